@@ -1,0 +1,203 @@
+"""a2m-store: one A2M server on one SQLite file, over stdio or HTTP."""
+
+import argparse
+import importlib.metadata
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from backends.store.drafts import Limits
+from backends.store.server import Server, serving
+from backends.store.store import Store
+from backends.store.vectors import METRICS
+from router.a2m.descriptors import standard_streams
+from router.a2m.http import CannotListen, HttpServer, Refusal, application
+from router.a2m.server import Caller
+from router.a2m.stdio import serve_lines
+from router.database import DatabaseError
+
+_KINDS: Final = ("working", "episodic", "semantic", "procedural")
+
+# over HTTP nobody can be told apart: `scopes` is not declared and every owner ignored (§6)
+_ANYBODY: Final = Caller(asserts_owner=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    code = 0
+    try:
+        anyio.run(_serve, options, backend_options={"use_uvloop": sys.platform != "win32"})
+    except* (DatabaseError, CannotListen) as problems:
+        print(f"a2m-store: {_sentence(problems)}", file=sys.stderr)
+        code = 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    limits = Limits()
+    parser = argparse.ArgumentParser(
+        prog="a2m-store",
+        description="One A2M 0.1 memory server on one SQLite file. It serves stdin and stdout unless --http is given.",
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="the file; it is made if it is not there")
+    parser.add_argument("--kind", choices=_KINDS, help="the kind of memory that `describe` reports")
+    parser.add_argument("--name", metavar="N", help="the name that `describe` reports; by default the file's")
+    parser.add_argument(
+        "--http",
+        type=_address,
+        metavar="HOST:PORT",
+        help="serve HTTP there; callers are not told apart, so owners are ignored, and no browser's page may call",
+    )
+    parser.add_argument(
+        "--durability",
+        choices=("full", "normal"),
+        default="full",
+        help="full (the default): what is acknowledged outlives a power cut; normal: only the end of this process",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=METRICS,
+        help="how vectors are compared; by default as the file did so far, cosine for a new one",
+    )
+    parser.add_argument(
+        "--max-records",
+        type=_positive,
+        default=limits.max_records_per_call,
+        metavar="N",
+        help="records in one call (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-content",
+        type=_positive,
+        default=limits.max_content_length,
+        metavar="N",
+        help="characters in one record's content (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="what goes to stderr"
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {importlib.metadata.version('a2m-router')}")
+    return parser
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT like 127.0.0.1:8778, got {text!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
+    return number
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    store = Store(
+        options.path,
+        clock=lambda: time.time_ns() // 1_000_000,
+        name=options.name,
+        kind=options.kind,
+        metric=options.metric,
+        limits=Limits(max_records_per_call=options.max_records, max_content_length=options.max_content),
+    )
+    try:
+        async with serving(store, durable=options.durability == "full") as server:
+            if options.http is None:
+                await _serve_stdio(server)
+            else:
+                await _serve_http(server, *options.http)
+    finally:
+        store.close()
+
+
+async def _serve_stdio(server: Server) -> None:
+    with standard_streams() as (source, sink):
+        ending = _Ending(source)
+        async with _until_signalled(ending.end):
+            await serve_lines(server, ending, sink)
+
+
+async def _serve_http(server: Server, host: str, port: int) -> None:
+    http = HttpServer(
+        application(server, admit=_admit, profile=lambda: server.describe(_ANYBODY)),
+        host,
+        port,
+    )
+    async with _until_signalled(http.stop), anyio.create_task_group() as tasks:
+        host, port = await tasks.start(http.serve)
+        where = f"[{host}]" if ":" in host else host
+        print(f"a2m-store: listening on http://{where}:{port}/", file=sys.stderr, flush=True)
+
+
+def _admit(headers: Mapping[str, str]) -> Caller | Refusal:
+    if headers.get("origin") is not None:
+        return Refusal(403, "Origin: this server answers no web page")
+    return _ANYBODY
+
+
+@asynccontextmanager
+async def _until_signalled(stop: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `stop` when the process is asked to end, for as long as the context lasts."""
+
+    async def wait(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                stop()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(wait)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+class _Ending(anyio.abc.ByteReceiveStream):
+    """A stream that can be made to end before its source does."""
+
+    def __init__(self, source: anyio.abc.AnyByteReceiveStream) -> None:
+        self._source = source
+        self._ended = False
+        self._reading: anyio.CancelScope | None = None
+
+    def end(self) -> None:
+        """The stream ends after what was already received."""
+        self._ended = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def receive(self, max_bytes: int = 65_536) -> bytes:
+        if not self._ended:
+            with anyio.CancelScope() as self._reading:
+                return await self._source.receive()
+        raise anyio.EndOfStream
+
+    async def aclose(self) -> None:
+        await self._source.aclose()
+
+
+def _sentence(problem: BaseException) -> str:
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return str(problem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The tables of a store's file, and the steps from an empty file to them.
+
+A record is one row of `record`; its number `seq` ties everything else to it and is the order of insertion, never given
+twice. What is looked up by equality stands in an index, so that no write, fetch or replay reads the whole table.
+"""
+
+import uuid
+from pathlib import Path
+from typing import Final
+
+import apsw
+import sqlite_vec
+
+from router.database import Database
+
+APPLICATION: Final = b"a2ms"
+
+# Small columns first: a filter then never reads the pages on which a long content lies.
+_TABLES: Final = """
+CREATE TABLE store (
+    identity TEXT NOT NULL,
+    metric TEXT NOT NULL,
+    dimensions INTEGER,           -- null until the first vector fixes it
+    records INTEGER NOT NULL,
+    newest INTEGER NOT NULL       -- the last created_at that this store gave
+) STRICT;
+
+CREATE TABLE record (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    created_at INTEGER NOT NULL,  -- milliseconds since 1970
+    owner TEXT,
+    session TEXT,
+    key TEXT,
+    revision INTEGER,
+    "group" TEXT,
+    role TEXT,
+    salience REAL NOT NULL,
+    uri TEXT,
+    media_type TEXT,
+    content TEXT NOT NULL,
+    metadata BLOB                 -- the JSON text as it came
+) STRICT;
+CREATE INDEX record_created ON record (created_at);
+CREATE INDEX record_owner ON record (owner, created_at);
+CREATE INDEX record_session ON record (session, owner, created_at) WHERE session IS NOT NULL;
+CREATE INDEX record_group ON record ("group", owner) WHERE "group" IS NOT NULL;
+CREATE INDEX record_uri ON record (uri) WHERE uri IS NOT NULL;
+-- no two records without an owner share a key either, but to an index nulls differ: the store sees to it
+CREATE UNIQUE INDEX record_key ON record (key, owner) WHERE key IS NOT NULL;
+
+-- written at a record's first recall: counting must not rewrite its content
+CREATE TABLE access (record INTEGER PRIMARY KEY, count INTEGER NOT NULL, at INTEGER NOT NULL) STRICT;
+
+-- top-level members of metadata, but for nulls; long names and atoms by their hash
+CREATE TABLE member (
+    name BLOB NOT NULL, atom BLOB NOT NULL, record INTEGER NOT NULL, PRIMARY KEY (name, atom, record)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE vector (record INTEGER PRIMARY KEY, doubles BLOB NOT NULL) STRICT;
+
+-- The tokens are made beforehand and hold ASCII letters, digits and non-ASCII only: `ascii` parts them at spaces and
+-- alters none. bm25 needs how often a token occurs, which without a content table only `detail=full` keeps.
+CREATE VIRTUAL TABLE lexical USING fts5(
+    tokens, content='', contentless_delete=1, tokenize='ascii', detail=full
+);
+"""
+
+
+def open_file(path: Path | None, *, holder: str = "an a2m-store") -> Database:
+    """The store's database at `path`, or a private one in memory. Raises DatabaseError."""
+    return Database(path, [_first], application=APPLICATION, holder=holder, prepare=_load_vectors)
+
+
+def create_vector_index(connection: apsw.Connection, dimensions: int, metric: str) -> None:
+    """`nearest`, empty, for vectors of one width (§3.7); one that was there is dropped."""
+    connection.execute("DROP TABLE IF EXISTS nearest")
+    connection.execute(
+        f"CREATE VIRTUAL TABLE nearest USING vec0(vector float[{dimensions:d}] distance_metric={metric})"
+    )
+
+
+def _first(connection: apsw.Connection) -> None:
+    connection.execute(_TABLES)
+    connection.execute("INSERT INTO store VALUES (?, 'cosine', NULL, 0, ?)", (str(uuid.uuid4()), -(2**62)))
+
+
+def _load_vectors(connection: apsw.Connection) -> None:
+    connection.enable_load_extension(True)
+    connection.load_extension(sqlite_vec.loadable_path())
+    connection.enable_load_extension(False)

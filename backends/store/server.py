@@ -1,0 +1,141 @@
+"""The store as an A2M server, whatever the binding: calls wait in a queue, one worker carries them out in batches."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from backends.store.batch import Call, carry_out
+from backends.store.store import CAPABILITIES, Store
+from router.a2m import messages
+from router.a2m.errors import A2MError, Code
+from router.a2m.messages import Params
+from router.a2m.server import Caller, Dispatcher, Method
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What serves one method, and whether its answer is a promise that must outlive a power cut."""
+
+    params: type[Params]
+    carried_out_by: Callable[[Store, Any, Caller], Any]
+    writes: bool = False
+
+
+# A recall counts accesses, but its answer promises nothing: it waits for no disk.
+METHODS: Final = MappingProxyType(
+    {
+        "memory/describe": Served(messages.Describe, Store.describe),
+        "memory/remember": Served(messages.Remember, Store.remember, writes=True),
+        "memory/recall": Served(messages.Recall, Store.recall),
+        "memory/timeline": Served(messages.Timeline, Store.timeline),
+        "memory/forget": Served(messages.Forget, Store.forget, writes=True),
+        "memory/reinforce": Served(messages.Reinforce, Store.reinforce, writes=True),
+        "memory/fetch": Served(messages.Fetch, Store.fetch),
+        "memory/session/list": Served(messages.SessionList, Store.session_list),
+        "memory/session/close": Served(messages.SessionClose, Store.session_close),
+    }
+)
+
+
+@asynccontextmanager
+async def serving(store: Store, *, threads: bool = True, durable: bool = True) -> AsyncIterator["Server"]:
+    """A server of `store` that works as long as the context lasts; at its end what waits is still carried out.
+
+    Args:
+        threads: batches are carried out on a worker thread while the event loop goes on reading; else in the event
+            loop itself, for tests whose clock jumps past threads.
+        durable: what is acknowledged outlives a power cut; else only the end of the process.
+    """
+    server = Server(store, threads=threads, durable=durable)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.work)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+class Server:
+    """An `Answering`. Mutable state: `_waiting`, in the order in which calls came, and `_closed`."""
+
+    def __init__(self, store: Store, *, threads: bool, durable: bool) -> None:
+        self._store = store
+        self._threads = threads
+        self._durable = durable
+        self._waiting: list[_Waiting] = []
+        self._closed = False
+        self._more = anyio.Event()
+        self._dispatcher = Dispatcher(
+            {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()},
+            CAPABILITIES,
+        )
+
+    async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
+        return await self._dispatcher(message, caller)
+
+    async def describe(self, caller: Caller) -> Mapping[str, Any]:
+        """The `memory/describe` result for `caller`. Raises A2MError when the server has closed."""
+        described: Mapping[str, Any] = await self._carried_out(METHODS["memory/describe"], messages.Describe(), caller)
+        return described
+
+    def close(self) -> None:
+        """No new calls; `work` ends when those that wait are carried out."""
+        self._closed = True
+        self._more.set()
+
+    async def work(self) -> None:
+        """Carries out what waits, batch after batch, until `close`."""
+        try:
+            while self._waiting or not self._closed:
+                if not self._waiting:
+                    self._more = anyio.Event()
+                    await self._more.wait()
+                    continue
+                batch, self._waiting = self._waiting, []
+                # what has begun is finished and answered, whoever is cancelled meanwhile
+                with anyio.CancelScope(shield=True):
+                    outcomes = await self._outcomes([waiting.call for waiting in batch])
+                for waiting, outcome in zip(batch, outcomes, strict=True):
+                    waiting.outcome = outcome
+                    waiting.done.set()
+        finally:
+            self._closed = True
+            for waiting in self._waiting:
+                waiting.outcome = _stopped()
+                waiting.done.set()
+
+    async def _outcomes(self, calls: list[Call]) -> list[Any]:
+        carry = partial(carry_out, self._store, calls, durable=self._durable)
+        return await anyio.to_thread.run_sync(carry) if self._threads else carry()
+
+    async def _carried_out(self, served: Served, params: Params, caller: Caller) -> Any:
+        if self._closed:
+            raise _stopped()
+        # nothing is awaited before the call stands in the queue: that is what keeps calls in order
+        waiting = _Waiting(Call(partial(served.carried_out_by, self._store, params, caller), served.writes))
+        self._waiting.append(waiting)
+        self._more.set()
+        await waiting.done.wait()
+        if isinstance(waiting.outcome, Exception):
+            raise waiting.outcome
+        return waiting.outcome
+
+
+class _Waiting:
+    """A call in the queue, and later its outcome."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.done = anyio.Event()
+        self.outcome: Any = None
+
+
+def _stopped() -> A2MError:
+    return A2MError(
+        Code.INTERNAL_ERROR, "the server is stopping; repeat the call when it is back", {"reason": "stopping"}
+    )

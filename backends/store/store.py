@@ -1,0 +1,492 @@
+"""One tier on SQLite: the methods of A2M 0.1, carried out one after the other.
+
+Rules:
+- a method does all it says or, inside the caller's transaction, raises; the caller decides what is undone;
+- nothing is kept outside the file but the tally, which is written with the transaction that changed it;
+- what a scoped caller cannot see is, to it, not there; only a write to another owner's id says so (§6).
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
+
+from backends.store import search, vectors
+from backends.store.drafts import Limits, Scope, checked
+from backends.store.filters import Condition, Filter, any_id, beneath, compiled, short
+from backends.store.identifiers import new_id
+from backends.store.schema import create_vector_index, open_file
+from router.a2m import messages
+from router.a2m.capabilities import FIELDS, PROTOCOL, methods_of, speaks
+from router.a2m.equality import NULL, atom, members, parse_where
+from router.a2m.errors import A2MError, Code, invalid_params, quota
+from router.a2m.records import Draft, Record, digest, vector_bytes, vector_from_bytes
+from router.a2m.server import Caller
+from router.a2m.timestamps import parse, render
+from router.text import query_tokens, tokens
+
+CAPABILITIES: Final = ("core", "salience", "scopes", "sessions", "keys", "embeddings", "external")
+
+_DEFAULT_LIMIT: Final = 8
+_DEFAULT_PAGE: Final = 1_000
+
+_READ: Final = """
+SELECT id, content, created_at, role, metadata, "group", salience, at, ifnull(count, 0), owner, session, key, revision,
+    uri, media_type
+FROM record LEFT JOIN access ON access.record = record.seq WHERE seq = ?
+"""
+_INSERT: Final = """
+INSERT INTO record (content, role, metadata, "group", owner, session, key, uri, media_type,
+    id, created_at, salience, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_REPLACE: Final = """
+UPDATE record SET content = ?, role = ?, metadata = ?, "group" = ?, owner = ?, session = ?, key = ?, uri = ?,
+    media_type = ?, created_at = ?, salience = ?, revision = ? WHERE seq = ?
+"""
+_COUNT_ACCESS: Final = """
+INSERT INTO access (record, count, at) VALUES (?, 1, ?)
+ON CONFLICT (record) DO UPDATE SET count = count + 1, at = excluded.at
+"""
+
+
+class _Tally(msgspec.Struct, frozen=True):
+    """What is known of the whole without reading it."""
+
+    dimensions: int | None
+    records: int
+    newest: int
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What a write must know of the record that was there."""
+
+    seq: int
+    id: str
+    owner: str | None
+    key: str | None
+    created_at: int
+    salience: float
+    revision: int | None
+
+
+class Store:
+    """The records of one file. Every method belongs into a `transaction`, and to one thread at a time.
+
+    Args:
+        path: the file; None is a store in memory.
+        clock: the time in milliseconds since 1970.
+        name: what `describe` calls the store; the file's stem by default.
+        kind: working, episodic, semantic or procedural, if it should say.
+        metric: how vectors are compared; by default as the file does it, cosine for a new one. Another one than the
+            file's builds the index of vectors anew.
+
+    Raises DatabaseError where the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Callable[[], int],
+        name: str | None = None,
+        kind: str | None = None,
+        metric: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self._clock = clock
+        self._name = name or ("store" if path is None else path.stem)
+        self._kind = kind
+        self._database = open_file(path)
+        self._connection = self._database.connection
+        try:
+            self._connection.create_scalar_function("json_atom", _json_atom, 1, deterministic=True)
+            row = self._connection.execute("SELECT identity, metric, dimensions, records, newest FROM store").get
+            self._identity, self._metric, *tally = row
+            self._tally = _Tally(*tally)
+            if metric not in (None, self._metric):
+                self._change_metric(str(metric))
+        except BaseException:
+            self._database.close()
+            raise
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """All or nothing; inside another one, a savepoint of it."""
+        before = self._tally
+        try:
+            with self._database.transaction() as connection:
+                yield connection
+                if self._tally != before:
+                    connection.execute(
+                        "UPDATE store SET dimensions = ?, records = ?, newest = ?",
+                        (self._tally.dimensions, self._tally.records, self._tally.newest),
+                    )
+        except BaseException:
+            self._tally = before
+            raise
+
+    def sync(self) -> None:
+        """What is committed outlives a power cut. Blocks."""
+        self._database.sync()
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        self._database.close()
+
+    def describe(self, params: messages.Describe, caller: Caller) -> dict[str, Any]:
+        """§4.1, and under `store` what this store does beyond the protocol."""
+        if params.protocol is not None and not speaks(params.protocol):
+            raise A2MError(
+                Code.PROTOCOL_NOT_SUPPORTED,
+                f"protocol: this server speaks {PROTOCOL}, not {params.protocol!r}",
+                {"supported": [PROTOCOL]},
+            )
+        capabilities = _capabilities(_scope(params.owner, caller))
+        described: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "name": self._name,
+            "capabilities": capabilities,
+            "methods": methods_of(capabilities),
+            "limits": self.limits,
+            "embeddings": {
+                "dimensions": self._tally.dimensions,
+                "metric": self._metric,
+                "metrics": list(vectors.METRICS),
+                "model": None,
+            },
+            "store": {
+                "identity": self._identity,
+                "records": self._tally.records,
+                "keeps": ["created_at", "revision"],
+                "pages": True,
+                "similarity": True,
+            },
+        }
+        if self._kind is not None:
+            described["kind"] = self._kind
+        return described
+
+    def remember(self, params: messages.Remember, caller: Caller) -> dict[str, Any]:
+        """§4.2; a `created_at` and a `revision` that come along are kept."""
+        scope = _scope(params.owner, caller)
+        drafts = checked(params, scope, self.limits, self._tally.dimensions)
+        now = max(self._clock(), self._tally.newest)
+        return {"ids": [self._write(draft, scope, now) for draft in drafts]}
+
+    def recall(self, params: messages.Recall, caller: Caller) -> dict[str, Any]:
+        """§4.3; `similarity` is the exact one to the caller's `embedding`, of each record that has a vector."""
+        limit = self._recall_limit(params.limit)
+        if params.embedding is not None:
+            vectors.check(params.embedding, "embedding")
+            vectors.check_width(params.embedding, self._tally.dimensions, "embedding")
+        query = search.Query(
+            words=query_tokens(params.query or ""),
+            vector=params.embedding,
+            probe=self._probe(params.embedding),
+            metric=self._metric,
+        )
+        now = self._clock()
+        records = []
+        for found in search.ranked(self._connection, query, self._filter(params, caller), limit):
+            if params.min_score is not None and found.score < params.min_score:
+                break
+            record = self._read(found.seq, params.embeddings)
+            record.score = found.score
+            record.similarity = search.similarity_to(self._connection, query, found.seq)
+            record.access_count = (record.access_count or 0) + 1
+            record.accessed_at = render(now)
+            self._connection.execute(_COUNT_ACCESS, (found.seq, now))
+            records.append(record)
+        return {"records": records}
+
+    def timeline(self, params: messages.Timeline, caller: Caller) -> dict[str, Any]:
+        """§4.4. With `after` or `page`, a walk over everything in order of insertion, page by page: `next` is what to
+        give as `after`, null at the end; `limit` has no part in it."""
+        for name, number in (("limit", params.limit), ("page", params.page)):
+            if number == 0:
+                raise invalid_params(name, "expected 1 or more; leave it out for no limit")
+        filter = self._filter(params, caller)
+        if params.page is not None or params.after is not None:
+            return self._page(filter, params.after, params.page or _DEFAULT_PAGE, params.embeddings)
+        newest = search.newest_first(self._connection, filter, params.limit)
+        return {"records": [self._read(seq, params.embeddings) for seq in reversed(newest)]}
+
+    def forget(self, params: messages.Forget, caller: Caller) -> dict[str, Any]:
+        """§4.5: what every selector matches. A selector that matches all there is does not count as one."""
+        words = query_tokens(params.query or "")
+        if not (words or params.where or params.key_prefix) and params.ids is None:
+            raise invalid_params(
+                "params",
+                "expected ids, a query with words to search for, a where with a condition, or a key_prefix: "
+                "forgetting everything takes more than an empty selector",
+            )
+        if params.query is not None and not words:
+            raise invalid_params("query", "expected words to search for; this one holds none")
+        filter = self._filter(params, caller)
+        if params.ids is not None:
+            filter = replace(filter, conditions=(any_id(params.ids), *filter.conditions))
+        found = search.matching(self._connection, words, filter)
+        for seq in found:
+            self._remove(seq)
+        self._tally = replace(self._tally, records=self._tally.records - len(found))
+        return {"forgotten": len(found)}
+
+    def reinforce(self, params: messages.Reinforce, caller: Caller) -> dict[str, Any]:
+        """§4.8; salience stays between 0 and what a float can hold."""
+        filter = Filter((any_id(params.ids),), _scope(params.owner, caller).owner)
+        found = search.matching(self._connection, (), filter)
+        for seq in found:
+            self._connection.execute(
+                "UPDATE record SET salience = min(max(salience + ?, 0), ?) WHERE seq = ?",
+                (params.amount, sys.float_info.max, seq),
+            )
+        return {"reinforced": len(found)}
+
+    def fetch(self, params: messages.Fetch, caller: Caller) -> dict[str, Any]:
+        """§4.9: the caller's record, else the ownerless one, else null."""
+        if not params.key:
+            raise invalid_params("key", "expected at least one character")
+        owner = _scope(params.owner, caller).owner
+        known = self._by_key(params.key, owner) or self._by_key(params.key, None)
+        return {"record": None if known is None else self._read(known.seq, params.embeddings)}
+
+    def session_list(self, params: messages.SessionList, caller: Caller) -> dict[str, Any]:
+        """§4.10"""
+        visible = Filter(owner=_scope(params.owner, caller).owner).condition or Condition("1")
+        rows = self._connection.execute(
+            "SELECT session, count(*), min(created_at), max(created_at) FROM record "
+            f"WHERE session IS NOT NULL AND {visible.sql} GROUP BY session",
+            visible.values,
+        )
+        return {
+            "sessions": [
+                {"session": session, "records": records, "opened_at": render(first), "touched_at": render(last)}
+                for session, records, first, last in rows
+            ]
+        }
+
+    def session_close(self, params: messages.SessionClose, caller: Caller) -> dict[str, Any]:
+        """§4.11: one store has no tiers to move anything between."""
+        if not params.session:
+            raise invalid_params("session", "expected at least one character")
+        nothing = {"moved": 0, "promoted": 0, "dropped": 0, "summarized": 0, "counts": {}}
+        return {**nothing, "closed": params.session, "flushed": 0}
+
+    def _recall_limit(self, limit: int | None) -> int:
+        most = self.limits.max_recall_limit
+        if limit is None:
+            return min(_DEFAULT_LIMIT, most)
+        if limit == 0:
+            raise invalid_params("limit", f"expected 1..{most}, got 0")
+        if limit > most:
+            raise quota("limit", most, limit, "records")
+        return limit
+
+    def _filter(self, params: messages.Read | messages.Forget, caller: Caller) -> Filter:
+        scope = _scope(params.owner, caller)
+        fields = frozenset(field for each in _capabilities(scope) for field in FIELDS.get(each, ()))
+        conditions = compiled(parse_where(params.where or {}), fields)
+        if params.key_prefix is not None:
+            conditions = (beneath(params.key_prefix), *conditions)
+        return Filter(conditions, scope.owner)
+
+    def _probe(self, vector: Sequence[float] | None) -> bytes | None:
+        if vector is None or self._tally.dimensions is None:
+            return None
+        return vectors.indexed(vector, self._metric)
+
+    def _page(self, filter: Filter, after: str | None, size: int, embeddings: bool) -> dict[str, Any]:
+        try:
+            start = 0 if after is None else int(after)
+        except ValueError:
+            raise invalid_params("after", "expected what an earlier answer gave as `next`") from None
+        whole = filter.condition or Condition("1")
+        # one more than asked for shows whether there is a next page
+        size = min(size, 2**62)
+        sql = f"SELECT seq FROM record WHERE seq > ? AND {whole.sql} ORDER BY seq LIMIT ?"
+        found = [seq for (seq,) in self._connection.execute(sql, (start, *whole.values, size + 1))]
+        records = [self._read(seq, embeddings) for seq in found[:size]]
+        records.sort(key=lambda record: parse(record.created_at))
+        return {"records": records, "next": str(found[size - 1]) if len(found) > size else None}
+
+    def _read(self, seq: int, embeddings: bool) -> Record:
+        row: tuple[Any, ...] = next(self._connection.execute(_READ, (seq,)))
+        id, content, created, role, metadata, group, salience, accessed, count, owner, session, key, revision, *rest = (
+            row
+        )
+        record = Record(
+            id=id,
+            content=content,
+            created_at=render(created),
+            role=role,
+            metadata=UNSET if metadata is None else Raw(metadata),
+            group=group,
+            salience=salience,
+            accessed_at=None if accessed is None else render(accessed),
+            access_count=count,
+            owner=owner,
+            session=session,
+            key=key,
+            revision=revision,
+            uri=rest[0],
+            media_type=rest[1],
+        )
+        if embeddings:
+            doubles = self._connection.execute("SELECT doubles FROM vector WHERE record = ?", (seq,)).get
+            record.embedding = None if doubles is None else vector_from_bytes(doubles)
+        return record
+
+    def _write(self, draft: Draft, scope: Scope, now: int) -> str:
+        known = None if draft.id is None else self._by_id(draft.id)
+        if known is not None:
+            _check_owner(known, draft, scope)
+            address = (draft.key, draft.owner)
+            if draft.key is not None and address == (known.key, known.owner) and self._differs(draft, known):
+                self._replace(known, draft)
+            return known.id
+        known = None if draft.key is None else self._by_key(draft.key, draft.owner)
+        if known is not None:
+            self._replace(known, draft)
+            return known.id
+        return self._insert(draft, now)
+
+    def _differs(self, draft: Draft, known: _Known) -> bool:
+        as_known = replace(
+            draft,
+            created_at=draft.created_at or render(known.created_at),
+            revision=known.revision if draft.revision is None else draft.revision,
+        )
+        return digest(as_known) != digest(self._read(known.seq, embeddings=True))
+
+    def _insert(self, draft: Draft, now: int) -> str:
+        id = draft.id or new_id(now)
+        created = now if draft.created_at is None else parse(draft.created_at)
+        revision = 0 if draft.revision is None and draft.key is not None else draft.revision
+        salience = 1.0 if draft.salience is None else draft.salience
+        self._connection.execute(_INSERT, (*_common(draft), id, created, salience, revision))
+        self._index(self._connection.last_insert_rowid(), draft)
+        self._tally = replace(
+            self._tally,
+            records=self._tally.records + 1,
+            newest=now if draft.created_at is None else self._tally.newest,
+        )
+        return id
+
+    def _replace(self, known: _Known, draft: Draft) -> None:
+        self._unindex(known.seq)
+        created = known.created_at if draft.created_at is None else parse(draft.created_at)
+        revision = (known.revision or 0) + 1 if draft.revision is None else draft.revision
+        salience = known.salience if draft.salience is None else draft.salience
+        self._connection.execute(_REPLACE, (*_common(draft), created, salience, revision, known.seq))
+        self._index(known.seq, draft)
+
+    def _remove(self, seq: int) -> None:
+        self._unindex(seq)
+        self._connection.execute("DELETE FROM record WHERE seq = ?", (seq,))
+        self._connection.execute("DELETE FROM access WHERE record = ?", (seq,))
+
+    def _index(self, seq: int, draft: Draft) -> None:
+        execute = self._connection.execute
+        if draft.content and (words := tokens(draft.content)):
+            execute("INSERT INTO lexical (rowid, tokens) VALUES (?, ?)", (seq, " ".join(words)))
+        if draft.metadata is not UNSET:
+            for row in _members(seq, bytes(draft.metadata)):
+                execute("INSERT OR IGNORE INTO member (name, atom, record) VALUES (?, ?, ?)", row)
+        if draft.embedding is not None:
+            self._fix_width(len(draft.embedding))
+            execute("INSERT INTO vector (record, doubles) VALUES (?, ?)", (seq, vector_bytes(draft.embedding)))
+            self._put_in_reach(seq, draft.embedding)
+
+    def _unindex(self, seq: int) -> None:
+        execute = self._connection.execute
+        metadata = execute("SELECT metadata FROM record WHERE seq = ?", (seq,)).get
+        if metadata is not None:
+            for row in _members(seq, metadata):
+                execute("DELETE FROM member WHERE name = ? AND atom = ? AND record = ?", row)
+        execute("DELETE FROM lexical WHERE rowid = ?", (seq,))
+        execute("DELETE FROM vector WHERE record = ?", (seq,))
+        if self._connection.changes():
+            execute("DELETE FROM nearest WHERE rowid = ?", (seq,))
+
+    def _fix_width(self, dimensions: int) -> None:
+        if self._tally.dimensions is None:
+            create_vector_index(self._connection, dimensions, self._metric)
+            self._tally = replace(self._tally, dimensions=dimensions)
+
+    def _put_in_reach(self, seq: int, vector: Sequence[float]) -> None:
+        # a vector without direction is kept, but nothing is near it
+        packed = vectors.indexed(vector, self._metric)
+        if packed is not None:
+            self._connection.execute("INSERT INTO nearest (rowid, vector) VALUES (?, ?)", (seq, packed))
+
+    def _change_metric(self, metric: str) -> None:
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE store SET metric = ?", (metric,))
+            self._metric = metric
+            if self._tally.dimensions is not None:
+                create_vector_index(connection, self._tally.dimensions, metric)
+                for seq, doubles in connection.execute("SELECT record, doubles FROM vector ORDER BY record"):
+                    self._put_in_reach(seq, vector_from_bytes(doubles))
+
+    def _by_id(self, id: str) -> _Known | None:
+        return self._known("id = ?", (id,))
+
+    def _by_key(self, key: str, owner: str | None) -> _Known | None:
+        return self._known("key = ? AND owner IS ?", (key, owner))
+
+    def _known(self, test: str, values: tuple[str | None, ...]) -> _Known | None:
+        row = self._connection.execute(
+            f"SELECT seq, id, owner, key, created_at, salience, revision FROM record WHERE {test}", values
+        ).fetchone()
+        return None if row is None else _Known(*row)
+
+
+def _scope(owner: str | None, caller: Caller) -> Scope:
+    """Whose call it is: on a local binding what it says, else what the binding knows (§6)."""
+    if caller.asserts_owner:
+        return Scope(told_apart=True, owner=owner)
+    return Scope(told_apart=caller.owner is not None, owner=caller.owner)
+
+
+def _capabilities(scope: Scope) -> list[str]:
+    return [each for each in CAPABILITIES if each != "scopes" or scope.told_apart]
+
+
+def _check_owner(known: _Known, draft: Draft, scope: Scope) -> None:
+    # without an owner a record is everybody's
+    if known.owner is not None and known.owner != draft.owner and (scope.owner or draft.owner) is not None:
+        raise A2MError(
+            Code.SCOPE_DENIED, f"records: the id {known.id[:80]!r} belongs to a record of another owner; choose another"
+        )
+
+
+def _common(draft: Draft) -> tuple[str | bytes | None, ...]:
+    """The columns that come from the draft alone, in the order of both statements that write them."""
+    metadata = None if draft.metadata is UNSET else bytes(draft.metadata)
+    return (
+        draft.content or "",
+        draft.role,
+        metadata,
+        draft.group,
+        draft.owner,
+        draft.session,
+        draft.key,
+        draft.uri,
+        draft.media_type,
+    )
+
+
+def _members(seq: int, metadata: bytes) -> list[tuple[bytes, bytes, int]]:
+    found: Mapping[str, bytes] = members(metadata)
+    return [(short(name.encode()), short(atom), seq) for name, atom in found.items() if atom != NULL]
+
+
+def _json_atom(*metadata: Any) -> bytes | None:
+    return None if metadata[0] is None else atom(metadata[0])

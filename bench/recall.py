@@ -1,0 +1,116 @@
+"""How much a fusion finds: the share of a question's evidence turns in the top 10, over long conversations.
+
+    python -m bench.recall FILE...
+
+A file is a JSON object with `turns` (`id`, `speaker`, `text`, perhaps `image`, a caption; in order) and `questions`
+(`question`, `evidence`: ids of turns). A conversation is put into three tiers by age, each ranking its own turns
+without sight of the others.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from router.fusion import POOL_WEIGHT, Ranking, lexical, reciprocal_rank
+
+LIMIT = 10
+CANDIDATES = 3  # a tier is asked for LIMIT times this
+NEWEST = 24  # turns in the first tier; the other two share the rest
+
+
+class Turn(msgspec.Struct):
+    id: str
+    speaker: str
+    text: str
+    image: str = ""
+
+
+class Question(msgspec.Struct):
+    question: str
+    evidence: list[str]
+
+
+class Conversation(msgspec.Struct):
+    turns: list[Turn]
+    questions: list[Question]
+
+    def texts(self) -> dict[str, str]:
+        """Turn id to what is searched, oldest first."""
+        return {turn.id: f"{turn.speaker}: {turn.text} {turn.image}" for turn in self.turns}
+
+
+class Asked(msgspec.Struct):
+    """A question put to a conversation: every text, and the candidates of each tier, best first."""
+
+    query: str
+    texts: Mapping[str, str]
+    tiers: list[list[str]]
+
+    def pool(self) -> dict[str, str]:
+        return {turn_id: self.texts[turn_id] for tier in self.tiers for turn_id in tier}
+
+
+def undivided(asked: Asked) -> list[str]:
+    return lexical(asked.query, asked.texts)[:LIMIT]
+
+
+def tiers_alone(asked: Asked) -> list[str]:
+    return _top([Ranking(tier) for tier in asked.tiers])
+
+
+def lexical_beside_tiers(asked: Asked) -> list[str]:
+    ranked = lexical(asked.query, asked.pool())
+    return _top([*(Ranking(tier) for tier in asked.tiers), Ranking(ranked, POOL_WEIGHT)])
+
+
+def whole_pool(asked: Asked) -> list[str]:
+    return list(asked.pool())
+
+
+WAYS: dict[str, Callable[[Asked], list[str]]] = {
+    "one undivided store": undivided,
+    "the tiers' ranks alone": tiers_alone,
+    "with a lexical list over the pool": lexical_beside_tiers,
+    "everything the pool held": whole_pool,
+}
+
+
+def ask(conversation: Conversation) -> list[tuple[Asked, frozenset[str]]]:
+    """Each question as the tiers answer it, with the ids of its evidence."""
+    texts = conversation.texts()
+    ids = list(texts)
+    older = ids[:-NEWEST]
+    parts = [ids[-NEWEST:], older[len(older) // 2 :], older[: len(older) // 2]]
+    tiers = [{turn_id: texts[turn_id] for turn_id in part} for part in parts]
+    return [
+        (
+            Asked(each.question, texts, [lexical(each.question, tier)[: LIMIT * CANDIDATES] for tier in tiers]),
+            frozenset(each.evidence),
+        )
+        for each in conversation.questions
+    ]
+
+
+def _top(rankings: list[Ranking]) -> list[str]:
+    return [turn_id for turn_id, _ in reciprocal_rank(rankings)[:LIMIT]]
+
+
+def main() -> None:
+    if not sys.argv[1:]:
+        sys.exit("usage: python -m bench.recall FILE...")
+    asked = [
+        each for name in sys.argv[1:] for each in ask(msgspec.json.decode(Path(name).read_bytes(), type=Conversation))
+    ]
+    asked = [(question, evidence) for question, evidence in asked if evidence]
+    print(f"{len(asked)} questions; share of evidence found, mean over questions (over all evidence turns)")
+    total = sum(len(evidence) for _, evidence in asked)
+    for name, way in WAYS.items():
+        found = [(len(evidence & set(way(question))), len(evidence)) for question, evidence in asked]
+        mean = sum(hits / of for hits, of in found) / len(found)
+        print(f"{mean:.3f} ({sum(hits for hits, _ in found) / total:.3f})  {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The language: records, errors, capabilities, the JSON-RPC codec and both ends of the bindings."""

@@ -1,0 +1,48 @@
+"""Ending on purpose: a server that is told to stop takes nothing new, and answers what is under way."""
+
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.abc
+
+
+@asynccontextmanager
+async def until_signalled(stop: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `stop` when the process is asked to end (SIGTERM, SIGINT), for as long as the block lasts."""
+
+    async def wait(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                stop()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(wait)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+class EndingStream(anyio.abc.ByteReceiveStream):
+    """A stream that can be made to end before its source does."""
+
+    def __init__(self, source: anyio.abc.AnyByteReceiveStream) -> None:
+        self._source = source
+        self._ended = False
+        self._reading: anyio.CancelScope | None = None
+
+    def end(self) -> None:
+        """The stream ends after what was already received."""
+        self._ended = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def receive(self, max_bytes: int = 65_536) -> bytes:
+        if not self._ended:
+            with anyio.CancelScope() as self._reading:
+                return await self._source.receive()
+        raise anyio.EndOfStream
+
+    async def aclose(self) -> None:
+        await self._source.aclose()

@@ -1,0 +1,69 @@
+"""Error codes (§7), and the one exception that turns into a JSON-RPC error object.
+
+Errors are raised where the mistake is seen and become answers in one place, the codec's `failure`.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+
+class Code(IntEnum):
+    """JSON-RPC's own codes and those that A2M allocates (§7)."""
+
+    PARSE_ERROR = -32700
+    INVALID_REQUEST = -32600
+    METHOD_NOT_FOUND = -32601
+    INVALID_PARAMS = -32602
+    INTERNAL_ERROR = -32603
+    UNKNOWN_RECORD = -32001
+    UNKNOWN_TIER = -32002
+    CAPABILITY_NOT_SUPPORTED = -32003
+    READ_ONLY = -32004
+    SCOPE_DENIED = -32005
+    QUOTA_EXCEEDED = -32006
+    PROTOCOL_NOT_SUPPORTED = -32007
+    EMBEDDING_MISMATCH = -32008
+
+
+class A2MError(Exception):
+    """An answer that is an error: a code of §7, a sentence for a person, and detail for a program.
+
+    Args:
+        code: one of `Code`, or whatever number a foreign server sent.
+        message: what was expected, what came and what to do. Never parsed by a client.
+        data: structured detail, if any; must be JSON.
+    """
+
+    def __init__(self, code: int, message: str, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"A2MError({self.code}, {self.message!r}, {self.data!r})"
+
+
+def invalid_params(where: str, problem: str) -> A2MError:
+    """INVALID_PARAMS naming the parameter and what it should have been."""
+    return A2MError(Code.INVALID_PARAMS, f"{where}: {problem}")
+
+
+def unknown_tier(name: str, known: list[str]) -> A2MError:
+    """UNKNOWN_TIER naming the tiers there are."""
+    return A2MError(Code.UNKNOWN_TIER, f"no tier is called {name!r}; there are: {', '.join(known)}")
+
+
+def not_supported(capability: str) -> A2MError:
+    """CAPABILITY_NOT_SUPPORTED for a method, or a write's `tier`, of an undeclared capability."""
+    return A2MError(Code.CAPABILITY_NOT_SUPPORTED, f"this server does not implement the '{capability}' capability")
+
+
+def quota(where: str, limit: int, came: int, unit: str) -> A2MError:
+    """QUOTA_EXCEEDED for a declared limit (§4.1)."""
+    return A2MError(
+        Code.QUOTA_EXCEEDED,
+        f"{where}: at most {limit:,} {unit} in one call, {came:,} came",
+        {"parameter": where, "limit": limit},
+    )

@@ -1,0 +1,280 @@
+"""The JSON-RPC 2.0 codec (§8): bytes in, messages out, and back. No I/O, no state.
+
+Rules of the door, kept here for every binding:
+- a message is valid UTF-8 and one JSON object; an array is refused (§8);
+- nothing is nested deeper than MAX_DEPTH, and no string holds a lone surrogate: what is let through as raw JSON must be
+  readable by everybody further on;
+- line breaks between tokens become spaces, since stdio frames by line;
+- whatever can be learnt of a broken message's id is learnt, so that its sender can match the error.
+"""
+
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from router.a2m.errors import A2MError, Code, invalid_params
+
+MAX_DEPTH: Final = 128
+
+NULL_ID: Final = Raw(b"null")
+
+_NO_PARAMS: Final = Raw(b"{}")
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request, or a notification where `id` is None. `params` is one JSON object, unread."""
+
+    id: Raw | None
+    method: str
+    params: Raw
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to call `id`: `result`, or `error`."""
+
+    id: Raw
+    result: Raw | None
+    error: A2MError | None
+
+
+class Notification(msgspec.Struct, frozen=True):
+    """A message of a server that answers nothing (§4.13)."""
+
+    method: str
+    params: Raw
+
+
+class MalformedMessage(A2MError):
+    """A message that is no request; `id` is its id as far as it could be read, else null."""
+
+    def __init__(self, error: A2MError, id: Raw = NULL_ID) -> None:
+        super().__init__(error.code, error.message, error.data)
+        self.id = id
+
+
+class _Envelope(msgspec.Struct):
+    jsonrpc: Raw = Raw(b"")
+    id: Raw | UnsetType = UNSET
+    method: Raw | UnsetType = UNSET
+    params: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
+class _ErrorObject(msgspec.Struct):
+    code: int
+    message: str = ""
+    data: Any = None
+
+
+class _Call(msgspec.Struct):
+    id: int | UnsetType
+    method: str
+    params: Any
+    jsonrpc: str = "2.0"
+
+
+class _Result(msgspec.Struct):
+    id: Raw
+    result: Any
+    jsonrpc: str = "2.0"
+
+
+class _Failure(msgspec.Struct):
+    id: Raw
+    error: dict[str, Any]
+    jsonrpc: str = "2.0"
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+_texts = msgspec.json.Decoder(str)
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_request(message: bytes) -> Request:
+    """The request in one message of a client.
+
+    Raises MalformedMessage: PARSE_ERROR for what is not JSON, INVALID_REQUEST for an array and for what is no request
+    object, INVALID_PARAMS for nesting beyond MAX_DEPTH and for lone surrogates.
+    """
+    envelope = _open(message)
+    id = NULL_ID if envelope.id is UNSET else envelope.id
+    if not _is_id(bytes(id)):
+        raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "id: expected a string, a number or null"))
+    if bytes(envelope.jsonrpc) != b'"2.0"':
+        raise MalformedMessage(A2MError(Code.INVALID_REQUEST, 'jsonrpc: expected "2.0"'), id)
+    try:
+        method = _texts.decode(b"" if envelope.method is UNSET else envelope.method)
+    except msgspec.MsgspecError:
+        raise MalformedMessage(
+            A2MError(Code.INVALID_REQUEST, 'method: expected a string like "memory/recall"'), id
+        ) from None
+    params = _NO_PARAMS if envelope.params is UNSET else envelope.params
+    if not bytes(params).startswith(b"{"):
+        raise MalformedMessage(invalid_params("params", "expected an object, parameters go by name (§4)"), id)
+    return Request(None if envelope.id is UNSET else id, method, _on_one_line(params))
+
+
+def parse_reply(message: bytes) -> Reply | Notification:
+    """The reply or the notification in one message of a server.
+
+    Raises MalformedMessage for anything else; a client must not trust what it cannot read.
+    """
+    envelope = _open(message)
+    if envelope.method is not UNSET and envelope.id is UNSET:
+        params = _NO_PARAMS if envelope.params is UNSET else envelope.params
+        try:
+            return Notification(_texts.decode(envelope.method), _on_one_line(params))
+        except msgspec.MsgspecError:
+            raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "method: expected a string")) from None
+    if envelope.id is UNSET or not _is_id(bytes(envelope.id)):
+        raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "a reply without the id of a call"))
+    if envelope.error is not UNSET and bytes(envelope.error) != b"null":
+        try:
+            error = msgspec.json.decode(envelope.error, type=_ErrorObject)
+        except msgspec.MsgspecError as problem:
+            raise MalformedMessage(A2MError(Code.INVALID_REQUEST, f"error: {problem}"), envelope.id) from None
+        data = error.data if isinstance(error.data, dict) else None
+        return Reply(envelope.id, None, A2MError(error.code, error.message, data))
+    if envelope.result is UNSET:
+        raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "a reply with neither result nor error"), envelope.id)
+    return Reply(envelope.id, _on_one_line(envelope.result), None)
+
+
+P = TypeVar("P")
+
+
+def read_params(params: Raw, type: type[P]) -> P:
+    """`params` as `type`. Raises INVALID_PARAMS naming the parameter, what it should have been and what it is."""
+    try:
+        return msgspec.json.decode(params, type=type)
+    except msgspec.MsgspecError as problem:
+        where, sentence = explain(problem)
+        raise invalid_params(where or "params", sentence) from None
+
+
+def render_call(id: int | None, method: str, params: Any) -> bytes:
+    """One call on one line; without an id, a notification."""
+    return _encode(_Call(UNSET if id is None else id, method, params))
+
+
+def render_result(id: Raw, result: Any) -> bytes:
+    """The answer to `id`, on one line."""
+    return _encode(_Result(id, result))
+
+
+def render_error(id: Raw, error: A2MError) -> bytes:
+    """The answer to `id` that says what went wrong, on one line."""
+    body: dict[str, Any] = {"code": int(error.code), "message": error.message}
+    if error.data is not None:
+        body["data"] = error.data
+    return _encode(_Failure(id, body))
+
+
+def too_long(limit: int) -> A2MError:
+    """The error for a message of more than `limit` bytes, of which nothing else can be known."""
+    return A2MError(Code.INVALID_REQUEST, f"a message may have {limit:,} bytes at most; this one is longer")
+
+
+_EXPECTED: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?P<where>[^`]*)`)?$", re.DOTALL)
+_NAMES: Final = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def explain(problem: msgspec.MsgspecError) -> tuple[str, str]:
+    """Where in the parameters a msgspec error lies (`records[0].content`), and what it says, in JSON's words."""
+    match = _EXPECTED.match(str(problem))
+    assert match is not None
+    where = (match["where"] or "").removeprefix("$").removeprefix(".")
+    what = re.sub(r"`([^`]*)`", lambda m: _in_json_words(m[1]), match["what"])
+    missing = re.fullmatch(r"Object missing required field (\w+)", what)
+    if missing:
+        return f"{where}.{missing[1]}".lstrip("."), "required, and missing"
+    return where, what[:1].lower() + what[1:]
+
+
+def _in_json_words(types: str) -> str:
+    names = [_NAMES.get(name, name) for name in types.split(" | ")]
+    return " or ".join(names)
+
+
+def _is_id(id: bytes) -> bool:
+    return id[:1] in b'"-0123456789n' and id != b""
+
+
+def _on_one_line(raw: Raw) -> Raw:
+    # a line break can only stand between tokens: inside a string JSON forbids it, and the decoder has looked
+    text = bytes(raw)
+    if b"\n" in text or b"\r" in text:
+        return Raw(text.replace(b"\n", b" ").replace(b"\r", b" "))
+    return Raw(text)
+
+
+_SURROGATE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
+    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"|\\."
+)
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+
+
+def _open(message: bytes) -> _Envelope:
+    try:
+        message.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise MalformedMessage(
+            A2MError(Code.PARSE_ERROR, f"not valid UTF-8 at byte {problem.start}; messages are UTF-8 (§8.2)")
+        ) from None
+    if b"\\u" in message and any(match["lone"] for match in _SURROGATE.finditer(message)):
+        raise MalformedMessage(
+            invalid_params("params", "a string holds half of a surrogate pair, which no UTF-8 text can hold"),
+            _scan_id(message),
+        )
+    if message.count(b"[") + message.count(b"{") > MAX_DEPTH and _depth(message) > MAX_DEPTH:
+        raise MalformedMessage(invalid_params("params", f"nested more than {MAX_DEPTH} deep"), _scan_id(message))
+    try:
+        return _envelopes.decode(message)
+    except msgspec.ValidationError:
+        what = "an array; batches are not part of A2M (§8)" if message.lstrip()[:1] == b"[" else "something else"
+        raise MalformedMessage(
+            A2MError(Code.INVALID_REQUEST, f"expected one JSON-RPC request object, got {what}")
+        ) from None
+    except msgspec.DecodeError as problem:
+        raise MalformedMessage(A2MError(Code.PARSE_ERROR, str(problem))) from None
+
+
+def _depth(message: bytes) -> int:
+    depth = deepest = 0
+    for match in _TOKEN.finditer(message):
+        match match[0]:
+            case b"{" | b"[":
+                depth += 1
+                deepest = max(deepest, depth)
+            case b"}" | b"]":
+                depth -= 1
+    return deepest
+
+
+def _scan_id(message: bytes) -> Raw:
+    """The id of a message that cannot be decoded whole: what stands behind its outermost `"id"`, else null."""
+    depth = 0
+    before: list[bytes] = [b"", b""]
+    for match in _TOKEN.finditer(message):
+        token = match[0]
+        if depth == 1 and before == [b'"id"', b":"] and _is_id(token):
+            try:
+                return Raw(msgspec.json.encode(msgspec.json.decode(token)))
+            except msgspec.MsgspecError:
+                return NULL_ID
+        depth += (token in (b"{", b"[")) - (token in (b"}", b"]"))
+        before = [before[1], token]
+    return NULL_ID

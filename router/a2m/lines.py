@@ -1,0 +1,49 @@
+"""Framing by line (§8.2): bytes in, lines out. No I/O.
+
+Goals: linear in what arrives, however it is cut into chunks; never more than one line of `limit` bytes held.
+"""
+
+from typing import Final
+
+DEFAULT_MAX_MESSAGE: Final = 64 * 2**20
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into its lines.
+
+    Args:
+        limit: the longest line, in bytes and without its newline. A longer one is given out as None as soon as it is
+            known to be too long, and is skipped to its newline without being held.
+    """
+
+    def __init__(self, limit: int = DEFAULT_MAX_MESSAGE) -> None:
+        self._limit = limit
+        self._held = bytearray()
+        self._skipping = False
+
+    def feed(self, chunk: bytes) -> list[bytes | None]:
+        """The lines that `chunk` completes, without their newlines; None for one too long. Blank ones are left out."""
+        lines: list[bytes | None] = []
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            self._hold(piece, lines)
+            lines += self.end()
+        self._hold(rest, lines)
+        return lines
+
+    def end(self) -> list[bytes | None]:
+        """The line that is still open, as if its newline had come: what a stream ends with counts, too."""
+        line = bytes(self._held)
+        self._held.clear()
+        self._skipping = False
+        return [line] if line and not line.isspace() else []
+
+    def _hold(self, piece: bytes, lines: list[bytes | None]) -> None:
+        if self._skipping:
+            return
+        if len(self._held) + len(piece) > self._limit:
+            lines.append(None)
+            self._held.clear()
+            self._skipping = True
+        else:
+            self._held += piece

@@ -1,0 +1,115 @@
+"""Records (§3.1): as they are written, as they are answered, and the digest that a move must keep.
+
+Metadata is raw JSON from end to end: it is never decoded and encoded again, because every codec alters some of it.
+"""
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+
+class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A record as a caller writes it (§4.2). `created_at` and `revision` are taken from those who bring in a past."""
+
+    id: str | None = None
+    content: str | None = None
+    created_at: str | None = None
+    role: str | None = None
+    metadata: Raw | UnsetType = UNSET
+    group: str | None = None
+    tier: str | None = None
+    salience: Annotated[float, Meta(ge=0)] | None = None
+    owner: str | None = None
+    session: str | None = None
+    key: str | None = None
+    revision: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    embedding: list[float] | None = None
+    uri: str | None = None
+    media_type: str | None = None
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A record as a server answers it. What is absent or null is None; `metadata` is the JSON text as it was written.
+
+    `similarity` is an extension: the exact similarity to the query's vector under the store's metric, higher is nearer.
+    """
+
+    id: str
+    content: str
+    created_at: str
+    role: str | None = None
+    metadata: Raw | UnsetType = UNSET
+    group: str | None = None
+    tier: str | None = None
+    salience: float | None = None
+    accessed_at: str | None = None
+    access_count: int | None = None
+    owner: str | None = None
+    session: str | None = None
+    key: str | None = None
+    revision: int | None = None
+    embedding: list[float] | None = None
+    uri: str | None = None
+    media_type: str | None = None
+    score: float | None = None
+    similarity: float | None = None
+
+
+_ABSENT: Final = b"\x00"
+_PRESENT: Final = b"\x01"
+
+
+def digest(record: Record | Draft) -> bytes:
+    """16 bytes over every field that no move may change: all but the tier and what the router counts.
+
+    Covered: id, content, role, metadata (its bytes), group, owner, session, key, revision, uri, media_type, embedding
+    (its bits) and created_at. A revision that is absent counts as 0, for a record with a key and without one.
+    """
+    state = hashlib.blake2b(digest_size=16)
+    for text in (
+        record.id,
+        record.content or "",
+        record.created_at,
+        record.role,
+        record.group,
+        record.owner,
+        record.session,
+        record.key,
+        record.uri,
+        record.media_type,
+    ):
+        _feed(state, None if text is None else text.encode())
+    state.update(struct.pack("<q", record.revision or 0))
+    _feed(state, None if record.metadata is UNSET else bytes(record.metadata))
+    _feed(state, None if record.embedding is None else vector_bytes(record.embedding))
+    return state.digest()
+
+
+def _feed(state: "hashlib.blake2b", field: bytes | None) -> None:
+    # the length goes first, so that no two different records spell the same sequence of bytes
+    if field is None:
+        state.update(_ABSENT)
+    else:
+        state.update(_PRESENT + struct.pack("<q", len(field)))
+        state.update(field)
+
+
+def vector_bytes(vector: Sequence[float]) -> bytes:
+    """A vector as little-endian doubles: what is kept of it, to the bit."""
+    packed = array("d", vector)
+    if struct.pack("=d", 1.0) != struct.pack("<d", 1.0):  # pragma: no cover - big-endian machines
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def vector_from_bytes(packed: bytes) -> list[float]:
+    """The inverse of `vector_bytes`."""
+    vector = array("d", packed)
+    if struct.pack("=d", 1.0) != struct.pack("<d", 1.0):  # pragma: no cover - big-endian machines
+        vector.byteswap()
+    return vector.tolist()

@@ -1,0 +1,88 @@
+"""The server end, whatever the binding: a message in, the method found and its parameters read, an answer out."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from router.a2m.capabilities import CAPABILITY_OF
+from router.a2m.errors import A2MError, Code, not_supported
+from router.a2m.jsonrpc import (
+    MalformedMessage,
+    Request,
+    parse_request,
+    read_params,
+    render_error,
+    render_result,
+)
+from router.a2m.messages import Params
+
+log = logging.getLogger(__name__)
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who is asking, as the binding knows it (§6).
+
+    `asserts_owner`: the binding is local, so the `owner` in a call is taken at its word. Otherwise `owner` here is the
+    authenticated principal's, or None where callers are not told apart and `scopes` is not declared.
+    """
+
+    asserts_owner: bool
+    owner: str | None = None
+
+
+class Answering(Protocol):
+    """What a binding serves: one message in, the answer out, or None where the message was a notification."""
+
+    async def __call__(self, message: bytes, caller: Caller, /) -> bytes | None: ...
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One method: the type of its parameters and what carries it out."""
+
+    params: type[Params]
+    handler: Callable[[Any, Caller], Awaitable[Any]]
+
+
+class Dispatcher:
+    """Serves a table of methods; all errors become answers here, and only here.
+
+    Args:
+        methods: what is implemented, by name.
+        capabilities: what is declared. Methods of other capabilities answer CAPABILITY_NOT_SUPPORTED (§2).
+    """
+
+    def __init__(self, methods: Mapping[str, Method], capabilities: Iterable[str]) -> None:
+        self._methods = methods
+        self._capabilities = frozenset(capabilities)
+
+    async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
+        try:
+            request = parse_request(message)
+        except MalformedMessage as malformed:
+            return render_error(malformed.id, malformed)
+        try:
+            method, params = self.route(request)
+            result = await method.handler(params, caller)
+        except A2MError as error:
+            return None if request.id is None else render_error(request.id, error)
+        except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a caller
+            return None if request.id is None else render_error(request.id, internal(problem, request.method))
+        return None if request.id is None else render_result(request.id, result)
+
+    def route(self, request: Request) -> tuple[Method, Params]:
+        """The method a request names and its parameters, read. Raises A2MError for what §2 and §7 refuse."""
+        capability = CAPABILITY_OF.get(request.method)
+        if capability is None:
+            raise A2MError(Code.METHOD_NOT_FOUND, f"{request.method!r} is no A2M method")
+        method = self._methods.get(request.method)
+        if capability not in self._capabilities or method is None:
+            raise not_supported(capability)
+        return method, read_params(request.params, method.params)
+
+
+def internal(problem: Exception, method: str) -> A2MError:
+    """INTERNAL_ERROR for a fault of ours; the whole story goes to the log."""
+    log.error("%s failed", method, exc_info=problem)
+    return A2MError(Code.INTERNAL_ERROR, f"the server failed in {method}; its log says how")

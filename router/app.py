@@ -1,0 +1,185 @@
+"""One federation, from its parts: builds the objects, owns the tasks, recovers, and ends in order.
+
+What is started last ends first: a door stops before this is left; then the background work, which finishes the move it
+is at; then the links, which let their children go; then the catalog is closed.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from router.a2m.errors import A2MError
+from router.a2m.server import Dispatcher
+from router.catalog.catalog import Catalog
+from router.config import Settings
+from router.methods.reading import Readings
+from router.methods.selecting import Selecting
+from router.methods.table import CAPABILITIES, Methods
+from router.methods.upkeep import Upkeep
+from router.methods.writing import Writing
+from router.moves import Moves, Settling
+from router.passes import Passes
+from router.policy import strength
+from router.recovery import CannotServe, Recovery
+from router.sweeping import Sweeper
+from router.tiers.copies import Copies
+from router.tiers.link import Link, TierDown
+
+log = logging.getLogger(__name__)
+
+# How long the start waits for tiers; those that are not up by then join later.
+_START_SECONDS: Final = 15.0
+
+# How often notes of what was forgotten are looked through, and how long a failed welcome waits.
+_HOUSEKEEPING_SECONDS: Final = 3600.0
+_WELCOME_SECONDS: Final = 2.0
+
+
+def now() -> int:
+    """The time, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Federation:
+    """A running federation. `answer` serves any binding; the rest is for those who watch or wait."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        links: Mapping[str, Link],
+        tasks: anyio.abc.TaskGroup,
+        clock: Callable[[], int],
+        *,
+        adopt: bool,
+    ) -> None:
+        self.settings = settings
+        self.catalog = catalog
+        self.links = links
+        self._tasks = tasks
+        self._clock = clock
+        copies = Copies(links)
+        managed = [tier.name for tier in settings.managed]
+        self.sweeper = Sweeper(catalog, copies, managed)
+        settling = Settling(copies, self.sweeper, self._spawn)
+        self.moves = Moves(catalog, copies, self.sweeper, settling)
+        self.passes = Passes(settings, catalog, self.moves, self.sweeper, clock)
+        self.recovery = Recovery(settings, catalog, copies, self.sweeper, adopt=adopt)
+        selecting = Selecting(settings, catalog, copies)
+        wake = self.passes.wake
+        writing = Writing(settings, catalog, copies, self.sweeper, settling, selecting, clock, wake)
+        readings = Readings(settings, catalog, copies, selecting, clock, wake)
+        upkeep = Upkeep(settings, catalog, self.moves, self.passes, wake)
+        self.methods = Methods(settings, catalog, copies, writing, readings, upkeep)
+        self.answer = Dispatcher(self.methods.table(), CAPABILITIES)
+        self._welcoming: dict[str, anyio.CancelScope] = {}
+        self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in managed}
+
+    async def start(self) -> None:
+        """Recover, and wait until every tier has joined, or has shown that it does not come up by itself.
+
+        Raises CannotServe when a tier that is up cannot be part of the federation.
+        """
+        self.catalog.begin_recovery()
+        with anyio.move_on_after(_START_SECONDS):
+            for link in self.links.values():
+                await link.wait_greeted()
+        profiles = []
+        for tier in self.settings.managed:
+            profile = self.links[tier.name].profile
+            if profile is not None:
+                self.recovery.check(tier, profile)
+                profiles.append((tier, profile))
+        self.recovery.agree_on_metric(profiles)
+        for link in self.links.values():
+            link.on_change(self._tier_changed)
+            if link.status == "up":
+                self._tier_changed(link)
+        with anyio.move_on_after(_START_SECONDS):
+            for name, link in self.links.items():
+                if link.status == "up":
+                    await self._welcomed[name].wait()
+        self._tasks.start_soon(self.sweeper.run)
+        if self.settings.policy.background:
+            self._tasks.start_soon(self.passes.run)
+        self._tasks.start_soon(self._keep_house)
+
+    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.start_soon(function)
+
+    def _tier_changed(self, link: Link) -> None:
+        if link.status == "up":
+            self._tasks.start_soon(self._welcome, link)
+
+    async def _welcome(self, link: Link) -> None:
+        """Bring the account and a tier that has come up together; again until it works or the tier is down."""
+        earlier = self._welcoming.get(link.name)
+        if earlier is not None:
+            earlier.cancel()
+        with anyio.CancelScope() as scope:
+            self._welcoming[link.name] = scope
+            while link.status == "up":
+                try:
+                    if link.profile is not None:
+                        self.recovery.check(self.settings.tier(link.name), link.profile)
+                    await self.recovery.welcome(link.name)
+                except (TierDown, A2MError) as problem:
+                    log.warning("%s: not taken into the account yet: %s", link.name, problem)
+                    await anyio.sleep(_WELCOME_SECONDS)
+                    continue
+                except CannotServe as problem:
+                    log.error("%s", problem)
+                    self.catalog.set_scanned(link.name, False)
+                    return
+                break
+            self._welcomed[link.name].set()
+            self.sweeper.wake()
+            self.passes.wake()
+
+    async def _keep_house(self) -> None:
+        while True:
+            kept = int(self.settings.policy.forgotten_for * 1000)
+            self.catalog.drop_notes_before(self._clock() - kept)
+            await anyio.sleep(_HOUSEKEEPING_SECONDS)
+
+
+@asynccontextmanager
+async def open_federation(
+    settings: Settings,
+    links: Mapping[str, Link],
+    *,
+    clock: Callable[[], int] = now,
+    threads: bool = True,
+    adopt: bool = False,
+    catalog: Catalog | None = None,
+) -> AsyncIterator[Federation]:
+    """A federation that has recovered and is ready to answer; ended in order when the block is left.
+
+    Args:
+        links: one for each tier, by its name; not started yet.
+        threads: wait for the disk on worker threads; False for tests with a virtual clock.
+        catalog: an open catalog, instead of the file that the settings name; it is closed at the end all the same.
+
+    Raises DatabaseError for a catalog that cannot be used, CannotServe for a tier that cannot be part of it.
+    """
+    if catalog is None:
+        catalog = Catalog(settings.state, settings.managed, strength, threads=threads)
+    clean = False
+    try:
+        async with anyio.create_task_group() as connections:
+            for link in links.values():
+                connections.start_soon(link.run)
+            async with anyio.create_task_group() as tasks:
+                federation = Federation(settings, catalog, links, tasks, clock, adopt=adopt)
+                await federation.start()
+                yield federation
+                tasks.cancel_scope.cancel()
+            connections.cancel_scope.cancel()
+        clean = True
+    finally:
+        catalog.close(clean=clean)

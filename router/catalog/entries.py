@@ -1,0 +1,97 @@
+"""A record's account: what the catalog knows of it without asking a tier."""
+
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from router.a2m.records import Draft, Record, digest
+from router.a2m.timestamps import parse
+
+
+class Stray(IntEnum):
+    """Why a copy may exist outside its record's home."""
+
+    PENDING = 0  # of a change under way
+    SUPERSEDED = 1  # left behind by a move; goes once the record was seen at its home
+    UNWANTED = 2  # forgotten, replaced or given up; goes without asking
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One record's account. Times are milliseconds since 1970; `home` is a tier's name.
+
+    `version` changes with every change of home or content, and never comes twice.
+    """
+
+    id: str
+    home: str
+    owner: str | None = None
+    session: str | None = None
+    group: str | None = None
+    role: str | None = None
+    key: str | None = None
+    revision: int = 0
+    created_at: int
+    digest: bytes
+    salience: float = 1.0
+    access_count: int = 0
+    accessed_at: int | None = None
+    seq: int = 0
+    version: int = 0
+
+
+def entry_of(record: Record | Draft, home: str) -> Entry:
+    """The account of a complete record that comes to live in `home`."""
+    assert record.id is not None
+    assert record.created_at is not None
+    return Entry(
+        id=record.id,
+        home=home,
+        owner=record.owner,
+        session=record.session,
+        group=record.group,
+        role=record.role,
+        key=record.key,
+        revision=record.revision or 0,
+        created_at=parse(record.created_at),
+        digest=digest(record),
+        salience=1.0 if record.salience is None else record.salience,
+    )
+
+
+# the order in which `row_entry` takes a row apart
+COLUMNS: Final = (
+    "seq, id, home, owner, session, grp, role, key, revision, created_at, digest, version, salience, access_count, "
+    "accessed_at, bucket"
+)
+
+
+def present(text: str | None) -> str:
+    """A text that may be absent, as it is kept."""
+    return "" if text is None else "=" + text
+
+
+def absent_or(kept: str) -> str | None:
+    """The inverse of `present`."""
+    return kept[1:] if kept else None
+
+
+def row_entry(row: tuple[Any, ...], home: str) -> Entry:
+    """The entry in a row of COLUMNS."""
+    return Entry(
+        seq=row[0],
+        id=row[1],
+        home=home,
+        owner=absent_or(row[3]),
+        session=absent_or(row[4]),
+        group=absent_or(row[5]),
+        role=absent_or(row[6]),
+        key=absent_or(row[7]),
+        revision=row[8],
+        created_at=row[9],
+        digest=row[10],
+        version=row[11],
+        salience=row[12],
+        access_count=row[13],
+        accessed_at=row[14],
+    )

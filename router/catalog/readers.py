@@ -1,0 +1,70 @@
+"""Readers see one home: which copies a read may accept, and when a superseded copy may go (as in RCU).
+
+A read asks several tiers at different moments while records move between them. It accepts a copy in the record's home,
+or in the home the record had when the read began; and a copy that a move left behind is removed only when every read
+that began before the move has ended. So a record can neither be missed by a read nor be seen in two places.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+
+
+class Reading:
+    """One read, from its first question to its answer."""
+
+    def __init__(self, began: int) -> None:
+        self.began = began
+        self.ended = anyio.Event()
+
+
+class Readers:
+    """The reads under way, and the homes that records had before the moves these reads may have missed."""
+
+    def __init__(self) -> None:
+        self._moves = 0
+        self._reads: set[Reading] = set()
+        self._left: dict[str, deque[tuple[int, str]]] = {}  # id -> (number of the move, home before it), in order
+        self._order: deque[tuple[int, str]] = deque()  # the same moves, (number, id), oldest first
+
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """Enter before the first tier is asked; leave when the answer is complete."""
+        read = Reading(self._moves)
+        self._reads.add(read)
+        try:
+            yield read
+        finally:
+            self._reads.remove(read)
+            read.ended.set()
+            self._forget_moves_before(min((other.began for other in self._reads), default=self._moves))
+
+    def moved(self, id: str, home: str) -> None:
+        """Record that `id` has just left `home`; called in the same breath as the commit."""
+        self._moves += 1
+        if self._reads:
+            self._left.setdefault(id, deque()).append((self._moves, home))
+            self._order.append((self._moves, id))
+
+    def accepts(self, read: Reading, id: str, home: str, found_in: str) -> bool:
+        """Whether `read` may show the copy of `id` that it found in `found_in`, where `home` is its home now."""
+        if found_in == home:
+            return True
+        before = next((left for number, left in self._left.get(id, ()) if number > read.began), home)
+        return found_in == before
+
+    async def grace(self) -> None:
+        """Return when every read that is under way now has ended."""
+        for read in list(self._reads):
+            await read.ended.wait()
+
+    def _forget_moves_before(self, oldest: int) -> None:
+        # no read is left that began before these moves, so nobody may accept the home they left
+        while self._order and self._order[0][0] <= oldest:
+            _, id = self._order.popleft()
+            homes = self._left[id]
+            homes.popleft()
+            if not homes:
+                del self._left[id]

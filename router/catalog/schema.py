@@ -1,0 +1,109 @@
+"""The catalog's tables.
+
+A text that may be absent is kept as '' where it is absent, and with '=' before it where it is not: so one equality
+serves both, and indexes hold both.
+"""
+
+from typing import Final
+
+APPLICATION: Final = b"A2Mc"
+
+SCHEMA: Final = (
+    """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY) STRICT, WITHOUT ROWID;
+
+    CREATE TABLE tiers (
+        no INTEGER PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        identity TEXT,                            -- of the server behind it, when it was last greeted
+        scanned INTEGER NOT NULL DEFAULT 0,       -- whether all that it holds is accounted for
+        records INTEGER NOT NULL DEFAULT 0,       -- how many records live there
+        half_life REAL, per_session INTEGER, promote_after INTEGER   -- the settings its rows were computed with
+    ) STRICT;
+
+    -- What a capacity applies to: a tier, or one conversation of a per_session tier.
+    CREATE TABLE buckets (
+        no INTEGER PRIMARY KEY,
+        tier INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        session TEXT NOT NULL,
+        records INTEGER NOT NULL,
+        UNIQUE (tier, owner, session)
+    ) STRICT;
+    CREATE INDEX bucket_by_size ON buckets (tier, records);
+
+    -- One row a record. home NULL: reserved for a write under way to `destination`, not yet a record to anybody.
+    CREATE TABLE records (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        home INTEGER,
+        owner TEXT NOT NULL,
+        session TEXT NOT NULL,
+        grp TEXT NOT NULL,
+        role TEXT NOT NULL,
+        key TEXT NOT NULL,
+        revision INTEGER NOT NULL,
+        created_at INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        version INTEGER NOT NULL,
+        salience REAL NOT NULL,
+        access_count INTEGER NOT NULL,
+        accessed_at INTEGER,
+        strength REAL NOT NULL,
+        bucket INTEGER,
+        destination INTEGER,
+        batch INTEGER,
+        found INTEGER
+    ) STRICT;
+    CREATE UNIQUE INDEX record_by_key ON records (key, owner) WHERE key != '' AND home IS NOT NULL;
+    CREATE INDEX record_by_session ON records (session, owner, created_at, seq) WHERE home IS NOT NULL;
+    CREATE INDEX record_by_owner ON records (owner, created_at, seq) WHERE home IS NOT NULL;
+    CREATE INDEX record_by_home ON records (home, created_at, seq) WHERE home IS NOT NULL;
+    CREATE INDEX record_by_group ON records (grp, owner, home, strength) WHERE grp != '' AND home IS NOT NULL;
+    CREATE INDEX record_by_strength ON records (bucket, strength, seq) WHERE grp = '' AND home IS NOT NULL;
+    CREATE INDEX record_by_reservation ON records (batch) WHERE home IS NULL;
+
+    -- A group's share of a bucket; `strength` is that of its strongest member in the whole tier.
+    CREATE TABLE groups (
+        home INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        grp TEXT NOT NULL,
+        bucket INTEGER NOT NULL,
+        records INTEGER NOT NULL,
+        strength REAL NOT NULL,
+        first INTEGER NOT NULL,                   -- its first member's place in the order of writing
+        PRIMARY KEY (home, owner, grp, bucket)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX group_by_strength ON groups (bucket, strength, first);
+
+    CREATE TABLE sessions (
+        owner TEXT NOT NULL,
+        session TEXT NOT NULL,
+        tier INTEGER NOT NULL,
+        records INTEGER NOT NULL,
+        PRIMARY KEY (owner, session, tier)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX session_by_name ON sessions (session);
+
+    -- Copies that may exist in a tier that is not the record's home; `kind` is one of entries.Stray.
+    CREATE TABLE strays (
+        tier INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        kind INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        key TEXT NOT NULL,
+        PRIMARY KEY (tier, id)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX stray_by_id ON strays (id);
+    CREATE INDEX stray_by_key ON strays (tier, key, owner) WHERE key != '';
+
+    -- Replacements under way: the account that becomes true if the tier turns out to hold this digest.
+    CREATE TABLE replacing (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, entry BLOB NOT NULL) STRICT, WITHOUT ROWID;
+
+    CREATE TABLE forgotten (id TEXT PRIMARY KEY, at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE INDEX forgotten_by_time ON forgotten (at);
+
+    -- Records that have earned their promotion.
+    CREATE TABLE due (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+    """,
+)

@@ -1,0 +1,140 @@
+"""Selecting records from the catalog: which filters it can answer, and the queries for them. Pure.
+
+A selection is one query or several ("arms") that each follow one index in the order of time, so that the newest few of
+a large catalog are found without looking at the rest: a session, an owner or a tier, whichever is narrowest.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from router.a2m.equality import NULL, Where, integer_of, number_atom, text_of
+from router.a2m.timestamps import parse
+from router.catalog.entries import present
+
+# the record fields that the catalog holds; everything else only a tier can tell
+FIELDS: Final = frozenset(
+    {
+        "id",
+        "role",
+        "group",
+        "owner",
+        "session",
+        "key",
+        "revision",
+        "created_at",
+        "salience",
+        "access_count",
+        "accessed_at",
+        "tier",
+    }
+)
+
+_TEXTS: Final = {"role": "role", "group": "grp", "owner": "owner", "session": "session", "key": "key"}
+_MOMENTS: Final = frozenset({"created_at", "accessed_at"})
+_NUMBERS: Final = frozenset({"revision", "access_count", "salience"})
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """Who sees what (§6): None sees all; an owner sees its own, what has no owner, and all in shared tiers."""
+
+    owner: str | None = None
+
+    @property
+    def everyone(self) -> bool:
+        return self.owner is None
+
+    def holds(self, owner: str | None) -> bool:
+        """Whether a record of `owner` is the caller's own, or nobody's."""
+        return self.owner is None or owner is None or owner == self.owner
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A piece of SQL over `records`, and its parameters."""
+
+    sql: str
+    parameters: tuple[Any, ...] = ()
+
+
+NOTHING: Final = Condition("FALSE")
+
+
+def any_of(column: str, values: Sequence[Any]) -> Condition:
+    """`column` holds one of `values`."""
+    if not values:
+        return NOTHING
+    return Condition(f"{column} IN ({', '.join('?' * len(values))})", tuple(values))
+
+
+def field_condition(field: str, atoms: Collection[bytes], tiers: Mapping[str, int]) -> Condition:
+    """That `field`, one of FIELDS, equals one of the JSON values `atoms` (§5.2)."""
+    if field == "tier":
+        return any_of("home", [no for name, no in tiers.items() if b"s" + name.encode() in atoms])
+    if field == "id":
+        return any_of("id", [text for text in map(text_of, atoms) if text is not None])
+    if field in _TEXTS:
+        texts = (("" if atom == NULL else _kept(text_of(atom))) for atom in atoms)
+        return any_of(_TEXTS[field], [text for text in texts if text is not None])
+    if field in _MOMENTS:
+        condition = any_of(field, [moment for moment in map(_moment, atoms) if moment is not None])
+    else:
+        condition = any_of(field, [number for number in map(_number, atoms) if number is not None])
+    if NULL in atoms and field == "accessed_at":
+        return Condition(f"({condition.sql} OR accessed_at IS NULL)", condition.parameters)
+    return condition
+
+
+def where_conditions(where: Where, tiers: Mapping[str, int]) -> list[Condition]:
+    """The conditions of those names in `where` that the catalog holds."""
+    return [field_condition(name, atoms, tiers) for name, atoms in where.items() if name in FIELDS]
+
+
+def key_prefix_condition(prefix: str) -> Condition:
+    """The key itself and every key beneath it: `a/b` is not `a/bc`."""
+    if prefix == "":
+        return Condition("key != ''")
+    if prefix.endswith("/"):
+        return Condition("key >= ? AND key < ?", ("=" + prefix, "=" + prefix[:-1] + "0"))  # '0' follows '/'
+    return Condition("(key = ? OR (key >= ? AND key < ?))", ("=" + prefix, f"={prefix}/", f"={prefix}0"))
+
+
+def scope_condition(scope: Scope, shared: Collection[int]) -> Condition | None:
+    """What `scope` sees; None where it sees all."""
+    if scope.everyone:
+        return None
+    own = any_of("owner", ["", present(scope.owner)])
+    open_to_all = any_of("home", list(shared))
+    return Condition(f"({own.sql} OR {open_to_all.sql})", own.parameters + open_to_all.parameters)
+
+
+def conjunction(conditions: Sequence[Condition | None]) -> Condition:
+    """All of `conditions`; None stands for one that always holds."""
+    given = [condition for condition in conditions if condition is not None]
+    sql = " AND ".join(condition.sql for condition in given) or "TRUE"
+    return Condition(sql, tuple(parameter for condition in given for parameter in condition.parameters))
+
+
+def _kept(text: str | None) -> str | None:
+    return None if text is None else present(text)
+
+
+def _moment(atom: bytes) -> int | None:
+    text = text_of(atom)
+    try:
+        return None if text is None else parse(text)
+    except ValueError:
+        return None
+
+
+def _number(atom: bytes) -> int | float | None:
+    integer = integer_of(atom)
+    if integer is not None:
+        return integer
+    if not atom.startswith(b"n"):
+        return None
+    try:
+        number = float(atom[1:].decode())
+        return number if number_atom(number) == atom else None
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,41 @@
+"""Waiting for the disk together: one sync makes everything durable that was committed before it began."""
+
+from collections.abc import Callable
+
+import anyio
+import anyio.to_thread
+
+
+class Syncing:
+    """Grouped waits for durability.
+
+    Args:
+        sync: makes all earlier commits durable; blocks.
+        threads: wait on a worker thread. Without, the sync is done at once: for tests with a virtual clock.
+    """
+
+    def __init__(self, sync: Callable[[], None], *, threads: bool = True) -> None:
+        self._sync = sync
+        self._threads = threads
+        self._running: anyio.Event | None = None
+        self._started = 0
+        self._finished = 0
+
+    async def wait(self) -> None:
+        """Return when all that was committed before this call is durable. Raises OSError when the disk fails."""
+        if not self._threads:
+            self._sync()
+            return
+        mine = self._started + 1  # the next sync to start is the first that surely covers this caller's commits
+        while self._finished < mine:
+            if self._running is not None:
+                await self._running.wait()
+                continue
+            self._running = running = anyio.Event()
+            self._started += 1
+            try:
+                await anyio.to_thread.run_sync(self._sync)
+                self._finished = self._started
+            finally:
+                self._running = None
+                running.set()

@@ -1,0 +1,157 @@
+"""a2m-router: the command line. Arguments in, one readable error out, and an exit code."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from router import __version__
+from router.a2m.descriptors import standard_streams
+from router.a2m.ending import EndingStream, until_signalled
+from router.a2m.http import CannotListen, HttpServer, application
+from router.a2m.messages import Describe
+from router.a2m.server import Caller
+from router.a2m.stdio import serve_lines
+from router.app import Federation, open_federation
+from router.checking import print_check
+from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
+from router.database import DatabaseError
+from router.logs import log_to_stderr
+from router.recovery import CannotServe
+from router.serve.door import admission
+from router.tiers.starting import links_for
+
+_PROGRAM: Final = "a2m-router"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0 for a clean end, 1 for what could not be done, 2 for bad arguments."""
+    options = _parser().parse_args(arguments)
+    log_to_stderr(options.log_level, options.log_format)
+    code = 0
+    try:
+        settings = load(options.config, os.environ)
+        if options.http is not None:
+            settings = msgspec.structs.replace(
+                settings, serve=msgspec.structs.replace(settings.serve, http=_bind(options.http, settings.serve))
+            )
+        run = _check if options.check else _serve
+        code = anyio.run(run, settings, options, backend_options={"use_uvloop": sys.platform != "win32"})
+    except* ConfigError as problems:
+        print(f"{_PROGRAM}: {options.config} cannot be used:\n{_sentence(problems)}", file=sys.stderr)
+        code = 1
+    except* (DatabaseError, CannotListen, CannotServe) as problems:
+        print(f"{_PROGRAM}: {_sentence(problems)}", file=sys.stderr)
+        code = 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="One memory made of several: an A2M 0.1 server in front of one A2M server for each tier. "
+        "It speaks JSON-RPC on stdin and stdout unless it serves HTTP.",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=Path("federation.toml"),
+        metavar="FILE",
+        help="what the federation is made of (default: %(default)s)",
+    )
+    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP there; wins over the file's [serve] http")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="start and greet every tier, print what was found, and end: 0 if all is well",
+    )
+    parser.add_argument(
+        "--adopt",
+        action="store_true",
+        help="take another store behind a tier than last time as it is, with all that it holds",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="what goes to stderr (default: %(default)s)",
+    )
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="how (default: %(default)s)")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    return parser
+
+
+async def _serve(settings: Settings, options: argparse.Namespace) -> int:
+    async with open_federation(settings, links_for(settings, os.environ), adopt=options.adopt) as federation:
+        if settings.serve.http is not None:
+            await _serve_http(federation, *host_port(settings.serve.http))
+        else:
+            await _serve_stdio(federation)
+    return 0
+
+
+async def _serve_stdio(federation: Federation) -> None:
+    if sys.stdin.isatty():
+        print(
+            f"{_PROGRAM} speaks JSON-RPC on stdin and stdout, one message a line; to serve HTTP instead: "
+            f"{_PROGRAM} --config {federation.settings.path} --http 127.0.0.1:8778",
+            file=sys.stderr,
+        )
+    with standard_streams() as (source, sink):
+        ending = EndingStream(source)
+        async with until_signalled(ending.end):
+            await serve_lines(federation.answer, ending, sink, max_message=federation.settings.limits.max_message)
+
+
+async def _serve_http(federation: Federation, host: str, port: int) -> None:
+    serve = federation.settings.serve
+    anybody = Caller(asserts_owner=False)
+    app = application(
+        federation.answer,
+        admit=admission(serve.origins, serve.principals),
+        profile=lambda: federation.methods.describe(Describe(), anybody),
+        max_message=federation.settings.limits.max_message,
+    )
+    http = HttpServer(app, host, port)
+    async with until_signalled(http.stop), anyio.create_task_group() as tasks:
+        host, port = await tasks.start(http.serve)
+        _announce(federation, f"http://{f'[{host}]' if ':' in host else host}:{port}/")
+
+
+def _announce(federation: Federation, url: str) -> None:
+    """Says where the router listens, which tiers are up, and how to try it."""
+    up = [name for name, link in federation.links.items() if link.status == "up"]
+    down = [f"{name} ({link.reason})" for name, link in federation.links.items() if link.status != "up"]
+    lines = [f"{_PROGRAM} {__version__} listens on {url}", f"tiers up: {', '.join(up) or 'none'}"]
+    if down:
+        lines.append(f"tiers down: {', '.join(down)}")
+    token = " -H 'Authorization: Bearer TOKEN'" if federation.settings.serve.principals else ""
+    lines.append(
+        f"""try: curl -s {url} -H 'Content-Type: application/json'{token} """
+        """-d '{"jsonrpc":"2.0","id":1,"method":"memory/describe"}'"""
+    )
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+async def _check(settings: Settings, options: argparse.Namespace) -> int:
+    async with open_federation(settings, links_for(settings, os.environ), adopt=options.adopt) as federation:
+        return await print_check(federation)
+
+
+def _bind(http: str, serve: Serve) -> str:
+    try:
+        check_bind(http, serve)
+    except ConfigError as problem:
+        raise ConfigError(f"--http: {problem}") from None
+    return http
+
+
+def _sentence(problem: BaseException) -> str:
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return str(problem)

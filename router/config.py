@@ -1,0 +1,501 @@
+"""federation.toml, read into frozen settings. What the file may say, and what is refused, is all here.
+
+Every mistake is a sentence that begins with its place in the file, and one reading finds them all. Values that may be
+tokens (headers, principals, the environment) appear in no sentence and in no repr.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from router.table import Table, place, quoted, suggestion
+
+Kind = Literal["working", "episodic", "semantic", "procedural"]
+Ranking = Literal["tier", "lexical", "vector"]
+Overflow = Literal["spill", "drop"]
+
+_DAY = 86_400.0
+_DEFAULT_STATE = "memories/router.db"
+_NOT_FOR_A_MOUNT = (
+    "capacity",
+    "per_session",
+    "overflow",
+    "spill_to",
+    "promote_to",
+    "promote_after",
+    "half_life",
+    "may_publish",
+)
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token, RFC 9110 §5.6.2
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+")
+_BIND = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ConfigError(ValueError):
+    """What is wrong with the file: one sentence a line, each naming its place."""
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may call over HTTP: whoever shows the token with this digest acts as this owner."""
+
+    owner: str
+    token_sha256: str  # lower-case hex
+
+
+class Serve(msgspec.Struct, frozen=True, kw_only=True):
+    http: str | None = None  # host:port; None is stdio
+    origins: tuple[str, ...] = ()  # lower-case
+    principals: tuple[Principal, ...] = ()
+
+
+class Recall(msgspec.Struct, frozen=True, kw_only=True):
+    fusion: Literal["rrf"] = "rrf"
+    k: int = 60
+    rankings: tuple[Ranking, ...] = ("tier", "lexical", "vector")
+    candidates: int = 3  # a tier is asked for limit x this
+    limit: int = 8  # where the caller gives none
+    max_limit: int = 1000
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    background: bool = True  # False: passes run only on memory/consolidate and memory/session/close
+    forgotten_for: float = 30 * _DAY  # seconds a note of a forgotten id outlives its sweep
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    max_records_per_call: int = 1000
+    max_content_length: int = 1_000_000  # characters
+    max_message: int = 64 * 2**20  # bytes
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier. Exactly one of `command` and `url` is set."""
+
+    name: str
+    kind: Kind
+    command: tuple[str, ...] | None = None
+    env: Mapping[str, str] = {}
+    cwd: Path  # absolute
+    url: str | None = None
+    headers: Mapping[str, str] = {}  # with the environment's variables filled in
+    remote_tier: str | None = None  # the tier to name in calls, if the server behind has several
+    capacity: int | None = None  # records in a bucket; None is unbounded
+    per_session: bool = False
+    spill_to: str | None = None
+    overflow: Overflow = "spill"
+    promote_to: str | None = None
+    promote_after: int | None = None  # accesses
+    half_life: float | None = None  # seconds; None is no decay
+    required: bool = False
+    shared: bool = False
+    may_publish: bool = False
+    mount: bool = False
+    weight: float = 1.0
+    timeout: float = 5.0  # seconds
+
+    def __repr__(self) -> str:  # the headers and the environment hold tokens
+        return f"Tier({self.name!r}, kind={self.kind!r}, mount={self.mount})"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = "federation"
+    path: Path | None = None  # the file, if there is one; absolute
+    state: Path  # absolute
+    serve: Serve = Serve()
+    recall: Recall = Recall()
+    policy: Policy = Policy()
+    limits: Limits = Limits()
+    tiers: tuple[Tier, ...]  # in the file's order
+    token_variables: frozenset[str] = frozenset()  # the environment variables that the file names as tokens
+
+    def tier(self, name: str) -> Tier:
+        """The tier of that name; KeyError if there is none."""
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise KeyError(name)
+
+    @property
+    def managed(self) -> tuple[Tier, ...]:
+        return tuple(tier for tier in self.tiers if not tier.mount)
+
+    @property
+    def working(self) -> Tier | None:
+        """Where a write goes that names no tier: the working tier, else the first managed one, if there is any."""
+        managed = self.managed
+        return next((tier for tier in managed if tier.kind == "working"), managed[0] if managed else None)
+
+    def child_environment(self, tier: Tier, environ: Mapping[str, str]) -> dict[str, str]:
+        """What the tier's process inherits: no variable the file names as a token, then the tier's own table."""
+        inherited = {name: value for name, value in environ.items() if name not in self.token_variables}
+        return {**inherited, **tier.env}
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Settings:
+    """The settings in a file; ConfigError, with every mistake in it, if they cannot be used."""
+    path = path.absolute()
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: expected a file, this is a folder") from None
+    except OSError as problem:
+        raise ConfigError(f"{path}: cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        line = problem.object.count(b"\n", 0, problem.start) + 1
+        raise ConfigError(f"{path}: line {line} is not valid UTF-8") from None
+    return msgspec.structs.replace(parse(text, base=path.parent, environ=environ), path=path)
+
+
+def parse(text: str, *, base: Path, environ: Mapping[str, str]) -> Settings:
+    """The settings in a text whose relative paths start at `base`; ConfigError, with every mistake in it."""
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError("not valid TOML: nested too deeply") from None
+    except ValueError as problem:  # its own error, and int's for thousands of digits
+        raise ConfigError(f"not valid TOML: {problem}") from None
+    mistakes: list[str] = []
+    settings = _settings(Table(content, mistakes), _Surroundings(base.absolute(), environ, set()))
+    mistakes += _mistaken_moves(settings.tiers)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return settings
+
+
+def host_port(http: str) -> tuple[str, int]:
+    """The two halves of e.g. "127.0.0.1:8778" or "[::1]:8778", the host without brackets; ConfigError otherwise."""
+    found = _BIND.fullmatch(http)
+    if found is None or int(found[2]) > 65535:
+        wanted = 'expected host:port with a port from 0 to 65535, such as "127.0.0.1:8778" or "[::1]:8778"'
+        raise ConfigError(f"{wanted}, got {quoted(http)}")
+    host = found[1]
+    if host.startswith("["):
+        host = host[1:-1]
+        try:
+            ip_address(host)
+        except ValueError:
+            raise ConfigError(f"{quoted(host)} is no IPv6 address") from None
+    return host, int(found[2])
+
+
+def check_bind(http: str, serve: Serve) -> None:
+    """ConfigError, its sentence without a place, if whoever can reach that address could read and write unasked."""
+    host, _ = host_port(http)
+    if not serve.principals and not _is_loopback(host):
+        raise ConfigError(
+            f"{quoted(http)} can be reached from other machines, and no one is asked who they are; "
+            "add [[serve.principals]], or listen on 127.0.0.1"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"  # any other name may mean any address
+
+
+class _Surroundings(NamedTuple):
+    """What the file is read against, and the tokens' variables met while reading."""
+
+    base: Path
+    environ: Mapping[str, str]
+    token_variables: set[str]
+
+    def token(self, variable: str, table: Table, key: str, called: str) -> str:
+        """The variable's value. An unset one is a mistake; so is an empty one, a token that anybody has."""
+        self.token_variables.add(variable)
+        value = self.environ.get(variable, "")
+        if not value:
+            state = "is empty" if variable in self.environ else "is not set"
+            table.note(key, f"the environment variable {called} {state}")
+        return value
+
+
+def _settings(file: Table, around: _Surroundings) -> Settings:
+    name = file.text("name", "federation")
+    state = around.base / file.text("state", _DEFAULT_STATE)
+    serve = _serve(file.table("serve"), around)
+    recall = _recall(file.table("recall"))
+    policy = _policy(file.table("policy"))
+    limits = _limits(file.table("limits"))
+    named = file.table("tiers").named_tables()
+    if not named:
+        file.note("tiers", "there is no tier; write at least one, such as [tiers.working]")
+    tiers = tuple(_tier(name, table, around) for name, table in named)
+    file.refuse_the_rest()
+    _refuse_a_second_working_tier(tiers, named)
+    return Settings(
+        name=name,
+        state=state,
+        serve=serve,
+        recall=recall,
+        policy=policy,
+        limits=limits,
+        tiers=tiers,
+        token_variables=frozenset(around.token_variables),
+    )
+
+
+def _serve(table: Table, around: _Surroundings) -> Serve:
+    origins = []
+    for position, origin in enumerate(table.texts("origins", ())):
+        if not _ORIGIN.fullmatch(origin):
+            expected = 'expected scheme://host or scheme://host:port, as in "https://app.example"'
+            table.note("origins", f"{expected}, got {quoted(origin)}", item=position)
+        origins.append(origin.lower())
+    serve = Serve(
+        http=table.text("http", None),
+        origins=tuple(origins),
+        principals=_principals(table.tables("principals"), around),
+    )
+    table.refuse_the_rest()
+    if serve.http is not None:
+        try:
+            check_bind(serve.http, serve)
+        except ConfigError as problem:
+            table.note("http", str(problem))
+    return serve
+
+
+def _principals(tables: Sequence[Table], around: _Surroundings) -> tuple[Principal, ...]:
+    principals = []
+    seen: set[str] = set()
+    for table in tables:
+        owner = table.text("owner", None)
+        if not table.has("owner"):
+            table.note_here("owner is missing")
+        digest = _token_digest(table, around)
+        table.refuse_the_rest()
+        if digest in seen:
+            table.note_here("another principal has the same token; whose would a call be?")
+        if digest:
+            seen.add(digest)
+        principals.append(Principal(owner=owner or "", token_sha256=digest))
+    return tuple(principals)
+
+
+def _token_digest(table: Table, around: _Surroundings) -> str:
+    """The digest of a principal's token; empty if that is mistaken."""
+    digest = table.text("token_sha256", "").lower()
+    variable = table.text("token_env", None)
+    if table.has("token_sha256") == table.has("token_env"):
+        table.note_here(f"expected one of token_sha256 and token_env, got {_neither_or_both(table, 'token_env')}")
+    if variable is not None:
+        token = around.token(variable, table, "token_env", "it names")  # someone may have put the token itself there
+        return sha256(token.encode("utf-8", "surrogateescape")).hexdigest() if token else ""
+    if digest and not _SHA256.fullmatch(digest):
+        table.note("token_sha256", "expected the token's SHA-256, which is 64 hexadecimal digits")
+        return ""
+    return digest
+
+
+def _recall(table: Table) -> Recall:
+    default = Recall()
+    recall = Recall(
+        fusion=table.choice("fusion", ("rrf",), default.fusion),
+        k=table.integer("k", default.k, least=0),
+        rankings=table.choices("rankings", get_args(Ranking), default.rankings),
+        candidates=table.integer("candidates", default.candidates, least=1),
+        limit=table.integer("limit", default.limit, least=1),
+        max_limit=table.integer("max_limit", default.max_limit, least=1),
+    )
+    table.refuse_the_rest()
+    if recall.limit > recall.max_limit:
+        table.note("limit", f"{recall.limit} is more than max_limit, which is {recall.max_limit}")
+    return recall
+
+
+def _policy(table: Table) -> Policy:
+    when: Literal["background", "explicit"] = table.choice("pass", ("background", "explicit"), "background")
+    policy = Policy(
+        background=when == "background",
+        forgotten_for=table.duration("forgotten_for", Policy().forgotten_for, example="30d"),
+    )
+    table.refuse_the_rest()
+    return policy
+
+
+def _limits(table: Table) -> Limits:
+    default = Limits()
+    limits = Limits(
+        max_records_per_call=table.integer("max_records_per_call", default.max_records_per_call, least=1),
+        max_content_length=table.integer("max_content_length", default.max_content_length, least=1),
+        max_message=table.size("max_message", default.max_message),
+    )
+    table.refuse_the_rest()
+    return limits
+
+
+def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
+    if not name or "/" in name or not name.isprintable():  # a mount's records are shown as <tier>/<id>
+        table.note_here('a tier\'s name must not be empty, nor contain "/" or control characters')
+    if not table.has("kind"):
+        table.note_here(f"kind is missing; expected one of {', '.join(map(quoted, get_args(Kind)))}")
+    mount = table.flag("mount", False)
+    shared = table.flag("shared", mount)
+    tier = Tier(
+        name=name,
+        kind=table.choice("kind", get_args(Kind), "semantic"),
+        command=table.texts("command", None),
+        env=table.table("env").strings(),
+        cwd=around.base / table.text("cwd", "."),
+        url=table.text("url", None),
+        headers=_headers(table, around),
+        remote_tier=table.text("remote_tier", None),
+        capacity=table.integer("capacity", None, least=0) or None,
+        per_session=table.flag("per_session", False),
+        spill_to=table.text("spill_to", None),
+        overflow=table.choice("overflow", get_args(Overflow), "spill"),
+        promote_to=table.text("promote_to", None),
+        promote_after=table.integer("promote_after", None, least=1),
+        half_life=table.duration("half_life", None, example="5m"),
+        required=table.flag("required", False),
+        shared=shared or mount,
+        may_publish=table.flag("may_publish", False),
+        mount=mount,
+        weight=table.number("weight", 1.0),
+        timeout=table.duration("timeout", 5.0, example="2s"),
+    )
+    table.refuse_the_rest()
+    _check_server(tier, table)
+    if mount:
+        for key in filter(table.has, _NOT_FOR_A_MOUNT):
+            table.note(key, "a mount is only read, so this cannot apply to it")
+        if not shared:
+            table.note("shared", "a mount is always shared; leave this out")
+    else:
+        if tier.capacity and not table.has("spill_to") and tier.overflow != "drop":
+            table.note("capacity", 'says nowhere to spill to; add spill_to, or overflow = "drop" to lose the weakest')
+        if table.has("promote_after") and not table.has("promote_to"):
+            table.note("promote_after", "says nowhere to promote to; add promote_to")
+    return tier
+
+
+def _check_server(tier: Tier, table: Table) -> None:
+    if table.has("command") == table.has("url"):
+        table.note_here(f"expected one of command and url, got {_neither_or_both(table, 'url')}")
+        return
+    for key, owner in (("env", "command"), ("cwd", "command"), ("headers", "url")):
+        if table.has(key) and not table.has(owner):
+            table.note(key, f"is only for a tier with a {owner}")
+    if tier.command is not None and not any(tier.command[:1]):
+        table.note("command", "must begin with the program to run")
+    if tier.url is not None and not _is_http_url(tier.url):  # not repeated: it may hold a password
+        table.note("url", 'expected an address such as "http://127.0.0.1:9000/"')
+    for name in filter(lambda name: not name or "=" in name, tier.env):
+        table.table("env").note(name, 'a variable\'s name must not be empty, nor contain "="')
+
+
+def _headers(table: Table, around: _Surroundings) -> dict[str, str]:
+    at = table.table("headers")
+    headers = {}
+    for name, written in at.strings().items():
+        for variable in _VARIABLE.findall(written):
+            around.token(variable, at, name, variable)
+        if "${" in _VARIABLE.sub("", written):
+            at.note(name, "after ${ comes a variable's name and }, such as ${HANDBOOK_TOKEN}")
+        value = _VARIABLE.sub(lambda found: around.environ.get(found[1], ""), written).strip(" \t")
+        if not _HEADER_NAME.fullmatch(name):
+            at.note(name, "this is no name for an HTTP header")
+        if not _HEADER_VALUE.fullmatch(value):
+            at.note(name, "its value, with the environment's variables filled in, must be printable ASCII")
+        headers[name] = value
+    return headers
+
+
+def _is_http_url(url: str) -> bool:
+    if not url.isprintable() or " " in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or port
+        return False
+
+
+def _neither_or_both(table: Table, one: str) -> str:
+    return "both" if table.has(one) else "neither"
+
+
+def _refuse_a_second_working_tier(tiers: Sequence[Tier], named: Sequence[tuple[str, Table]]) -> None:
+    working = [(tier, table) for tier, (_, table) in zip(tiers, named, strict=True) if tier.kind == "working"]
+    for _, table in working[1:]:
+        table.note("kind", f"{quoted(working[0][0].name)} is already the working tier; there can be one")
+
+
+class _Move(NamedTuple):
+    """An arrow of the file: what spills or is promoted from one tier into another."""
+
+    source: Tier
+    key: str  # spill_to or promote_to
+    target: Tier
+
+    @property
+    def place(self) -> str:
+        return place("tiers", self.source.name, self.key)
+
+
+def _mistaken_moves(tiers: Sequence[Tier]) -> Iterator[str]:
+    by_name = {tier.name: tier for tier in tiers}
+    moves = []
+    for source in (tier for tier in tiers if not tier.mount):
+        for key, target in (("spill_to", source.spill_to), ("promote_to", source.promote_to)):
+            if target in by_name:
+                moves.append(_Move(source, key, by_name[target]))
+            elif target is not None:
+                hint = suggestion(target, by_name, "the tiers are")
+                yield f"{place('tiers', source.name, key)}: no tier is called {quoted(target)}{hint}"
+    for move in moves:
+        yield from _mistakes_of(move)
+    yield from _circles(moves, [tier.name for tier in tiers])
+
+
+def _mistakes_of(move: _Move) -> Iterator[str]:
+    source, key, target = move
+    if target.mount:
+        yield f"{move.place}: {quoted(target.name)} is a mount, and nothing is written to a mount"
+    elif target.shared and not source.shared and not source.may_publish:
+        yield (
+            f"{move.place}: {quoted(target.name)} is shared and {quoted(source.name)} is private, so this would "
+            f"publish what is in it; if that is meant, set may_publish = true in "
+            f"[{place('tiers', source.name)}]"
+        )
+    if key == "spill_to" and target.kind == "procedural":
+        yield f"{move.place}: nothing spills into a procedural tier, and {quoted(target.name)} is one"
+
+
+def _circles(moves: Sequence[_Move], order: Sequence[str]) -> Iterator[str]:
+    """One sentence for each circle. The arrow that closes a found one is left out of the search for the next."""
+    arrows = {(move.source.name, move.target.name): move for move in reversed(moves)}
+    while circle := _circle(arrows):
+        first = circle.index(min(circle, key=order.index))
+        circle = circle[first:] + circle[:first]
+        closing = arrows.pop((circle[-1], circle[0]))
+        yield f"{closing.place}: spills and promotions run in a circle: {' -> '.join([*circle, circle[0]])}"
+
+
+def _circle(arrows: Mapping[tuple[str, str], _Move]) -> list[str]:
+    """The names along some circle of the arrows, each once; empty if there is none."""
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for source, target in sorted(arrows):
+        sorter.add(target, source)
+    try:
+        sorter.prepare()
+    except CycleError as found:
+        circle: list[str] = found.args[1]
+        return circle[1:]
+    return []

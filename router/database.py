@@ -1,0 +1,182 @@
+"""One SQLite file: locked, opened, versioned, migrated, synced.
+
+Rules:
+- a file is used by one process at a time; the lock says by whom;
+- commits do not wait for the disk. What must outlive a power cut is followed by `sync`, which makes every commit before
+  it durable; it may run on another thread than the one that commits, and one call serves all who wait;
+- a schema that is newer than the program is refused, an older one is brought up in one transaction.
+"""
+
+import contextlib
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+# How long a starting process waits for one that is just ending: a router that is started again at once finds its
+# predecessor's children still closing their files.
+_HANDOVER_SECONDS: Final = 2.0
+
+Migration = str | Callable[[apsw.Connection], None]
+
+
+class DatabaseError(Exception):
+    """A file that cannot be used, in a sentence that names it and says why."""
+
+
+class Database:
+    """An open file. Use `connection` from one thread at a time; `sync` may be called from any.
+
+    Args:
+        path: the file; None is a private database in memory, for tests and trials: nothing of it is ever durable.
+        schema: the steps from an empty file to the current version, oldest first. Never edit one that was released.
+        application: four bytes that mark files of this schema, so that another program's file is not taken for one.
+        holder: the name under which the lock tells others who has the file.
+        prepare: called with the new connection before anything else, to load extensions.
+
+    Raises DatabaseError when the file is in use, newer, another program's, damaged, or cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        schema: Sequence[Migration],
+        *,
+        application: bytes,
+        holder: str,
+        prepare: Callable[[apsw.Connection], None] | None = None,
+    ) -> None:
+        self.path = path
+        self._resources = contextlib.ExitStack()
+        self._wal: int | None = None
+        self._depth = 0
+        try:
+            if path is not None:
+                _make_folder(path.parent)
+                self._resources.enter_context(_lock(path, holder))
+            self.connection = apsw.Connection(":memory:" if path is None else str(path), statementcachesize=256)
+            self._resources.callback(self.connection.close)
+            if prepare is not None:
+                prepare(self.connection)
+            self._open(schema, int.from_bytes(application, "big"))
+        except apsw.Error as problem:
+            self._resources.close()
+            raise DatabaseError(f"{path}: cannot be used as a database: {problem}") from problem
+        except OSError as problem:
+            self._resources.close()
+            raise DatabaseError(f"{path}: cannot be opened: {problem.strerror}") from problem
+        except BaseException:
+            self._resources.close()
+            raise
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """All or nothing; a transaction inside another is a savepoint of it."""
+        name = f"level{self._depth}"
+        self.connection.execute("BEGIN IMMEDIATE" if self._depth == 0 else f"SAVEPOINT {name}")
+        self._depth += 1
+        try:
+            yield self.connection
+        except BaseException:
+            self._depth -= 1
+            # some errors (a full disk) have rolled everything back already
+            if self.connection.in_transaction:
+                undo = "ROLLBACK" if self._depth == 0 else f"ROLLBACK TO {name}; RELEASE {name}"
+                self.connection.execute(undo)
+            raise
+        self._depth -= 1
+        try:
+            self.connection.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
+        except apsw.Error:
+            if self._depth == 0 and self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def sync(self) -> None:
+        """Make everything committed so far outlive a power cut. Blocks; may be called on any thread."""
+        if self._wal is not None:
+            os.fdatasync(self._wal)
+
+    def close(self) -> None:
+        """Sync and close the file, then let others have it."""
+        self.sync()
+        self._resources.close()
+
+    def _open(self, schema: Sequence[Migration], application: int) -> None:
+        found = self.connection.pragma("application_id")
+        version = self.connection.pragma("user_version")
+        empty = self.connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+        if found != application and not (found == 0 and empty):
+            raise DatabaseError(f"{self.path}: this file belongs to another program")
+        if version > len(schema):
+            raise DatabaseError(
+                f"{self.path}: written by a newer version (schema {version}; this one knows {len(schema)}); "
+                "use that version, or another file"
+            )
+        if self.path is not None:
+            # in WAL mode NORMAL writes the log without waiting; `sync` waits where it matters
+            self.connection.pragma("journal_mode", "wal")
+            self.connection.pragma("synchronous", "normal")
+        self.connection.pragma("foreign_keys", True)
+        self.connection.pragma("cache_size", -32_000)
+        with self.transaction() as connection:
+            for step in schema[version:]:
+                if callable(step):
+                    step(connection)
+                else:
+                    connection.execute(step)
+            connection.pragma("user_version", len(schema))
+            connection.pragma("application_id", application)
+        if self.path is not None:
+            # The log exists since the transaction above, and is the same file for as long as the connection is open.
+            # Its descriptor is for syncing only, so closing it drops no lock: SQLite's locks are on the other files.
+            self._wal = os.open(f"{self.path}-wal", os.O_RDWR)
+            self._resources.callback(os.close, self._wal)
+            self.sync()
+            _sync_folder(self.path.parent)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, holder: str) -> Iterator[None]:
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + _HANDOVER_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    first = os.pread(lock, 500, 0).decode("utf-8", "replace").strip() or "another process"
+                    raise DatabaseError(
+                        f"{path}: in use by {first}. One process has a file at a time; a router on HTTP "
+                        "(a2m-router --config … --http 127.0.0.1:8778) is how several clients share one federation"
+                    ) from None
+                time.sleep(0.05)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{holder} (process {os.getpid()})\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise DatabaseError(f"{folder}: a file stands where a folder is needed") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    # a new file's name is durable only once its folder is
+    if sys.platform != "win32":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,36 @@
+"""The log: one readable line an event on stderr, or one JSON object a line for machines."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+import orjson
+
+
+def log_to_stderr(level: str, form: str) -> None:
+    """Sends everything at `level` and above to stderr, as `text` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # its own lines say nothing that ours do not
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created).isoformat(sep=" ", timespec="milliseconds")
+        line = f"{moment} {record.levelname.lower():7} {record.getMessage()}"
+        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        event = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            event["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(event, default=str).decode()

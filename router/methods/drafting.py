@@ -1,0 +1,172 @@
+"""Reading what a caller wants written: each draft checked, completed and given its place. Pure but for new ids.
+
+Everything that is wrong with a batch is found here, before any tier or the catalog hears of it.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from router.a2m.errors import A2MError, Code, invalid_params, quota, unknown_tier
+from router.a2m.messages import Remember
+from router.a2m.records import Draft
+from router.a2m.timestamps import parse
+from router.catalog.selection import Scope
+from router.config import Settings, Tier
+
+_JSON_NULL: Final = b"null"
+
+
+def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensions: int | None) -> list[Draft]:
+    """The drafts of a batch with owner, session and tier filled in; `metadata` and `created_at` are checked.
+
+    Raises:
+        A2MError: INVALID_PARAMS naming `records[i].field`; QUOTA_EXCEEDED over a limit; UNKNOWN_TIER; SCOPE_DENIED for
+            another owner's records; EMBEDDING_MISMATCH for a vector of another width than `dimensions` or its fellows.
+    """
+    most = settings.limits.max_records_per_call
+    if len(params.records) > most:
+        raise quota("records", most, len(params.records), "records")
+    width = dimensions
+    drafts = []
+    for place, draft in enumerate(params.records):
+        where = f"records[{place}]"
+        _check_text(draft, where, settings.limits.max_content_length)
+        _check_metadata(draft, where)
+        if draft.created_at is not None:
+            try:
+                parse(draft.created_at)
+            except ValueError as problem:
+                raise invalid_params(f"{where}.created_at", str(problem)) from None
+        if draft.embedding is not None:
+            width = _check_width(draft.embedding, width, where)
+        drafts.append(
+            msgspec.structs.replace(
+                draft,
+                tier=destination(draft.tier, settings, f"{where}.tier").name if draft.tier is not None else None,
+                owner=_owner(draft.owner, scope, where),
+                session=params.session if draft.session is None else draft.session,
+                revision=draft.revision or 0,
+            )
+        )
+    return drafts
+
+
+def destination(name: str | None, settings: Settings, where: str) -> Tier:
+    """The tier a write is aimed at, by name or by default. Raises UNKNOWN_TIER, and INVALID_PARAMS for a mount."""
+    if name is None:
+        tier = settings.working
+        if tier is None:
+            raise A2MError(Code.READ_ONLY, "this federation consists of mounts only; it takes no writes")
+        return tier
+    for tier in settings.tiers:
+        if tier.name == name:
+            if tier.mount:
+                raise invalid_params(where, f"{name!r} is mounted read-only; write to another tier")
+            return tier
+    raise unknown_tier(name, [tier.name for tier in settings.tiers])
+
+
+def new_id() -> str:
+    """A fresh record id: 48 bits of time, 80 random ones, so that ids made in turn lie near each other in an index."""
+    return (int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)).hex()
+
+
+def width_of(drafts: Iterable[Draft]) -> int | None:
+    """The width of the vectors in a checked batch; None where it has none."""
+    return next((len(draft.embedding) for draft in drafts if draft.embedding is not None), None)
+
+
+def _check_text(draft: Draft, where: str, longest: int) -> None:
+    if draft.content is None and draft.uri is None and draft.embedding is None:
+        raise invalid_params(f"{where}.content", "required, unless the record has a uri or an embedding")
+    if draft.content is not None and len(draft.content) > longest:
+        raise quota(f"{where}.content", longest, len(draft.content), "characters")
+    if draft.id == "":
+        raise invalid_params(f"{where}.id", "expected a string that is not empty, or no id at all")
+    if draft.key == "":
+        raise invalid_params(f"{where}.key", "expected a string that is not empty, or no key at all")
+
+
+def _check_metadata(draft: Draft, where: str) -> None:
+    if draft.metadata is UNSET:
+        return
+    text = bytes(draft.metadata)
+    if text == _JSON_NULL:
+        draft.metadata = UNSET
+    elif not text.startswith(b"{"):
+        raise invalid_params(f"{where}.metadata", "expected a JSON object")
+
+
+def _check_width(embedding: Sequence[float], width: int | None, where: str) -> int:
+    if not embedding:
+        raise invalid_params(f"{where}.embedding", "expected at least one number")
+    if width is not None and len(embedding) != width:
+        raise embedding_mismatch(f"{where}.embedding", width, len(embedding))
+    return len(embedding)
+
+
+def embedding_mismatch(where: str, width: int, came: int) -> A2MError:
+    """EMBEDDING_MISMATCH naming both widths (§3.7)."""
+    return A2MError(
+        Code.EMBEDDING_MISMATCH,
+        f"{where}: the vectors kept here have {width} dimensions, this one has {came}",
+        {"parameter": where, "dimensions": width},
+    )
+
+
+def _owner(explicit: str | None, scope: Scope, where: str) -> str | None:
+    """Whose a record is: the caller's unless it says otherwise. `records[].owner` never widens a scope."""
+    if explicit is None:
+        return scope.owner
+    if scope.owner is not None and explicit != scope.owner:
+        raise A2MError(Code.SCOPE_DENIED, f"{where}.owner: {explicit!r} is not the owner who is asking")
+    return explicit
+
+
+class Slot(msgspec.Struct, eq=False):
+    """What becomes one record: the drafts of a batch that write the same id or key, in order; the last one counts."""
+
+    drafts: list[Draft]
+    id: str | None
+    answer: str | None = None
+
+    @property
+    def first(self) -> Draft:
+        return self.drafts[0]
+
+    @property
+    def last(self) -> Draft:
+        return self.drafts[-1]
+
+
+def slots_of(drafts: Sequence[Draft]) -> tuple[list[Slot], list[Slot]]:
+    """The slots of a batch, and the slot that each draft falls into, in order.
+
+    The same id twice is one record, the same key twice a write and its replacement.
+    """
+    slots: list[Slot] = []
+    places: list[Slot] = []
+    by_id: dict[str, Slot] = {}
+    by_key: dict[tuple[str | None, str], Slot] = {}
+    for draft in drafts:
+        slot = None if draft.id is None else by_id.get(draft.id)
+        if slot is not None:
+            if draft.key is not None and draft.key == slot.last.key and draft.owner == slot.last.owner:
+                slot.drafts.append(draft)
+        elif draft.key is not None and (draft.owner, draft.key) in by_key:
+            slot = by_key[draft.owner, draft.key]
+            slot.drafts.append(draft)
+        else:
+            slot = Slot([draft], draft.id)
+            slots.append(slot)
+        if draft.id is not None:
+            by_id[draft.id] = slot
+        if draft.key is not None:
+            by_key.setdefault((draft.owner, draft.key), slot)
+        places.append(slot)
+    return slots, places

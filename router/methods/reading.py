@@ -1,0 +1,337 @@
+"""memory/recall, memory/timeline and memory/fetch: one memory out of several (§4.3, §4.4, §4.9).
+
+A recall asks every tier in question at once and fuses their rankings; a timeline and a fetch know from the catalog
+which records they want, and read them where they live. A copy that is not in its record's home is never shown.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from router.a2m.errors import invalid_params, quota
+from router.a2m.messages import Fetch, Recall, Timeline
+from router.a2m.records import Record
+from router.a2m.timestamps import render
+from router.catalog.catalog import Catalog, Selection
+from router.catalog.entries import Entry
+from router.catalog.readers import Reading
+from router.catalog.selection import Scope
+from router.config import Settings, Tier
+from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank, similarity
+from router.methods.drafting import embedding_mismatch
+from router.methods.selecting import Filter, Selecting, owner_for, read_where, tiers_in_question, unanswered
+from router.text import query_tokens
+from router.tiers.copies import Copies, raw_json
+from router.tiers.link import TierDown
+from router.tiers.together import Failure, outcomes
+
+log = logging.getLogger(__name__)
+
+# A tier is asked for no more than this in one recall, whatever the caller's limit.
+_MOST_CANDIDATES: Final = 1000
+
+
+class Degraded(msgspec.Struct, frozen=True):
+    """A tier that an answer had to do without, and why."""
+
+    tier: str
+    reason: str
+
+
+class Records(msgspec.Struct, omit_defaults=True):
+    """The answer to a read: its records, and the tiers that did not answer."""
+
+    records: list[Record]
+    degraded: list[Degraded] | None = None
+
+
+class Fetched(msgspec.Struct):
+    """The answer to a fetch."""
+
+    record: Record | None
+
+
+class _Answer(msgspec.Struct):
+    records: list[Record]
+
+
+class Readings:
+    """Carries out reads.
+
+    Args:
+        clock: the time, in milliseconds since 1970.
+        earned: called when a recall has made a record due for promotion.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        copies: Copies,
+        selecting: Selecting,
+        clock: Callable[[], int],
+        earned: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._copies = copies
+        self._selecting = selecting
+        self._clock = clock
+        self._earned = earned
+
+    async def recall(self, params: Recall, scope: Scope) -> Records:
+        """The best records for a query, a vector, or both; by recency without either (§4.3)."""
+        limit = self._limit(params.limit)
+        self._check_vector(params.embedding)
+        where = read_where(params.where)
+        tiers = tiers_in_question(params.tier, where, self._settings)
+        terms = query_tokens(params.query or "")
+        with self._catalog.readers.reading() as read:
+            ask = self._question(params, where, limit, terms, scope, tiers)
+            found = await outcomes([partial(self._recall_from, tier, ask, scope) for tier in tiers])
+            lists, degraded = self._answers(tiers, found)
+            shown, entries = self._homes(lists, read, where, scope, params.key_prefix)
+        if terms or params.embedding is not None:
+            ranked = self._fused(params, shown, lists)
+        else:
+            newest = sorted(shown, key=lambda each: (entries[each].created_at, entries[each].seq), reverse=True)
+            ranked = [(id, 1 - place / (len(newest) + 1)) for place, id in enumerate(newest)]
+        least = params.min_score
+        best = [(id, score) for id, score in ranked if least is None or score >= least][:limit]
+        if self._catalog.touch([id for id, _ in best], self._clock()):
+            self._earned()
+        now = self._catalog.find(id for id, _ in best)
+        return Records(
+            [_laid_over(shown[id], now[id], score, params.embeddings) for id, score in best if id in now], degraded
+        )
+
+    async def timeline(self, params: Timeline, scope: Scope) -> Records:
+        """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
+        where = read_where(params.where)
+        tiers = tiers_in_question(params.tier, where, self._settings)
+        limit = params.limit or None
+        selection = Selection(
+            tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
+        )
+        with self._catalog.readers.reading() as read:
+            if not where.foreign:
+                entries = self._catalog.newest(selection, limit)
+                degraded: list[Degraded] = []
+            else:
+                entries, degraded = await self._matching(selection, tiers, where, scope, params.key_prefix)
+                entries = entries[-limit:] if limit is not None else entries
+            records, missing = await self._read(entries, read, embeddings=params.embeddings)
+        degraded += [each for each in missing if each.tier not in {other.tier for other in degraded}]
+        self._refuse_if_nothing(tiers, degraded)
+        ordered = [records[entry.id] for entry in entries if entry.id in records]
+        return Records(ordered, degraded or None)
+
+    async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
+        """The caller's record at a key, else the ownerless one, else none (§4.9)."""
+        if params.key == "":
+            raise invalid_params("key", "expected a string that is not empty")
+        with self._catalog.readers.reading() as read:
+            entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
+            if entry is None:
+                return Fetched(None)
+            records, missing = await self._read([entry], read, embeddings=params.embeddings)
+        for down in missing:
+            raise unanswered(down.tier, down.reason, 1.0)
+        return Fetched(records.get(entry.id))
+
+    # --- recall, step by step
+
+    def _limit(self, limit: int | None) -> int:
+        most = self._settings.recall.max_limit
+        if limit is None:
+            return self._settings.recall.limit
+        if limit == 0:
+            raise invalid_params(
+                "limit", f"expected 1 to {most:,}; this server has a max_recall_limit, so 0 means nothing"
+            )
+        if limit > most:
+            raise quota("limit", most, limit, "records")
+        return limit
+
+    def _check_vector(self, embedding: Sequence[float] | None) -> None:
+        width = self._catalog.dimensions()
+        if embedding is None:
+            return
+        if not embedding:
+            raise invalid_params("embedding", "expected at least one number")
+        if width is not None and len(embedding) != width:
+            raise embedding_mismatch("embedding", width, len(embedding))
+
+    def _question(
+        self, params: Recall, where: Filter, limit: int, terms: Sequence[str], scope: Scope, tiers: Sequence[Tier]
+    ) -> Recall:
+        """What every tier is asked: more than the limit, since fusion chooses; without what only the catalog knows."""
+        sent = where.sent
+        if where.needs_catalog:
+            names = [tier.name for tier in tiers]
+            ids = self._catalog.ids(Selection(tiers=names, scope=scope, where=where.known))
+            sent = {**(sent or {}), "id": raw_json(ids)}
+        return Recall(
+            query=params.query if terms else None,
+            embedding=params.embedding,
+            limit=min(limit * self._settings.recall.candidates, max(limit, _MOST_CANDIDATES)),
+            where=sent,
+            key_prefix=params.key_prefix,
+            embeddings=params.embeddings,
+        )
+
+    async def _recall_from(self, tier: Tier, question: Recall, scope: Scope) -> list[Record]:
+        link = self._copies.link(tier.name)
+        profile = link.profile
+        most = profile.max_recall_limit if profile else None
+        similar = profile is not None and profile.store.similarity
+        raw = await link.call(
+            "memory/recall",
+            msgspec.structs.replace(
+                question,
+                owner=owner_for(tier, scope),
+                limit=min(question.limit or 1, most or question.limit or 1),
+                embeddings=question.embeddings or (question.embedding is not None and not similar),
+            ),
+        )
+        try:
+            return msgspec.json.decode(raw, type=_Answer).records
+        except msgspec.MsgspecError as problem:
+            raise TierDown(tier.name, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
+
+    def _answers(
+        self, tiers: Sequence[Tier], found: Sequence[list[Record] | Failure]
+    ) -> tuple[dict[str, list[Record]], list[Degraded] | None]:
+        lists = {tier.name: got for tier, got in zip(tiers, found, strict=True) if isinstance(got, list)}
+        degraded = [
+            Degraded(tier.name, reason_of(failure))
+            for tier, failure in zip(tiers, found, strict=True)
+            if not isinstance(failure, list)
+        ]
+        self._refuse_if_nothing(tiers, degraded)
+        return lists, degraded or None
+
+    def _refuse_if_nothing(self, tiers: Sequence[Tier], degraded: Sequence[Degraded]) -> None:
+        """No answer at all without a required tier, or when none of those asked has answered."""
+        required = {tier.name for tier in tiers if tier.required}
+        for down in degraded:
+            if down.tier in required or len(tiers) <= len(degraded):
+                raise unanswered(down.tier, down.reason, 1.0)
+
+    def _homes(
+        self,
+        lists: dict[str, list[Record]],
+        read: Reading,
+        where: Filter,
+        scope: Scope,
+        key_prefix: str | None,
+    ) -> tuple[dict[str, Record], dict[str, Entry]]:
+        """The copies that may be shown, one a record, and their entries; the others are struck from the lists."""
+        entries = self._catalog.find({record.id for records in lists.values() for record in records})
+        shown: dict[str, Record] = {}
+        for tier, records in lists.items():
+            kept = []
+            for record in records:
+                entry = entries.get(record.id)
+                if entry is None or record.id in shown or not self._catalog.sees(scope, entry):
+                    continue
+                if self._catalog.readers.accepts(read, record.id, entry.home, tier):
+                    shown[record.id] = record
+                    kept.append(record)
+            lists[tier] = kept
+        return shown, entries
+
+    def _fused(
+        self, params: Recall, shown: dict[str, Record], lists: dict[str, list[Record]]
+    ) -> list[tuple[str, float]]:
+        settings = self._settings.recall
+        rankings = []
+        if "tier" in settings.rankings:
+            rankings += [
+                Ranking([record.id for record in records], self._settings.tier(tier).weight)
+                for tier, records in lists.items()
+            ]
+        if "lexical" in settings.rankings and params.query:
+            texts = {id: record.content for id, record in shown.items()}
+            rankings.append(Ranking(lexical(params.query, texts), POOL_WEIGHT))
+        if "vector" in settings.rankings and params.embedding is not None:
+            rankings.append(Ranking(by_similarity(self._similarities(params.embedding, shown)), POOL_WEIGHT))
+        return reciprocal_rank(rankings, settings.k)
+
+    def _similarities(self, embedding: Sequence[float], shown: dict[str, Record]) -> dict[str, float]:
+        """One scale for all: as the store says it, which is exact, or computed from the vector it sent."""
+        found = {}
+        for id, record in shown.items():
+            if record.similarity is not None:
+                found[id] = record.similarity
+            elif record.embedding is not None and len(record.embedding) == len(embedding):
+                found[id] = similarity(embedding, record.embedding, self._catalog.metric())
+        return found
+
+    # --- timeline and fetch, step by step
+
+    async def _matching(
+        self, selection: Selection, tiers: Sequence[Tier], where: Filter, scope: Scope, key_prefix: str | None
+    ) -> tuple[list[Entry], list[Degraded]]:
+        """The entries of a selection that their tiers find too, oldest first, and the tiers that did not answer."""
+        calls = [partial(self._selecting.ask, [tier], where, scope, key_prefix=key_prefix) for tier in tiers]
+        found = await outcomes(calls)
+        matched = {id for answer in found if isinstance(answer, dict) for ids in answer.values() for id in ids}
+        degraded = [
+            Degraded(tier.name, reason_of(answer))
+            for tier, answer in zip(tiers, found, strict=True)
+            if not isinstance(answer, dict)
+        ]
+        return [entry for entry in self._catalog.newest(selection, None) if entry.id in matched], degraded
+
+    async def _read(
+        self, entries: Sequence[Entry], read: Reading, *, embeddings: bool
+    ) -> tuple[dict[str, Record], list[Degraded]]:
+        """The records of `entries`, read at their homes; those that have moved on meanwhile are followed once."""
+        found: dict[str, Record] = {}
+        degraded: dict[str, Degraded] = {}
+        wanted = list(entries)
+        for _ in range(2):
+            homes: dict[str, list[str]] = {}
+            for entry in wanted:
+                homes.setdefault(entry.home, []).append(entry.id)
+            copies = await outcomes(
+                [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
+            )
+            now = self._catalog.find(entry.id for entry in wanted)
+            for home, answer in zip(homes, copies, strict=True):
+                if not isinstance(answer, dict):
+                    degraded[home] = Degraded(home, reason_of(answer))
+                    continue
+                for id, record in answer.items():
+                    if id in now and self._catalog.readers.accepts(read, id, now[id].home, home):
+                        found[id] = _laid_over(record, now[id], None, embeddings)
+            wanted = [now[e.id] for e in wanted if e.id in now and e.id not in found and now[e.id].home not in degraded]
+            if not wanted:
+                break
+        for entry in wanted:
+            log.error("%s does not hold %r, which should live there", entry.home, entry.id)
+        return found, list(degraded.values())
+
+
+def reason_of(failure: object) -> str:
+    """Why a tier did not answer, for `degraded`."""
+    return failure.reason if isinstance(failure, TierDown) else str(failure)
+
+
+def _laid_over(record: Record, entry: Entry, score: float | None, embeddings: bool) -> Record:
+    """The record with what the router keeps account of: where it lives and what it has earned."""
+    return msgspec.structs.replace(
+        record,
+        tier=entry.home,
+        salience=entry.salience,
+        access_count=entry.access_count,
+        accessed_at=None if entry.accessed_at is None else render(entry.accessed_at),
+        revision=entry.revision if entry.key is not None else None,
+        embedding=record.embedding if embeddings else None,
+        similarity=None,
+        score=score,
+    )

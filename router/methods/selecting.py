@@ -1,0 +1,159 @@
+"""Which records a selector means: what the catalog can tell it tells, and only for the rest are tiers asked."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from router.a2m.equality import Where, parse_where, text_of
+from router.a2m.errors import A2MError, Code, invalid_params, unknown_tier
+from router.a2m.messages import Forget, Recall, Timeline
+from router.catalog.catalog import Catalog, Selection
+from router.catalog.selection import FIELDS, Scope
+from router.config import Settings, Tier
+from router.tiers.copies import Copies
+from router.tiers.link import TierDown
+from router.tiers.together import failures_in, outcomes
+
+# What the router counts itself; a tier's own numbers mean something else.
+OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at"})
+
+
+class _Found(msgspec.Struct):
+    id: str
+
+
+class _Answer(msgspec.Struct):
+    records: list[_Found]
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """A caller's `where`, taken apart: `known` is what the catalog can tell, `sent` what a tier can be asked.
+
+    `foreign` says whether there is something that only a tier can tell: content, metadata, uri, media_type.
+    """
+
+    known: Where
+    sent: dict[str, Raw] | None
+    foreign: bool
+
+    @property
+    def needs_catalog(self) -> bool:
+        """Whether no tier could apply all of it."""
+        return not (OWNED - {"tier"}).isdisjoint(self.known)
+
+
+def read_where(where: Mapping[str, Raw] | None) -> Filter:
+    """Takes a `where` apart (§5.2)."""
+    if not where:
+        return Filter({}, None, False)
+    known = parse_where({name: value for name, value in where.items() if name in FIELDS})
+    sent = {name: value for name, value in where.items() if name not in OWNED}
+    return Filter(known, sent or None, any(name not in FIELDS for name in where))
+
+
+def tiers_in_question(tier: str | None, where: Filter, settings: Settings) -> list[Tier]:
+    """The tiers a read is about, by its `tier` and by `tier` in its `where`. Raises UNKNOWN_TIER."""
+    chosen = list(settings.tiers)
+    if tier is not None:
+        chosen = [candidate for candidate in chosen if candidate.name == tier]
+        if not chosen:
+            raise unknown_tier(tier, [candidate.name for candidate in settings.tiers])
+    if "tier" in where.known:
+        named = {text_of(atom) for atom in where.known["tier"]}
+        chosen = [candidate for candidate in chosen if candidate.name in named]
+    return chosen
+
+
+def owner_for(tier: Tier, scope: Scope) -> str | None:
+    """The owner to name to a tier: in a shared one everybody sees everything."""
+    return None if tier.shared else scope.owner
+
+
+class Selecting:
+    """Resolves selectors to ids."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, copies: Copies) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._copies = copies
+
+    async def ids(self, params: Forget, scope: Scope) -> list[str]:
+        """The ids of managed records that a forget's selectors all mean.
+
+        Raises INTERNAL_ERROR if a tier that must be asked does not answer; UNKNOWN_TIER; INVALID_PARAMS for a mount.
+        """
+        where = read_where(params.where)
+        tiers = tiers_in_question(params.tier, where, self._settings)
+        if params.tier is not None and tiers and tiers[0].mount:
+            raise invalid_params("tier", f"{params.tier!r} is mounted read-only; nothing in it can be forgotten")
+        if (params.query, params.tier, params.where, params.key_prefix) == (None,) * 4:
+            return params.ids or []
+        managed = [tier for tier in tiers if not tier.mount]
+        for tier in managed:
+            if not self._catalog.is_scanned(tier.name):
+                raise unanswered(tier.name, "what it holds is still being taken into the account", 1.0)
+        known = dict(where.known)
+        if params.ids is not None:
+            mine = frozenset(b"s" + id.encode() for id in params.ids)
+            known["id"] = tuple(mine.intersection(known["id"]) if "id" in known else mine)
+        selection = Selection(
+            tiers=[tier.name for tier in managed], scope=scope, where=known, key_prefix=params.key_prefix
+        )
+        ids = self._catalog.ids(selection)
+        if params.query is None and not where.foreign:
+            return ids
+        asked = await self.ask(managed, where, scope, query=params.query, key_prefix=params.key_prefix)
+        wanted = frozenset(ids)
+        homes = self._catalog.find(id for found in asked.values() for id in found if id in wanted)
+        return [id for tier, found in asked.items() for id in found if id in homes and homes[id].home == tier]
+
+    async def ask(
+        self,
+        tiers: Sequence[Tier],
+        where: Filter,
+        scope: Scope,
+        *,
+        query: str | None = None,
+        key_prefix: str | None = None,
+    ) -> dict[str, list[str]]:
+        """The ids that each tier finds. Raises INTERNAL_ERROR if one of them does not answer."""
+        found = await outcomes([partial(self._ask, tier, where, scope, query, key_prefix) for tier in tiers])
+        for failure in failures_in(found):
+            raise _as_answer(failure)
+        return {tier.name: ids for tier, ids in zip(tiers, found, strict=True) if isinstance(ids, list)}
+
+    async def _ask(
+        self, tier: Tier, where: Filter, scope: Scope, query: str | None, key_prefix: str | None
+    ) -> list[str]:
+        link = self._copies.link(tier.name)
+        owner = owner_for(tier, scope)
+        if query is None:
+            raw = await link.call("memory/timeline", Timeline(where=where.sent, owner=owner, key_prefix=key_prefix))
+        else:
+            most = (link.profile.max_recall_limit if link.profile else None) or 0
+            params = Recall(query=query, where=where.sent, owner=owner, key_prefix=key_prefix, limit=most)
+            raw = await link.call("memory/recall", params)
+        try:
+            return [record.id for record in msgspec.json.decode(raw, type=_Answer).records]
+        except msgspec.MsgspecError as problem:
+            raise TierDown(tier.name, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
+
+
+def unanswered(tier: str, reason: str, retry_after: float) -> A2MError:
+    """INTERNAL_ERROR for a call that could not do without a tier."""
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"the tier {tier!r} does not answer: {reason}",
+        {"tier": tier, "reason": reason, "retry_after": retry_after},
+    )
+
+
+def _as_answer(failure: A2MError | TierDown | OSError) -> A2MError:
+    if isinstance(failure, TierDown):
+        return unanswered(failure.tier, failure.reason, failure.retry_after)
+    if isinstance(failure, OSError):
+        return A2MError(Code.INTERNAL_ERROR, str(failure))
+    return failure

@@ -1,0 +1,217 @@
+"""The table of methods: each A2M method the router serves, as it is asked over any binding (§4)."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from router.a2m.capabilities import PROTOCOL, methods_of, speaks
+from router.a2m.errors import A2MError, Code
+from router.a2m.messages import (
+    Consolidate,
+    Describe,
+    Fetch,
+    Forget,
+    Promote,
+    Recall,
+    Reinforce,
+    Remember,
+    SessionClose,
+    SessionList,
+    Timeline,
+)
+from router.a2m.server import Caller, Method
+from router.catalog.catalog import Catalog
+from router.catalog.selection import Scope
+from router.config import Settings
+from router.methods.reading import Fetched, Readings, Records
+from router.methods.upkeep import Closed, Consolidated, SessionEntry, Upkeep
+from router.methods.writing import Writing
+from router.tiers.copies import Copies
+
+CAPABILITIES: Final = ("core", "tiers", "salience", "scopes", "sessions", "keys", "embeddings", "external")
+
+
+class Ids(msgspec.Struct):
+    ids: list[str]
+
+
+class Forgotten(msgspec.Struct):
+    forgotten: int
+
+
+class Promoted(msgspec.Struct):
+    promoted: int
+
+
+class Reinforced(msgspec.Struct):
+    reinforced: int
+
+
+class Sessions(msgspec.Struct):
+    sessions: list[SessionEntry]
+
+
+class TierEntry(msgspec.Struct, omit_defaults=True):
+    """A tier in the answer to describe (§4.7); `status`, `server` and `mount` are ours."""
+
+    name: str
+    count: int
+    kind: str
+    status: str
+    capacity: int | None = None
+    spill_to: str | None = None
+    promote_to: str | None = None
+    shared: bool | None = None
+    per_session: bool | None = None
+    server: str | None = None
+    mount: bool | None = None
+    reason: str | None = None
+
+
+class Limits(msgspec.Struct):
+    max_records_per_call: int
+    max_recall_limit: int
+    max_content_length: int
+
+
+class Embeddings(msgspec.Struct):
+    dimensions: int | None
+    metric: str
+    metrics: list[str]
+    model: str | None
+
+
+class Description(msgspec.Struct):
+    """The answer to describe (§4.1)."""
+
+    protocol: str
+    name: str
+    capabilities: list[str]
+    methods: list[str]
+    limits: Limits
+    tiers: list[TierEntry]
+    embeddings: Embeddings
+
+
+class Methods:
+    """What the router answers, by method; each reads whose scope it is asked in, and hands on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        copies: Copies,
+        writing: Writing,
+        readings: Readings,
+        upkeep: Upkeep,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._copies = copies
+        self._writing = writing
+        self._readings = readings
+        self._upkeep = upkeep
+
+    def table(self) -> Mapping[str, Method]:
+        """Every method that is served, by name."""
+        return {
+            "memory/describe": Method(Describe, self.describe),
+            "memory/remember": Method(Remember, self.remember),
+            "memory/recall": Method(Recall, self.recall),
+            "memory/timeline": Method(Timeline, self.timeline),
+            "memory/forget": Method(Forget, self.forget),
+            "memory/promote": Method(Promote, self.promote),
+            "memory/consolidate": Method(Consolidate, self.consolidate),
+            "memory/reinforce": Method(Reinforce, self.reinforce),
+            "memory/session/list": Method(SessionList, self.session_list),
+            "memory/session/close": Method(SessionClose, self.session_close),
+            "memory/fetch": Method(Fetch, self.fetch),
+        }
+
+    async def describe(self, params: Describe, caller: Caller) -> Description:
+        if params.protocol is not None and not speaks(params.protocol):
+            raise A2MError(
+                Code.PROTOCOL_NOT_SUPPORTED,
+                f"protocol: this server speaks {PROTOCOL}, not {params.protocol!r}",
+                {"supported": [PROTOCOL]},
+            )
+        capabilities = [name for name in CAPABILITIES if name != "scopes" or _tells_owners_apart(caller)]
+        counts = self._catalog.counts(scope_of(caller, params.owner))
+        limits = self._settings.limits
+        metric = self._catalog.metric()
+        return Description(
+            protocol=PROTOCOL,
+            name=self._settings.name,
+            capabilities=capabilities,
+            methods=methods_of(capabilities),
+            limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
+            tiers=[self._tier(name, count) for name, count in counts.items()],
+            embeddings=Embeddings(self._catalog.dimensions(), metric, [metric], None),
+        )
+
+    async def remember(self, params: Remember, caller: Caller) -> Ids:
+        if not _tells_owners_apart(caller):
+            params.records = [msgspec.structs.replace(draft, owner=None) for draft in params.records]
+        return Ids(await self._writing.remember(params, scope_of(caller, params.owner)))
+
+    async def recall(self, params: Recall, caller: Caller) -> Records:
+        return await self._readings.recall(params, scope_of(caller, params.owner))
+
+    async def timeline(self, params: Timeline, caller: Caller) -> Records:
+        return await self._readings.timeline(params, scope_of(caller, params.owner))
+
+    async def fetch(self, params: Fetch, caller: Caller) -> Fetched:
+        return await self._readings.fetch(params, scope_of(caller, params.owner))
+
+    async def forget(self, params: Forget, caller: Caller) -> Forgotten:
+        return Forgotten(await self._writing.forget(params, scope_of(caller, params.owner)))
+
+    async def promote(self, params: Promote, caller: Caller) -> Promoted:
+        return Promoted(await self._upkeep.promote(params, scope_of(caller, params.owner)))
+
+    async def consolidate(self, params: Consolidate, caller: Caller) -> Consolidated:
+        return await self._upkeep.consolidate(scope_of(caller, params.owner))
+
+    async def reinforce(self, params: Reinforce, caller: Caller) -> Reinforced:
+        return Reinforced(self._upkeep.reinforce(params, scope_of(caller, params.owner)))
+
+    async def session_list(self, params: SessionList, caller: Caller) -> Sessions:
+        return Sessions(self._upkeep.sessions(scope_of(caller, params.owner)))
+
+    async def session_close(self, params: SessionClose, caller: Caller) -> Closed:
+        return await self._upkeep.close(params, scope_of(caller, params.owner))
+
+    def _tier(self, name: str, count: int) -> TierEntry:
+        tier = self._settings.tier(name)
+        link = self._copies.link(name)
+        return TierEntry(
+            name=name,
+            count=count,
+            kind=tier.kind,
+            status=link.status,
+            capacity=tier.capacity,
+            spill_to=tier.spill_to,
+            promote_to=tier.promote_to,
+            shared=tier.shared,
+            per_session=tier.per_session,
+            server=link.profile.name if link.profile else None,
+            mount=tier.mount,
+            reason=link.reason,
+        )
+
+
+def scope_of(caller: Caller, owner: str | None) -> Scope:
+    """Whose eyes a call sees with (§6): the owner it asserts where that is believed, else its principal's.
+
+    Raises SCOPE_DENIED when a principal asserts another owner than itself.
+    """
+    if caller.asserts_owner:
+        return Scope(owner)
+    if owner is not None and caller.owner is not None and owner != caller.owner:
+        raise A2MError(Code.SCOPE_DENIED, f"owner: you are {caller.owner!r}, not {owner!r}")
+    return Scope(caller.owner)
+
+
+def _tells_owners_apart(caller: Caller) -> bool:
+    return caller.asserts_owner or caller.owner is not None

@@ -1,0 +1,133 @@
+"""memory/promote, consolidate, reinforce and the sessions (§4.6 to §4.8, §4.10, §4.11)."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.messages import Promote, Reinforce, SessionClose
+from router.a2m.timestamps import render
+from router.catalog.catalog import Catalog
+from router.catalog.selection import Scope
+from router.config import Settings
+from router.methods.drafting import destination
+from router.moves import Moves
+from router.passes import Passes, Report
+from router.policy import Unit
+
+
+class Consolidated(msgspec.Struct):
+    """The answer to memory/consolidate (§4.7)."""
+
+    moved: int
+    promoted: int
+    dropped: int
+    summarized: int
+    counts: Mapping[str, int]
+
+
+class Closed(msgspec.Struct):
+    """The answer to memory/session/close (§4.11)."""
+
+    moved: int
+    promoted: int
+    dropped: int
+    summarized: int
+    counts: Mapping[str, int]
+    closed: str
+    flushed: int
+
+
+class SessionEntry(msgspec.Struct, omit_defaults=True):
+    """A conversation in the answer to memory/session/list (§4.10); `owner` is there where it has one."""
+
+    session: str
+    records: int
+    tiers: Mapping[str, int]
+    opened_at: str
+    touched_at: str
+    owner: str | None = None
+
+
+class Upkeep:
+    """Carries out what is asked of the policy by hand."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        moves: Moves,
+        passes: Passes,
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._moves = moves
+        self._passes = passes
+        self._changed = changed
+
+    async def promote(self, params: Promote, scope: Scope) -> int:
+        """How many records moved: the whole group of each id, but for what is there already or is not the caller's.
+
+        Raises UNKNOWN_TIER; INVALID_PARAMS for a mount; INTERNAL_ERROR with `data: {tier, reason}` when nothing could
+        be moved because a tier did not take part.
+        """
+        target = destination(params.tier, self._settings, "tier").name
+        by_home: dict[str, dict[tuple[str, ...], Unit]] = {}
+        for entry in self._catalog.find(params.ids).values():
+            if entry.home != target and scope.holds(entry.owner):
+                ids = tuple(member.id for member in self._catalog.unit(entry))
+                by_home.setdefault(entry.home, {})[ids] = Unit(ids, 0.0, len(ids), entry.owner, entry.group)
+        promoted = 0
+        reason = None
+        for home, units in by_home.items():
+            moved = await self._moves.carry_out(list(units.values()), home, target, params.salience or 0.0)
+            promoted += moved.records
+            reason = moved.reason or reason
+        if promoted == 0 and reason is not None:
+            raise A2MError(
+                Code.INTERNAL_ERROR,
+                f"nothing could be moved to {target!r}: {reason}",
+                {"tier": target, "reason": reason, "retry_after": 1.0},
+            )
+        self._changed()
+        return promoted
+
+    async def consolidate(self, scope: Scope) -> Consolidated:
+        """Runs a pass; the counts are those of what the caller sees."""
+        report = await self._passes.consolidate()
+        return Consolidated(**_figures(report), counts=self._catalog.counts(scope))
+
+    async def close(self, params: SessionClose, scope: Scope) -> Closed:
+        """Ends a conversation: its records leave the working tiers at once, then a pass runs. Nothing is deleted."""
+        if params.session == "":
+            raise invalid_params("session", "expected a string that is not empty")
+        flushed, report = await self._passes.close_session(params.session, scope)
+        return Closed(**_figures(report), counts=self._catalog.counts(scope), closed=params.session, flushed=flushed)
+
+    def reinforce(self, params: Reinforce, scope: Scope) -> int:
+        """How many records had their salience raised."""
+        return self._catalog.reinforce(params.ids, params.amount, scope)
+
+    def sessions(self, scope: Scope) -> list[SessionEntry]:
+        """The conversations the caller sees."""
+        return [
+            SessionEntry(
+                session=session.session,
+                records=sum(session.tiers.values()),
+                tiers=session.tiers,
+                opened_at=render(session.opened_at),
+                touched_at=render(session.touched_at),
+                owner=session.owner,
+            )
+            for session in self._catalog.sessions(scope)
+        ]
+
+
+def _figures(report: Report) -> dict[str, int]:
+    return {
+        "moved": report.moved,
+        "promoted": report.promoted,
+        "dropped": report.dropped,
+        "summarized": report.summarized,
+    }

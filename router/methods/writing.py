@@ -1,0 +1,318 @@
+"""memory/remember and memory/forget: how records come to be, are replaced, and go (§4.2, §4.5).
+
+A write is two notes around one call: it is reserved before a tier hears of it, and becomes true for all of its batch at
+once when every tier has it. A forget never waits for a tier that need not be asked: it is true when it is noted.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import anyio
+import msgspec
+
+from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.messages import Forget, Remember
+from router.a2m.records import Draft, digest
+from router.a2m.timestamps import render
+from router.catalog.catalog import Catalog, Replacement
+from router.catalog.claims import Claim, Name, group_name, id_name, key_name
+from router.catalog.entries import Entry, entry_of
+from router.catalog.selection import Scope
+from router.config import Settings
+from router.methods.drafting import Slot, complete_drafts, destination, embedding_mismatch, new_id, slots_of, width_of
+from router.methods.selecting import Selecting
+from router.moves import Settling
+from router.sweeping import Sweeper
+from router.tiers.copies import Copies
+from router.tiers.link import TierDown
+from router.tiers.together import Failure, failures_in, outcomes
+
+log = logging.getLogger(__name__)
+
+# How long a write waits for another change of the same ids, keys or groups before it says so.
+_CLAIM_SECONDS: Final = 30.0
+
+# Errors of a tier that are the caller's to hear; any other is the federation's own trouble.
+_CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
+
+
+class _Plan(msgspec.Struct):
+    """What some slots come to, under a claim: new records, replacements of known ones, and records that are known."""
+
+    new: list[tuple[Slot, Draft, Entry]]
+    replaced: list[tuple[Slot, Draft, Replacement]]
+    known: list[tuple[Slot, Draft, Entry]]
+
+
+class Writing:
+    """Carries out writes and forgets.
+
+    Args:
+        clock: the time, in milliseconds since 1970.
+        changed: called after every write, so that the policy looks at what it filled.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        copies: Copies,
+        sweeper: Sweeper,
+        settling: Settling,
+        selecting: Selecting,
+        clock: Callable[[], int],
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._copies = copies
+        self._sweeper = sweeper
+        self._settling = settling
+        self._selecting = selecting
+        self._clock = clock
+        self._changed = changed
+
+    async def remember(self, params: Remember, scope: Scope) -> list[str]:
+        """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
+
+        Raises A2MError as `complete_drafts` does, and INTERNAL_ERROR with `data: {tier, reason, retry_after}` where a
+        tier does not take its part.
+        """
+        drafts = complete_drafts(params, scope, self._settings, self._catalog.dimensions())
+        slots, places = slots_of([self._dated(draft) for draft in drafts])
+        waiting = slots
+        while waiting:
+            claim, plan = await self._claim(waiting)
+            # what a tier has been told must be finished whatever becomes of the caller; every call has a deadline
+            with anyio.CancelScope(shield=True):
+                await self._write(plan, claim)
+            # a replacement whose record was forgotten meanwhile comes round once more, as a new record
+            waiting = [slot for slot in waiting if slot.answer is None]
+        self._changed()
+        return [slot.answer for slot in places if slot.answer is not None]
+
+    async def forget(self, params: Forget, scope: Scope) -> int:
+        """How many records were forgotten; gone for every reader when this returns (§4.5).
+
+        Raises INVALID_PARAMS without a selector. If a tier that must be asked does not answer, nothing is forgotten.
+        """
+        if (params.ids, params.query, params.tier, params.where, params.key_prefix) == (None,) * 5:
+            raise invalid_params(
+                "params",
+                "expected at least one of ids, query, tier, where and key_prefix; an empty call forgets nothing",
+            )
+        ids = await self._selecting.ids(params, scope)
+        struck = self._catalog.forget(ids, scope, self._clock())
+        await self._catalog.synced()
+        self._sweeper.wake()
+        return len(struck)
+
+    def _dated(self, draft: Draft) -> Draft:
+        moment = self._catalog.next_moment(self._clock())
+        return draft if draft.created_at is not None else msgspec.structs.replace(draft, created_at=render(moment))
+
+    # --- under which claim, and what it comes to
+
+    async def _claim(self, slots: Sequence[Slot]) -> tuple[Claim, _Plan]:
+        """A claim on all that the slots touch, and what they come to under it."""
+        claim = None
+        names: set[Name] = set()
+        while True:
+            plan = self._plan(slots)
+            needed = self._names(slots, plan)
+            if claim is not None and needed <= names:
+                return claim, plan
+            if claim is not None:
+                claim.release()
+            names = needed
+            try:
+                with anyio.fail_after(_CLAIM_SECONDS):
+                    claim = await self._catalog.claims.take(names)
+            except TimeoutError:
+                raise A2MError(
+                    Code.INTERNAL_ERROR,
+                    "an earlier change of the same records has not been settled by its tier yet; try again",
+                    {"reason": "unsettled", "retry_after": _CLAIM_SECONDS},
+                ) from None
+
+    def _plan(self, slots: Sequence[Slot]) -> _Plan:
+        plan = _Plan([], [], [])
+        for slot in slots:
+            draft = slot.last
+            entry = None if slot.id is None else self._catalog.find([slot.id]).get(slot.id)
+            by_id = entry is not None
+            if entry is None and draft.key is not None:
+                entry = self._catalog.by_key(draft.owner, draft.key)
+            if entry is None:
+                slot.id = slot.id or new_id()
+                home = destination(draft.tier, self._settings, "tier").name
+                whole = _whole(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
+                plan.new.append((slot, whole, entry_of(whole, home)))
+                continue
+            if by_id and entry.owner is not None and entry.owner != draft.owner:
+                raise A2MError(Code.SCOPE_DENIED, f"records: the id {entry.id!r} belongs to another owner")
+            rewrites = _rewrites(slot.drafts, entry) if by_id else len(slot.drafts)
+            if rewrites == 0:
+                plan.known.append((slot, _whole(draft, entry.id, render(entry.created_at), entry.revision), entry))
+            else:
+                whole = _whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites)
+                new = entry_of(whole, draft.tier or entry.home)
+                plan.replaced.append((slot, whole, Replacement(new, entry.version, draft.salience)))
+        return plan
+
+    def _names(self, slots: Sequence[Slot], plan: _Plan) -> set[Name]:
+        names: set[Name] = set()
+        entries = [entry for _, _, entry in plan.new + plan.known] + [r.entry for _, _, r in plan.replaced]
+        before = self._catalog.find(r.entry.id for _, _, r in plan.replaced)
+        for entry in [*entries, *before.values()]:
+            names.add(id_name(entry.id))
+            if entry.key is not None:
+                names.add(key_name(entry.owner, entry.key))
+            if entry.group is not None:
+                names.add(group_name(entry.owner, entry.group))
+        for tier, there in _by_home(entries).items():
+            names |= self._sweeper.names_in_the_way(tier, there)
+        return names
+
+    # --- the walk
+
+    async def _write(self, plan: _Plan, claim: Claim) -> None:
+        new = [entry for _, _, entry in plan.new]
+        replacements = [replacement for _, _, replacement in plan.replaced]
+        failures: list[Failure] = []
+        reserved = False
+        attempted = False
+        try:
+            await self._check_known(plan)
+            await self._make_way(new + [r.entry for r in replacements])
+            self._fix_width([draft for _, draft, _ in plan.new] + [draft for _, draft, _ in plan.replaced])
+            self._catalog.reserve(new, replacements)
+            reserved = True
+            failures = await self._tell_tiers([(d, e.home) for _, d, e in plan.new], synced=bool(new or replacements))
+            if not failures and replacements:
+                attempted = True
+                failures = await self._tell_tiers([(d, r.entry.home) for _, d, r in plan.replaced], synced=False)
+            if failures:
+                raise _answer(failures[0])
+            lost = {id(replacement) for replacement in self._catalog.commit_write(new, replacements)}
+        except (A2MError, TierDown, OSError) as failure:
+            if isinstance(failure, TierDown) and not failures:
+                failures = [failure]
+            if reserved:
+                self._catalog.abandon(new, replacements)
+                await self._catalog.synced()
+            then = partial(self._settle_replacements, replacements, attempted) if reserved and replacements else None
+            self._settling.release(claim, failures, then)
+            raise _answer(failure) from failure
+        except BaseException:
+            self._settling.release(claim)
+            raise
+        self._settling.release(claim)
+        for slot, _, entry in plan.new + plan.known:
+            slot.answer = entry.id
+        for slot, _, replacement in plan.replaced:
+            if id(replacement) not in lost:
+                slot.answer = replacement.entry.id
+            else:
+                slot.id = None
+
+    async def _check_known(self, plan: _Plan) -> None:
+        """Known means readable: each known record is read at its home. One that its home has lost is written there anew
+        if the caller brings it back as it was."""
+        homes = _by_home([entry for _, _, entry in plan.known])
+        found = await outcomes(
+            [partial(self._copies.read, home, [e.id for e in there]) for home, there in homes.items()]
+        )
+        for failure in failures_in(found):
+            raise failure
+        there = {id for copies in found if isinstance(copies, dict) for id in copies}
+        for _, draft, entry in plan.known:
+            if entry.id in there:
+                continue
+            if digest(draft) != entry.digest:
+                raise TierDown(entry.home, f"has lost the record {entry.id!r}", 60.0, None)
+            await self._copies.write(entry.home, [draft])
+
+    async def _make_way(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if self._catalog.is_reserved(entry.id):
+                raise TierDown(
+                    entry.home, f"an interrupted write of {entry.id!r} has not been looked into yet", 1.0, None
+                )
+        for tier, there in _by_home(entries).items():
+            if not self._catalog.is_scanned(tier):
+                reason = self._copies.link(tier).reason or "what it holds is still being taken into the account"
+                raise TierDown(tier, reason, 1.0, None)
+            await self._sweeper.clear(tier, there)
+
+    def _fix_width(self, drafts: Sequence[Draft]) -> None:
+        width = width_of(drafts)
+        fixed = self._catalog.dimensions()
+        if width is not None and fixed is None:
+            self._catalog.fix_dimensions(width)
+        elif width is not None and fixed is not None and width != fixed:
+            raise embedding_mismatch("records", fixed, width)
+
+    async def _tell_tiers(self, written: Sequence[tuple[Draft, str]], *, synced: bool) -> list[Failure]:
+        """Write to all tiers at once; meanwhile what was noted becomes durable."""
+        by_tier: dict[str, list[Draft]] = {}
+        for draft, tier in written:
+            by_tier.setdefault(tier, []).append(draft)
+        calls = [partial(self._copies.write, tier, drafts) for tier, drafts in by_tier.items()]
+        return failures_in(await outcomes([*calls, self._catalog.synced] if synced else calls))
+
+    async def _settle_replacements(self, replacements: Sequence[Replacement], attempted: bool) -> None:
+        """A failed batch: the account follows what the tier turns out to hold of each replacement in place."""
+        for replacement in replacements:
+            entry = replacement.entry
+            found = None
+            while attempted:
+                try:
+                    copy = (await self._copies.read(entry.home, [entry.id], embeddings=True)).get(entry.id)
+                    found = None if copy is None else digest(copy)
+                    break
+                except (TierDown, A2MError) as problem:
+                    log.info("%s: whether %r was replaced is not known yet: %s", entry.home, entry.id, problem)
+                    await self._copies.link(entry.home).wait_up()
+            self._catalog.settle_replacement(entry.id, found)
+
+
+def _whole(draft: Draft, id: str, created_at: str | None, revision: int) -> Draft:
+    """The draft as a tier is given it."""
+    return msgspec.structs.replace(
+        draft, id=id, content=draft.content or "", created_at=created_at, revision=revision, tier=None
+    )
+
+
+def _rewrites(drafts: Iterable[Draft], entry: Entry) -> int:
+    """How often these writes under a known id replace its record: each that carries its key, with another content."""
+    rewrites = 0
+    current = entry.digest
+    for draft in drafts:
+        same = digest(_whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites))
+        if draft.key is not None and draft.key == entry.key and same != current:
+            rewrites += 1
+            current = digest(_whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites))
+    return rewrites
+
+
+def _by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    homes: dict[str, list[Entry]] = {}
+    for entry in entries:
+        homes.setdefault(entry.home, []).append(entry)
+    return homes
+
+
+def _answer(failure: Failure) -> A2MError:
+    """What a caller hears of a failed write."""
+    if isinstance(failure, TierDown):
+        return A2MError(
+            Code.INTERNAL_ERROR,
+            f"the tier {failure.tier!r} did not take the write: {failure.reason}; nothing was written, try again",
+            {"tier": failure.tier, "reason": failure.reason, "retry_after": failure.retry_after},
+        )
+    if isinstance(failure, OSError):
+        return A2MError(Code.INTERNAL_ERROR, f"the catalog's disk failed: {failure}", {"reason": str(failure)})
+    return failure

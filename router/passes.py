@@ -1,0 +1,159 @@
+"""Passes: the policy carried out. Promotions first, then spills, until nothing is left to do.
+
+A pass may be asked for (memory/consolidate, memory/session/close), and runs in the background where the settings say
+so. What a tier refuses, or cannot be asked, stays where it is: a full tier goes over its capacity before anything is
+lost.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+import msgspec
+
+from router.catalog.catalog import Catalog
+from router.catalog.selection import Scope
+from router.config import Settings, Tier
+from router.moves import Moved, Moves
+from router.policy import Unit, evictions
+from router.sweeping import Sweeper
+
+log = logging.getLogger(__name__)
+
+# Waits before a pass tries again what a tier did not take.
+_FIRST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 30.0
+
+
+class Report(msgspec.Struct):
+    """What a pass did, in records, and how many units it had to leave where they were."""
+
+    moved: int = 0
+    promoted: int = 0
+    dropped: int = 0
+    summarized: int = 0
+    left: int = 0
+
+
+class Passes:
+    """Runs the policy of one federation.
+
+    Args:
+        clock: the time, in milliseconds since 1970.
+    """
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, moves: Moves, sweeper: Sweeper, clock: Callable[[], int]
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._moves = moves
+        self._sweeper = sweeper
+        self._clock = clock
+        self._turn = anyio.Lock()
+        self._wanted = anyio.Event()
+        self._idle = anyio.Event()
+
+    def wake(self) -> None:
+        """Something was written, or earned, or a tier can be reached again."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Run a pass whenever woken. Ends only by being cancelled."""
+        wait = _FIRST_WAIT
+        while True:
+            self._wanted = anyio.Event()
+            report = await self.consolidate()
+            wait = min(wait * 2, _LONGEST_WAIT) if report.left else _FIRST_WAIT
+            if not self._wanted.is_set():
+                self._idle.set()
+                self._idle = anyio.Event()
+            with anyio.move_on_after(wait if report.left else None):
+                await self._wanted.wait()
+
+    async def idle(self) -> None:
+        """Return when a background pass has found nothing more to do."""
+        self.wake()
+        await self._idle.wait()
+
+    async def consolidate(self) -> Report:
+        """One pass over everything that is due or over capacity (§4.7)."""
+        async with self._turn:
+            report = Report()
+            stuck = _Stuck(set(), set())
+            while await self._promote(report, stuck) or await self._spill(report, stuck):
+                pass
+            report.left = len(stuck.units) + len(stuck.buckets)
+            return report
+
+    async def close_session(self, session: str, scope: Scope) -> tuple[int, Report]:
+        """Move a conversation out of the working tiers, then run a pass. Returns how many records left (§4.11)."""
+        flushed = 0
+        report = Report()
+        for tier in self._settings.managed:
+            if tier.kind == "working" and tier.spill_to is not None:
+                units = self._catalog.in_session(tier.name, session, scope)
+                moved = await self._moves.carry_out(units, tier.name, tier.spill_to)
+                flushed += moved.records
+                report.moved += moved.records
+        after = await self.consolidate()
+        for field in ("moved", "promoted", "dropped", "summarized", "left"):
+            setattr(report, field, getattr(report, field) + getattr(after, field))
+        return flushed, report
+
+    async def _promote(self, report: Report, stuck: "_Stuck") -> bool:
+        progress = False
+        by_home: dict[str, dict[tuple[str, ...], Unit]] = {}
+        for entry in self._catalog.due():
+            ids = tuple(member.id for member in self._catalog.unit(entry))
+            if ids not in stuck.units:
+                by_home.setdefault(entry.home, {})[ids] = Unit(ids, 0.0, len(ids), entry.owner, entry.group)
+        for home, units in by_home.items():
+            target = self._settings.tier(home).promote_to
+            assert target is not None
+            moved = await self._carry_out(list(units.values()), home, target, stuck)
+            report.promoted += moved.records
+            progress |= moved.records > 0
+        return progress
+
+    async def _spill(self, report: Report, stuck: "_Stuck") -> bool:
+        progress = False
+        for tier in self._settings.managed:
+            for bucket, held in self._catalog.overfull(tier.name):
+                assert tier.capacity is not None
+                free = (unit for unit in self._catalog.weakest(tier.name, bucket) if unit.ids not in stuck.units)
+                units = evictions(free, held, tier.capacity)
+                if not units or bucket in stuck.buckets:
+                    continue
+                if await self._evict(tier, units, report, stuck):
+                    progress = True
+                else:
+                    stuck.buckets.add(bucket)
+        return progress
+
+    async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> bool:
+        if tier.overflow == "drop":
+            dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
+            await self._catalog.synced()
+            self._sweeper.wake()
+            report.dropped += len(dropped)
+            return bool(dropped)
+        assert tier.spill_to is not None
+        moved = await self._carry_out(units, tier.name, tier.spill_to, stuck)
+        report.moved += moved.records
+        return moved.records > 0
+
+    async def _carry_out(self, units: Sequence[Unit], source: str, target: str, stuck: "_Stuck") -> Moved:
+        moved = await self._moves.carry_out(units, source, target)
+        for unit in units:
+            if any(entry.home == source for entry in self._catalog.find(unit.ids).values()):
+                stuck.units.add(unit.ids)
+        return moved
+
+
+class _Stuck(msgspec.Struct):
+    """What a pass could not move, and does not try again: single units, and buckets of which nothing could go."""
+
+    units: set[tuple[str, ...]]
+    buckets: set[int]

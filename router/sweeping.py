@@ -1,0 +1,165 @@
+"""The sweeper: removes the copies that are noted as strays, whenever their tier can be reached.
+
+Rules:
+- it trusts nothing: a copy that a move left behind goes only after the record was read at its home in the same sweep;
+  if the home has lost it, the copy becomes home, but only with the digest that the catalog holds;
+- copies of what was forgotten, replaced or given up go without asking;
+- no copy goes while a read is under way that may still need it;
+- what somebody has a claim on is left for later; a copy in a record's home is never touched.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import anyio
+
+from router.a2m.errors import A2MError
+from router.a2m.records import digest
+from router.catalog.catalog import Catalog, NotedStray
+from router.catalog.claims import Name, id_name, key_name
+from router.catalog.entries import Entry, Stray
+from router.tiers.copies import Copies
+from router.tiers.link import TierDown
+
+log = logging.getLogger(__name__)
+
+_PAGE: Final = 200
+
+# How long a tier that refused to forget is left alone.
+_PAUSE_SECONDS: Final = 5.0
+
+
+class Sweeper:
+    """Sweeps the managed tiers of one catalog."""
+
+    def __init__(self, catalog: Catalog, copies: Copies, tiers: Iterable[str]) -> None:
+        self._catalog = catalog
+        self._copies = copies
+        self._tiers = list(tiers)
+        self._wanted = anyio.Event()
+        self._idle = anyio.Event()
+        self._passed_over: set[Name] = set()
+
+    def wake(self) -> None:
+        """There is something to remove, or a tier or a record that could not be reached can be now."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Sweep whenever woken. Ends only by being cancelled."""
+        with self._catalog.claims.on_release(self._on_release):
+            while True:
+                self._wanted = anyio.Event()
+                self._passed_over.clear()
+                failed = False
+                for tier in self._tiers:
+                    failed |= not await self._try(tier)
+                if not self._wanted.is_set():
+                    self._idle.set()
+                    self._idle = anyio.Event()
+                with anyio.move_on_after(_PAUSE_SECONDS if failed else None):
+                    await self._wanted.wait()
+
+    async def idle(self) -> None:
+        """Return when the sweeper has been through all tiers once more and found nothing new to do."""
+        self.wake()
+        await self._idle.wait()
+
+    async def sweep(self, tier: str) -> None:
+        """Remove all strays of `tier` that can be removed now. Raises TierDown and A2MError as the tier does."""
+        after = ""
+        while page := self._catalog.strays(tier, after, _PAGE):
+            after = page[-1].id
+            claims = []
+            mine = []
+            try:
+                for stray in page:
+                    claim = self._catalog.claims.take_if_free(_names(stray))
+                    if claim is None:
+                        self._passed_over |= _names(stray)
+                    else:
+                        claims.append(claim)
+                        mine.append(stray)
+                await self._remove(tier, mine)
+            finally:
+                for claim in claims:
+                    claim.release()
+
+    async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
+        """Make sure that no stray of these ids, or at these owners' keys, is left in `tier`, before they are written.
+
+        The caller holds claims on all of them (`names_in_the_way`). Raises TierDown if one of them stays.
+        """
+        strays = self._catalog.strays_in_the_way(tier, entries)
+        if strays:
+            await self._remove(tier, strays)
+            if self._catalog.strays_in_the_way(tier, entries):
+                raise TierDown(tier, "an older copy of a record could not be removed yet", 1.0, None)
+
+    def names_in_the_way(self, tier: str, entries: Sequence[Entry]) -> set[Name]:
+        """What has to be claimed, beside the entries themselves, to `clear` their way into `tier`."""
+        strays = self._catalog.strays_in_the_way(tier, entries)
+        return {name for stray in strays for name in _names(stray)}
+
+    def _on_release(self, names: frozenset[Name]) -> None:
+        if not names.isdisjoint(self._passed_over):
+            self.wake()
+
+    async def _try(self, tier: str) -> bool:
+        if self._copies.link(tier).status != "up":
+            return True  # its coming back wakes us
+        try:
+            await self.sweep(tier)
+        except (TierDown, A2MError) as problem:
+            log.warning("%s: strays stay for now: %s", tier, problem)
+            return False
+        return True
+
+    async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> None:
+        """Remove those copies that may go. The caller has claimed them."""
+        entries = self._catalog.find(stray.id for stray in strays)
+        at_home = [stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier]
+        self._catalog.strike(tier, at_home)
+        superseded = [
+            entries[stray.id]
+            for stray in strays
+            if stray.kind == Stray.SUPERSEDED and stray.id in entries and entries[stray.id].home != tier
+        ]
+        safe = await self._seen_at_home(superseded, tier)
+        unwanted = {stray.id for stray in strays if stray.id not in entries or stray.kind != Stray.SUPERSEDED}
+        leaving = (safe | unwanted) - set(at_home)
+        if leaving:
+            await self._catalog.readers.grace()
+            gone = await self._copies.remove(tier, sorted(leaving))
+            self._catalog.strike(tier, gone)
+
+    async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> set[str]:
+        """Which of the records that left `tier` were read at their homes just now."""
+        seen: set[str] = set()
+        for home in dict.fromkeys(entry.home for entry in entries):
+            there = [entry for entry in entries if entry.home == home]
+            try:
+                found = await self._copies.read(home, [entry.id for entry in there])
+                seen.update(found)
+                lost = [entry for entry in there if entry.id not in found]
+                if lost:
+                    await self._bring_home(lost, tier)
+            except (TierDown, A2MError) as problem:
+                log.info("%s: copies stay until %s can be read: %s", tier, home, problem)
+        return seen
+
+    async def _bring_home(self, lost: Sequence[Entry], tier: str) -> None:
+        copies = await self._copies.read(tier, [entry.id for entry in lost], embeddings=True)
+        for entry in lost:
+            copy = copies.get(entry.id)
+            if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier):
+                log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
+            else:
+                log.error("%s has lost %r, and %s holds no true copy of it", entry.home, entry.id, tier)
+
+
+def _names(stray: NotedStray) -> set[Name]:
+    names = {id_name(stray.id)}
+    if stray.key is not None:
+        names.add(key_name(stray.owner, stray.key))
+    return names

@@ -1,0 +1,157 @@
+"""Text in, tokens and sentences out: the one tokenizer that ranking, storing and summarizing share.
+
+Rules: what indexes and what queries goes through the same steps, so a word of a document finds the document;
+time is linear in the length of the text, whatever is in it; no token is empty or longer than `MAX_TOKEN`.
+"""
+
+import re
+import threading
+import unicodedata
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from itertools import groupby
+
+# The Python stemmer by name: `snowballstemmer.stemmer` would take PyStemmer where it is installed, and an index
+# written with one release of the English rules would not be found by queries stemmed with another.
+from snowballstemmer.english_stemmer import EnglishStemmer
+
+MAX_TOKEN = 64
+"""Characters of a token. A longer word is known by its beginning."""
+
+_STOPS = """
+a about after again all also am an and any are as at be because been before being but by can could d did do does doing
+during each few for from had has have having he her here hers herself him himself his how i if in into is it its itself
+just ll m me more most my myself no nor not of off on once only or other our ours ourselves over own re s same she
+should so some such t than that the their theirs them themselves then there these they this those through to too under
+until up ve very was we were what when where which while who whom whose why will with would you your yours yourself
+yourselves aren couldn didn doesn hadn hasn haven isn shouldn wasn weren wouldn
+"""
+STOP_WORDS = frozenset(_STOPS.split())
+"""English words, case folded and not yet stemmed, that hardly tell one text from another; the pieces that contractions
+leave ("it's", "didn't") are among them."""
+
+
+def tokens(text: str) -> list[str]:
+    """The tokens of `text`, in order, repeats included.
+
+    A word becomes one token: case folded, stemmed (English), then without its accents. Han, Hiragana, Katakana and
+    Hangul put no spaces between words, so a run of them becomes its overlapping pairs, or itself if it is one long.
+    Underscores, punctuation, symbols and emoji part words and are no tokens.
+    """
+    return [token for term in _terms(text) if (token := _token(term))]
+
+
+def query_tokens(text: str) -> list[str]:
+    """The distinct tokens to search for, in order of appearance, without stop words.
+
+    Empty if `text` holds nothing but stop words; callers then rank by recency.
+    """
+    return list(dict.fromkeys(token for term in _terms(text) if term not in STOP_WORDS and (token := _token(term))))
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of `text`, in order: substrings of it, verbatim, stripped of white space and never empty.
+
+    A sentence ends at a line's end, after 。！？ and their like, and after .!?… when white space follows, unless
+    it is the point of an abbreviation, an initial or a list's number, or the next word begins in lower case.
+    """
+    pieces = []
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        if _ends_sentence(text, start, match):
+            pieces.append(text[start : match.end()].strip())
+            start = match.end()
+    pieces.append(text[start:].strip())
+    return [piece for piece in pieces if piece]
+
+
+_CJK = (
+    "\u1100-\u11ff\ua960-\ua97f\uac00-\ud7ff\u3131-\u318e"  # Hangul
+    "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\U0001b000-\U0001b16f"  # Kana
+    "\u3005-\u3007\u3021-\u3029\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"  # Han
+)
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
+# They may stand inside a word and change only how it is drawn: soft hyphen, joiners, variation selectors.
+_UNSEEN = re.compile("[\u00ad\u034f\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+
+
+def _terms(text: str) -> Iterator[str]:
+    """Case folded words and pairs of CJK characters: tokens but for stemming and accents."""
+    if text.isascii():
+        yield from (word[:MAX_TOKEN].lower() for word in _ASCII_WORD.findall(text))
+        return
+    marked_word, mark_run = _patterns()
+    # Normalizing sorts each run of combining marks by insertion, in quadratic time: first the runs are cut to the
+    # 30 that Unicode's stream-safe format allows.
+    text = unicodedata.normalize("NFKC", mark_run.sub(r"\1", _UNSEEN.sub("", text)))
+    for match in marked_word.finditer(text):
+        if match.lastgroup == "cjk":
+            run = match[0]
+            yield from (run[at : at + 2] for at in range(max(1, len(run) - 1)))
+        else:
+            # Case folding takes some letters apart again.
+            yield unicodedata.normalize("NFKC", match[0][:MAX_TOKEN].casefold())
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    r"""A word or a CJK run, and a run of combining marks that is too long.
+
+    `\w` leaves combining marks out, and without them Hindi would fall into single letters. To find them all takes
+    some 50 ms, so it is done when the first text comes that is not ASCII.
+    """
+    marks = [code for code in range(0x300, 0x20000) if unicodedata.category(chr(code)) in ("Mn", "Mc")]
+    # As stretches of neighbours, since `re` tries single characters beyond U+FFFF one after the other.
+    stretches = [list(run) for _, run in groupby(enumerate(marks), lambda numbered: numbered[1] - numbered[0])]
+    mark = "".join(f"{chr(stretch[0][1])}-{chr(stretch[-1][1])}" for stretch in stretches)
+    word = rf"(?P<cjk>[{_CJK}]++)|(?:[^\W_{_CJK}]++[{mark}]*+)++"
+    return re.compile(word), re.compile(rf"([{mark}]{{30}})[{mark}]++")
+
+
+class _Stemmer(threading.local):
+    """A stemmer holds the word it works on, so each thread has its own."""
+
+    def __init__(self) -> None:
+        self.english = EnglishStemmer()
+
+
+_stemmer = _Stemmer()
+
+# Kana voicing, nukta and virama make another letter of the one they follow; they are no accents.
+_LETTER_MARKS = frozenset((0, 7, 8, 9))
+
+
+@lru_cache(maxsize=1 << 15)
+def _token(term: str) -> str:
+    stem: str = _stemmer.english.stemWord(term)
+    if stem.isascii():
+        return stem
+    apart = unicodedata.normalize("NFKD", stem)
+    plain = "".join(char for char in apart if unicodedata.combining(char) in _LETTER_MARKS)
+    return unicodedata.normalize("NFC", plain)[:MAX_TOKEN]
+
+
+# Every match takes all the stops and closing signs there are, so that none is looked at twice.
+_SENTENCE_END = re.compile(
+    "(?P<line>[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]++)"
+    "|(?P<wide>[。！？｡．]++[」』）】》〉”’]*+)"
+    "|[.!?…।॥؟۔]++[\"'”’»)\\]]*+"
+)
+_NUMBERED = re.compile(r"\s?\d{1,3}\.")
+_LAST_WORD = re.compile(r"[^\W\d_]+\Z")
+_ABBREVIATIONS = frozenset(("dr", "mr", "mrs", "ms", "prof", "st", "sr", "jr", "vs", "cf", "approx"))
+_LOOK_BACK = 8  # more than the longest of them
+
+
+def _ends_sentence(text: str, start: int, stop: re.Match[str]) -> bool:
+    """Whether the sentence that began at `start` ends with `stop`; looks at a few characters, however long it is."""
+    if stop.lastgroup or stop.end() == len(text):
+        return True
+    if not text[stop.end()].isspace():
+        return False
+    if stop[0] != ".":
+        return True
+    if text[stop.end() + 1 : stop.end() + 2].islower() or _NUMBERED.fullmatch(text, start, stop.end()):
+        return False
+    before = _LAST_WORD.search(text, max(start, stop.start() - _LOOK_BACK), stop.start())
+    return before is None or not (len(before[0]) == 1 or before[0].casefold() in _ABBREVIATIONS)

@@ -1,0 +1,282 @@
+"""The router's connection to one tier: supervision, deadlines, and a breaker.
+
+- A link is `starting` until the first greeting has succeeded or failed, then `up` or `down`. While it is down calls
+  fail at once, and nothing is sent but the greetings that may bring it up again, one at a time, ever more rarely.
+- It goes down when its connection ends, and when FAILURES calls in a row went without an answer (the breaker). An
+  answer that is an error is an answer.
+- Behind an open breaker the connection is kept, since it may be well. After TRIALS greetings in vain it is replaced.
+"""
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Final, Literal
+
+import anyio
+import anyio.abc
+import msgspec
+
+from router.a2m.capabilities import PROTOCOL
+from router.a2m.child import CannotStart
+from router.a2m.client import ConnectionLost, Peer, Settled, Unanswered
+from router.a2m.errors import A2MError
+from router.tiers.backoff import FIRST, Backoff
+from router.tiers.profile import BadProfile, Profile, read_profile
+
+FAILURES: Final = 5
+TRIALS: Final = 5
+
+# a server that has just been started may have an index to load, and killing it for that would never let it come up
+_GREETING: Final = 30.0
+# between the probes that settle a call, seconds: the first may be quick, most servers are only late
+_PROBE_FIRST: Final = 0.1
+_PROBE_LONGEST: Final = 5.0
+
+_READS: Final = frozenset({"memory/describe", "memory/recall", "memory/timeline", "memory/fetch"})
+
+log = logging.getLogger("router.tiers")
+
+
+class TierDown(Exception):
+    """A tier did not answer: it is down, its deadline has passed, or its connection was lost meanwhile.
+
+    Args:
+        retry_after: seconds until it is worth trying again.
+        settled: when the call can no longer land; None if it was never sent. One that is set already says nothing
+            about whether the call has landed.
+    """
+
+    def __init__(self, tier: str, reason: str, retry_after: float, settled: Settled | None) -> None:
+        super().__init__(f"{tier}: {reason}")
+        self.tier = tier
+        self.reason = reason
+        self.retry_after = retry_after
+        self.settled = settled
+
+
+class LinkStatus(msgspec.Struct, frozen=True):
+    """A link as `memory/describe` and `--check` show it. `server` is the name of the server behind, once known."""
+
+    status: Literal["starting", "up", "down"]
+    reason: str | None
+    server: str | None
+    transport: str
+
+
+class Link:
+    """One tier, as the router reaches it.
+
+    Args:
+        name: the tier's.
+        connect: opens a connection. May raise CannotStart or OSError.
+        timeout: of a call, in seconds, unless the call has one of its own.
+        transport: what people are told about how the tier is reached.
+        random: uniform in [0, 1), for the jitter.
+
+    `profile` is what the tier said at the last greeting; `reason` is why it is down.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], AbstractAsyncContextManager[Peer]],
+        *,
+        timeout: float,
+        transport: str = "local",
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self.profile: Profile | None = None
+        self.status: Literal["starting", "up", "down"] = "starting"
+        self.reason: str | None = None
+        self._connect = connect
+        self._timeout = timeout
+        self._transport = transport
+        self._backoff = Backoff(random)
+        self._retry_at = 0.0
+        self._peer: Peer | None = None  # exactly while the link is up
+        self._failures = 0
+        self._changed = anyio.Event()
+        self._callbacks: list[Callable[[Link], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Link {self.name}: {self.status}{f', {self.reason}' if self.reason else ''}>"
+
+    async def call(
+        self,
+        method: str,
+        params: Any,
+        *,
+        timeout: float | None = None,
+        on_unsettled: Callable[[Settled], None] | None = None,
+    ) -> msgspec.Raw:
+        """The tier's result. A read whose connection is lost is tried once more if the tier is back in time.
+
+        Args:
+            timeout: seconds; the tier's own by default.
+            on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
+                the call will be settled, unless it already is.
+
+        Raises A2MError as the tier answered it, TierDown for everything else.
+        """
+        allowed = self._timeout if timeout is None else timeout
+        deadline = anyio.current_time() + allowed
+        try:
+            return await self._attempt(method, params, allowed, on_unsettled)
+        except TierDown as down:
+            if method not in _READS or not isinstance(down.__cause__, ConnectionLost):
+                raise
+            with anyio.move_on_after(deadline - anyio.current_time()):
+                await self.wait_up()
+            left = deadline - anyio.current_time()
+            if left <= 0:
+                raise
+        return await self._attempt(method, params, left, on_unsettled)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keeps the tier connected until cancelled, and then ends the connection in good order."""
+        task_status.started()
+        try:
+            while True:
+                try:
+                    async with self._connect() as peer:
+                        await self._tend(peer)
+                except (CannotStart, OSError) as problem:
+                    self._fall(str(problem))
+                await anyio.sleep_until(self._retry_at)
+        finally:
+            self._peer = None
+            self.status, self.reason = "down", "the router has ended its link"
+
+    async def wait_up(self) -> None:
+        """Returns when the tier can be called."""
+        while self._peer is None or self._peer.lost.is_set():
+            await self._changed.wait()
+
+    async def wait_greeted(self) -> None:
+        """Returns when the first greeting has succeeded or failed."""
+        while self.status == "starting":
+            await self._changed.wait()
+
+    async def settle(self, settled: Settled) -> None:
+        """Returns when `settled` is set. If nothing else proves it, an answer to a call made for that will."""
+
+        async def probe() -> None:
+            wait = _PROBE_FIRST
+            while True:
+                await anyio.sleep(wait)
+                wait = min(2 * wait, _PROBE_LONGEST)
+                # an error settles as well as an answer does; without either the next probe may
+                with suppress(A2MError, TierDown):
+                    await self._attempt("memory/describe", {}, self._timeout, None)
+
+        await _until_any(settled.wait, probe)
+
+    def on_change(self, callback: Callable[["Link"], None]) -> None:
+        """`callback` is called, with the link, each time it has come up or gone down."""
+        self._callbacks.append(callback)
+
+    def describe_status(self) -> LinkStatus:
+        server = None if self.profile is None else self.profile.name
+        return LinkStatus(self.status, self.reason, server, self._transport)
+
+    async def _attempt(
+        self, method: str, params: Any, timeout: float, on_unsettled: Callable[[Settled], None] | None
+    ) -> msgspec.Raw:
+        peer = self._peer
+        if peer is None:
+            raise TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
+        try:
+            result = await peer.call(method, params, timeout=timeout, on_unsettled=on_unsettled)
+        except A2MError:
+            self._failures = 0
+            raise
+        except Unanswered as problem:
+            self._count_failure(peer, problem.reason)
+            raise TierDown(self.name, problem.reason, self._retry_after(), problem.settled) from problem
+        self._failures = 0
+        return result
+
+    def _count_failure(self, peer: Peer, reason: str) -> None:
+        if self._peer is not peer:
+            return  # a call from before the link went down
+        self._failures += 1
+        if self._failures >= FAILURES:
+            self._fall(f"{self._failures} calls in a row were not answered; of the last: {reason}")
+
+    def _retry_after(self) -> float:
+        return FIRST if self._peer is not None else max(FIRST, self._retry_at - anyio.current_time())
+
+    async def _tend(self, peer: Peer) -> None:
+        """Returns when the connection is to be given up; the link is down by then."""
+        greeted = False
+        trials = 0
+        while True:
+            try:
+                profile = await _greet(peer, self._timeout if greeted else _GREETING)
+            except BadProfile as problem:
+                self._fall(str(problem))
+                trials += 1
+                if not greeted or trials == TRIALS or peer.lost.is_set():
+                    return
+            else:
+                greeted = True
+                trials = 0
+                self._rise(peer, profile)
+                while self._peer is peer and not peer.lost.is_set():
+                    await _until_any(peer.lost.wait, self._changed.wait)
+                if peer.lost.is_set():
+                    self._fall(peer.reason or "the connection was lost")
+                    return
+            with anyio.move_on_after(self._retry_at - anyio.current_time()):
+                await peer.lost.wait()
+                return
+
+    def _rise(self, peer: Peer, profile: Profile) -> None:
+        self._peer = peer
+        self.profile = profile
+        self._failures = 0
+        self._backoff.succeeded(anyio.current_time())
+        self.status, self.reason = "up", None
+        log.info("%s is up: %s", self.name, profile.name)
+        self._tell()
+
+    def _fall(self, reason: str) -> None:
+        news = self.status != "down"
+        if news or reason != self.reason:
+            log.warning("%s is down: %s", self.name, reason)
+        now = anyio.current_time()
+        self._retry_at = now + self._backoff.failed(now)
+        self._peer = None
+        self.status, self.reason = "down", reason
+        if news:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+        for callback in self._callbacks:
+            callback(self)
+
+
+async def _greet(peer: Peer, timeout: float) -> Profile:
+    """What the tier says of itself. Raises BadProfile for a greeting that fails in any way."""
+    try:
+        return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=timeout))
+    except A2MError as error:
+        raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}") from error
+    except Unanswered as problem:
+        raise BadProfile(problem.reason) from problem
+
+
+async def _until_any(*waits: Callable[[], Awaitable[None]]) -> None:
+    """Returns when the first of `waits` has; the others are cancelled."""
+    async with anyio.create_task_group() as tasks:
+
+        async def until(wait: Callable[[], Awaitable[None]]) -> None:
+            await wait()
+            tasks.cancel_scope.cancel()
+
+        for wait in waits:
+            tasks.start_soon(until, wait)

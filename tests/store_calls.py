@@ -1,0 +1,72 @@
+"""Calls to a store as a client makes them: JSON in, JSON out."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backends.store.batch import Call, carry_out
+from backends.store.drafts import Limits
+from backends.store.server import METHODS
+from backends.store.store import Store
+from router.a2m.errors import A2MError
+from router.a2m.jsonrpc import read_params
+from router.a2m.server import Caller
+
+LOCAL = Caller(asserts_owner=True)
+ANYBODY = Caller(asserts_owner=False)
+
+START = 1_790_000_000_000
+
+
+class Clock:
+    """Stands still until told."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Asked:
+    """A store and a clock; `asked("recall", query="x")` is the decoded result, or raises A2MError."""
+
+    def __init__(self, path: Path | None = None, *, metric: str | None = None, limits: Limits | None = None) -> None:
+        self.clock = Clock()
+        self.store = Store(path, clock=self.clock, metric=metric, limits=limits)
+
+    def __call__(self, method: str, caller: Caller = LOCAL, **params: Any) -> Any:
+        [outcome] = carry_out(self.store, [self.call(method, caller, **params)], durable=False)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return msgspec.json.decode(msgspec.json.encode(outcome))
+
+    def call(self, method: str, caller: Caller = LOCAL, **params: Any) -> Call:
+        served = METHODS[f"memory/{method}"]
+        read = read_params(msgspec.Raw(msgspec.json.encode(params)), served.params)
+        return Call(partial(served.carried_out_by, self.store, read, caller), served.writes)
+
+    def remember(self, *records: Any, **params: Any) -> list[str]:
+        ids: list[str] = self("remember", records=list(records), **params)["ids"]
+        return ids
+
+    def contents(self, method: str = "timeline", **params: Any) -> list[str]:
+        return [record["content"] for record in self(method, **params)["records"]]
+
+    def refused(self, method: str, **params: Any) -> A2MError:
+        [outcome] = carry_out(self.store, [self.call(method, **params)], durable=False)
+        assert isinstance(outcome, A2MError), outcome
+        return outcome
+
+    def everything(self) -> Iterator[tuple[Any, ...]]:
+        """All that the file holds, table by table."""
+        with self.store.transaction() as connection:
+            tables = connection.execute(
+                "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0 ORDER BY name"
+            )
+            for (table,) in list(tables):
+                yield (table,)
+                yield from connection.execute(f'SELECT * FROM "{table}" ORDER BY 1, 2')

@@ -1,0 +1,277 @@
+"""The HTTP binding's server end and the door's rules, over real sockets."""
+
+import contextlib
+import hashlib
+import json
+import socket
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import msgspec
+import pytest
+
+from router.a2m.http import CannotListen, HttpServer, application, serve_http
+from router.a2m.server import Caller
+from router.serve.door import admission
+
+pytestmark = pytest.mark.anyio
+
+CALL = {"jsonrpc": "2.0", "id": 1, "method": "memory/describe"}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+class Principal(msgspec.Struct, frozen=True):
+    owner: str
+    token_sha256: str
+
+
+ALICE = Principal("alice", hashlib.sha256(b"open sesame").hexdigest())
+BOB = Principal("bob", hashlib.sha256("geöffnet".encode()).hexdigest())
+
+
+async def name_the_caller(message: bytes, caller: Caller) -> bytes | None:
+    call = json.loads(message)
+    return json.dumps({"id": call["id"], "result": caller.owner}).encode() if "id" in call else None
+
+
+async def profile() -> Any:
+    return {"protocol": "a2m/0.1", "name": "home"}
+
+
+def app(
+    origins: Collection[str] = (),
+    principals: Collection[Principal] = (),
+    answer: Any = name_the_caller,
+    max_message: int = 1000,
+) -> Any:
+    return application(answer, admit=admission(origins, principals), profile=profile, max_message=max_message)
+
+
+@asynccontextmanager
+async def served(app: Any, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+    async with anyio.create_task_group() as tasks:
+        _, port = await tasks.start(serve_http, app, host, 0)
+        where = f"[{host}]" if ":" in host else host
+        async with httpx.AsyncClient(base_url=f"http://{where}:{port}", timeout=20) as client:
+            yield client
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_call_is_answered_and_a_notification_accepted() -> None:
+    async with served(app()) as client:
+        answer = await client.post("/", json=CALL)
+        assert (answer.status_code, answer.json()) == (200, {"id": 1, "result": None})
+        assert answer.headers["content-type"] == "application/json"
+        accepted = await client.post("/", json={"jsonrpc": "2.0", "method": "memory/describe"})
+        assert (accepted.status_code, accepted.content) == (202, b"")
+
+
+async def test_the_profile_is_at_its_well_known_place() -> None:
+    async with served(app()) as client:
+        shown = await client.get("/.well-known/a2m-server.json")
+        assert (shown.status_code, shown.json()) == (200, {"protocol": "a2m/0.1", "name": "home"})
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
+async def test_other_methods_are_not_allowed(method: str) -> None:
+    async with served(app()) as client:
+        refused = await client.request(method, "/")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "", "application/x-www-form-urlencoded", "application/jsonp"])
+async def test_what_is_not_declared_json_is_refused(content_type: str) -> None:
+    async with served(app()) as client:
+        refused = await client.post("/", content=json.dumps(CALL), headers={"Content-Type": content_type})
+        assert refused.status_code == 415
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON"])
+async def test_json_may_be_declared_in_any_of_its_spellings(content_type: str) -> None:
+    async with served(app()) as client:
+        answer = await client.post("/", content=json.dumps(CALL), headers={"Content-Type": content_type})
+        assert answer.status_code == 200
+
+
+async def test_another_version_is_refused_and_ours_and_none_are_not() -> None:
+    async with served(app()) as client:
+        refused = await client.post("/", json=CALL, headers={"A2M-Protocol-Version": "a2m/0.2"})
+        assert (refused.status_code, refused.json()["error"]["code"], refused.json()["id"]) == (400, -32007, None)
+        answer = await client.post("/", json=CALL, headers={"A2M-Protocol-Version": "a2m/0.1"})
+        assert answer.status_code == 200
+
+
+async def test_a_body_that_is_too_long_is_refused_by_its_length() -> None:
+    async with served(app()) as client:
+        assert (await client.post("/", content=b"x" * 1000, headers=JSON)).status_code != 413
+        refused = await client.post("/", content=b"x" * 1001, headers=JSON)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, -32600)
+
+
+async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long() -> None:
+    async def body(size: int) -> AsyncIterator[bytes]:
+        for _ in range(size // 2**16):
+            yield b" " * 2**16
+
+    async with served(app(max_message=2**20)) as client:
+        refused = await client.post("/", content=body(3 * 2**20), headers=JSON)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, -32600)
+
+
+async def test_an_endless_body_is_not_read() -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 2**30:
+            sent += 2**16
+            yield b"x" * 2**16
+
+    async with served(app()) as client:
+        with anyio.fail_after(20), contextlib.suppress(httpx.ReadError):
+            await client.post("/", content=endless(), headers=JSON)
+        assert sent < 2**26  # what the sockets hold, and not the whole of it
+
+
+async def test_a_client_that_asks_first_is_refused_before_it_sends() -> None:
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1500\r\n"
+    async with served(app()) as client, await anyio.connect_tcp("127.0.0.1", client.base_url.port or 0) as asking:
+        await asking.send(head + b"Expect: 100-continue\r\n\r\n")
+        assert (await asking.receive()).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_page_that_is_not_listed_is_refused_everywhere() -> None:
+    async with served(app(origins=["https://app.example"])) as client:
+        for origin in ["https://evil.example", "null", "https://app.example.evil"]:
+            foreign = {"Origin": origin}
+            assert (await client.post("/", json=CALL, headers=foreign)).status_code == 403
+            assert (await client.get("/", headers=foreign)).status_code == 403
+            assert (await client.get("/nowhere", headers=foreign)).status_code == 403
+            assert (await client.get("/.well-known/a2m-server.json", headers=foreign)).status_code == 403
+            preflight = {**foreign, "Access-Control-Request-Method": "POST"}
+            refused = await client.options("/", headers=preflight)
+            assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
+
+
+async def test_a_page_that_is_listed_may_ask_and_call() -> None:
+    page = {"Origin": "https://App.example"}
+    async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
+        asked = await client.options("/", headers={**page, "Access-Control-Request-Method": "POST"})
+        assert asked.status_code == 204
+        assert asked.headers["access-control-allow-origin"] == page["Origin"]
+        assert "Authorization" in asked.headers["access-control-allow-headers"]
+        answer = await client.post("/", json=CALL, headers={**page, "Authorization": "Bearer open sesame"})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, page["Origin"])
+        refused = await client.post("/", json=CALL, headers=page)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page["Origin"])
+
+
+async def test_a_caller_is_who_its_token_says() -> None:
+    async with served(app(principals=[ALICE, BOB])) as client:
+        for token, owner in [(b"Bearer open sesame", "alice"), ("bearer geöffnet".encode(), "bob")]:
+            answer = await client.post("/", json=CALL, headers=[(b"Authorization", token)])
+            assert answer.json()["result"] == owner
+
+
+@pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer wrong", "Basic open sesame", "open sesame"])
+async def test_without_a_right_token_nobody_comes_in(shown: str | None) -> None:
+    async with served(app(principals=[ALICE])) as client:
+        refused = await client.post("/", json=CALL, headers={} if shown is None else {"Authorization": shown})
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="a2m"')
+
+
+async def test_a_network_caller_s_word_for_its_owner_is_never_taken() -> None:
+    assert admission((), ())({}) == Caller(asserts_owner=False, owner=None)
+    assert admission((), [ALICE])({"authorization": "Bearer open sesame"}) == Caller(False, "alice")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+async def test_ipv6_is_listened_on() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    async with served(app(), host="::1") as client:
+        assert (await client.post("/", json=CALL)).status_code == 200
+
+
+async def test_a_name_is_listened_on() -> None:
+    async with served(app(), host="localhost") as client:
+        assert (await client.post("/", json=CALL)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_an_address_in_use_is_one_sentence(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"^cannot listen on {host}:{port}: another program is listening"):
+            await serve_http(app(), host, port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+async def test_an_address_that_is_not_ours_is_one_sentence(host: str) -> None:
+    with pytest.raises(CannotListen, match=f"^cannot listen on {host}:0: "):
+        await serve_http(app(), host, 0)
+
+
+@pytest.mark.parametrize("by", ["stop", "cancel"])
+async def test_calls_under_way_are_answered_when_the_server_stops(by: str) -> None:
+    begun, finish = anyio.Event(), anyio.Event()
+
+    async def answer(message: bytes, caller: Caller) -> bytes | None:
+        begun.set()
+        await finish.wait()
+        return b"{}"
+
+    async def call(port: int) -> None:
+        async with httpx.AsyncClient(timeout=20) as client:
+            answers.append(await client.post(f"http://127.0.0.1:{port}/", json=CALL))
+
+    answers: list[httpx.Response] = []
+    scope = anyio.CancelScope()
+
+    async def serve(*, task_status: anyio.abc.TaskStatus[tuple[str, int]]) -> None:
+        with scope:
+            await server.serve(task_status=task_status)
+
+    server = HttpServer(app(answer=answer), "127.0.0.1", 0)
+    async with anyio.create_task_group() as tasks:
+        _, port = await tasks.start(serve)
+        tasks.start_soon(call, port)
+        await begun.wait()
+        if by == "stop":
+            server.stop()
+        else:
+            scope.cancel()
+        await anyio.lowlevel.checkpoint()
+        finish.set()
+    assert [answer.status_code for answer in answers] == [200]
+    with pytest.raises(httpx.ConnectError):
+        await call(port)
+
+
+async def test_a_connection_that_never_finishes_its_request_does_not_keep_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.a2m.http._GRACE", 1)
+    async with anyio.create_task_group() as tasks:
+        server = HttpServer(app(), "127.0.0.1", 0)
+        _, port = await tasks.start(server.serve)
+        async with await anyio.connect_tcp("127.0.0.1", port) as torn:
+            await torn.send(
+                b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            )
+            async with httpx.AsyncClient() as client:
+                await client.post(f"http://127.0.0.1:{port}/", json=CALL)  # the torn one was accepted before
+            server.stop()
+            with anyio.fail_after(10), contextlib.suppress(anyio.BrokenResourceError):
+                assert b"".join([chunk async for chunk in torn]) == b""
