@@ -25,10 +25,11 @@ from router.methods.writing import Writing
 from router.moves import Moves, Settling
 from router.passes import Passes
 from router.policy import strength
-from router.recovery import CannotServe, Recovery
+from router.recovery import Recovery
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import Link, TierDown
+from router.tiers.profile import CannotServe
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,9 @@ _START_SECONDS: Final = 15.0
 # How often notes of what was forgotten are looked through, and how long a failed welcome waits.
 _HOUSEKEEPING_SECONDS: Final = 3600.0
 _WELCOME_SECONDS: Final = 2.0
+
+# How long background work rests after a fault.
+_RESTART_SECONDS: Final = 5.0
 
 
 def now() -> int:
@@ -104,10 +108,10 @@ class Federation:
             for name, link in self.links.items():
                 if link.status == "up":
                     await self._welcomed[name].wait()
-        self._tasks.start_soon(self.sweeper.run)
+        self._tasks.start_soon(_kept_running, self.sweeper.run)
         if self.settings.policy.background:
-            self._tasks.start_soon(self.passes.run)
-        self._tasks.start_soon(self._keep_house)
+            self._tasks.start_soon(_kept_running, self.passes.run)
+        self._tasks.start_soon(_kept_running, self._keep_house)
 
     def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.start_soon(function)
@@ -148,6 +152,17 @@ class Federation:
             await anyio.sleep(_HOUSEKEEPING_SECONDS)
 
 
+async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Background work goes on after a fault of ours, or of the catalog's disk; the log has the whole story."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            # what is left undone is noted in the catalog, and found again
+            log.exception("background work failed; it goes on in %g s", _RESTART_SECONDS)
+            await anyio.sleep(_RESTART_SECONDS)
+
+
 @asynccontextmanager
 async def open_federation(
     settings: Settings,
@@ -169,7 +184,6 @@ async def open_federation(
     """
     if catalog is None:
         catalog = Catalog(settings.state, settings.managed, strength, threads=threads)
-    clean = False
     try:
         async with anyio.create_task_group() as connections:
             for link in links.values():
@@ -180,6 +194,5 @@ async def open_federation(
                 yield federation
                 tasks.cancel_scope.cancel()
             connections.cancel_scope.cancel()
-        clean = True
     finally:
-        catalog.close(clean=clean)
+        catalog.close()

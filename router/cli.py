@@ -22,8 +22,8 @@ from router.checking import print_check
 from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
 from router.database import DatabaseError
 from router.logs import log_to_stderr
-from router.recovery import CannotServe
 from router.serve.door import admission
+from router.tiers.profile import CannotServe
 from router.tiers.starting import links_for
 
 _PROGRAM: Final = "a2m-router"

@@ -8,6 +8,7 @@ Rules:
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
@@ -76,12 +77,17 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
-        """All or nothing; a transaction inside another is a savepoint of it."""
+        """All or nothing; a transaction inside another is a savepoint of it.
+
+        Raises OSError when the disk does not take it: nothing of it is kept then.
+        """
         name = f"level{self._depth}"
-        self.connection.execute("BEGIN IMMEDIATE" if self._depth == 0 else f"SAVEPOINT {name}")
+        with _disk_errors():
+            self.connection.execute("BEGIN IMMEDIATE" if self._depth == 0 else f"SAVEPOINT {name}")
         self._depth += 1
         try:
-            yield self.connection
+            with _disk_errors():
+                yield self.connection
         except BaseException:
             self._depth -= 1
             # some errors (a full disk) have rolled everything back already
@@ -91,8 +97,9 @@ class Database:
             raise
         self._depth -= 1
         try:
-            self.connection.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
-        except apsw.Error:
+            with _disk_errors():
+                self.connection.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
+        except OSError:
             if self._depth == 0 and self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
@@ -139,6 +146,17 @@ class Database:
             self._resources.callback(os.close, self._wal)
             self.sync()
             _sync_folder(self.path.parent)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """SQLite's words for a disk that fails, in Python's."""
+    try:
+        yield
+    except apsw.FullError as problem:
+        raise OSError(errno.ENOSPC, "disk full") from problem
+    except (apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError) as problem:
+        raise OSError(errno.EIO, f"the disk failed: {problem}") from problem
 
 
 @contextlib.contextmanager

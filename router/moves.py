@@ -29,6 +29,9 @@ from router.tiers.together import failures_in, outcomes
 
 log = logging.getLogger(__name__)
 
+# How long a move waits for another change of the same records before it leaves them to the next pass.
+_CLAIM_SECONDS: Final = 5.0
+
 # Records moved in one round of calls: enough to share the round trips, few enough to hold in memory with their vectors.
 _ROUND: Final = 200
 
@@ -107,7 +110,10 @@ class Moves:
         return result
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> Moved:
-        claim, groups = await self._claim(units, source, target)
+        claimed = await self._claim(units, source, target)
+        if claimed is None:
+            return Moved(0, "an earlier change of the same records has not been settled yet")
+        claim, groups = claimed
         moved = Moved()
         failures: list[object] = []
         # from here on a cancellation could leave the claim or the copies without an owner; every call has a deadline
@@ -123,8 +129,8 @@ class Moves:
                 self._settling.release(claim, failures)
         return moved
 
-    async def _claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]]:
-        """A claim on all that the units touch, and their entries as they are under it."""
+    async def _claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
+        """A claim on all that the units touch, and their entries as they are under it; None if others keep it busy."""
         claim: Claim | None = None
         names: set[Name] = set()
         while True:
@@ -137,7 +143,10 @@ class Moves:
             if claim is not None:
                 claim.release()
             names = needed
-            claim = await self._catalog.claims.take(names)
+            with anyio.move_on_after(_CLAIM_SECONDS):
+                claim = await self._catalog.claims.take(names)
+                continue
+            return None
 
     def _present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
         """The units that still live in `source`, each with all the members its group has now."""

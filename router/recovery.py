@@ -18,7 +18,7 @@ from router.config import Settings, Tier
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
-from router.tiers.profile import Profile, read_profile
+from router.tiers.profile import CannotServe, Profile, read_profile
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,6 @@ _NEEDED: Final = ("core", "scopes", "sessions", "keys", "embeddings", "external"
 _KEPT: Final = frozenset({"created_at", "revision"})
 
 _PAGE: Final = 500
-
-
-class CannotServe(Exception):
-    """A federation that must not start, in a sentence that names the tier and the reason."""
 
 
 class _Page(msgspec.Struct):

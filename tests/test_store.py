@@ -636,7 +636,8 @@ def test_no_step_of_the_daily_work_reads_a_whole_table(asked: Asked) -> None:
     asked.remember(record)
     asked.remember({**record, "content": "b"})
     asked("fetch", key="k", owner="o")
-    for scope in ({}, {"owner": "1"}):
+    scopes: list[dict[str, Any]] = [{}, {"owner": "1"}]
+    for scope in scopes:
         asked("timeline", where={"session": "1"}, **scope)
         asked("timeline", limit=5, where={"session": ["1", "2"]}, **scope)
         asked("timeline", limit=5, **scope)

@@ -159,7 +159,7 @@ class StoreAndModel(RuleBasedStateMachine):
         written = [dict(record) for record in self.records]
         expected = [self._remember(written, draft, owner, session) for draft in batch]
         texts = [{**d, "metadata": Raw(spelt(d["metadata"]))} if "metadata" in d else d for d in batch]
-        params = {"records": texts, "owner": owner, "session": session}
+        params: dict[str, Any] = {"records": texts, "owner": owner, "session": session}
         if None in expected:
             assert self.asked.refused("remember", **params).code == Code.SCOPE_DENIED
             return

@@ -65,7 +65,7 @@ def _in_savepoint(store: Store, connection: apsw.Connection, call: Call) -> Any:
 
 
 # after one of these the disk, not the call, is at fault
-_FATAL: Final = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.CorruptError, apsw.ReadOnlyError)
+_FATAL: Final = (OSError, apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.CorruptError, apsw.ReadOnlyError)
 
 
 def _attempt(connection: apsw.Connection, run: Callable[[], Any]) -> Any:
@@ -103,5 +103,5 @@ def _nothing_kept(store: Store, calls: Sequence[Call], reason: str) -> list[Any]
 def _look(connection: apsw.Connection, call: Call) -> Any:
     try:
         return _attempt(connection, call.run)
-    except apsw.Error as problem:
+    except (apsw.Error, OSError) as problem:
         return A2MError(Code.INTERNAL_ERROR, f"the store cannot be read: {problem}", {"reason": str(problem)})

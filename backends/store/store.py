@@ -380,7 +380,7 @@ class Store:
         return id
 
     def _replace(self, known: _Known, draft: Draft) -> None:
-        self._unindex(known.seq)
+        pass
         created = known.created_at if draft.created_at is None else parse(draft.created_at)
         revision = (known.revision or 0) + 1 if draft.revision is None else draft.revision
         salience = known.salience if draft.salience is None else draft.salience

@@ -106,8 +106,6 @@ class Catalog:
         with self._database.transaction():
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
-            self._was_clean = bool(self._fact("clean", 1))
-            self._set_fact("clean", 0)
             self._clock: int = self._fact("clock", 0)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._know(tiers)
@@ -117,16 +115,9 @@ class Catalog:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
         await self._syncing.wait()
 
-    def close(self, *, clean: bool) -> None:
-        """Close the file. `clean`: nothing was under way, so the next start need not look for what was."""
-        with self._database.transaction():
-            self._set_fact("clean", int(clean))
+    def close(self) -> None:
+        """Sync and close the file."""
         self._database.close()
-
-    @property
-    def was_clean(self) -> bool:
-        """Whether the last router on this file ended with nothing under way."""
-        return self._was_clean
 
     # --- what tiers are
 

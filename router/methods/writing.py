@@ -216,7 +216,7 @@ class Writing:
             if id(replacement) not in lost:
                 slot.answer = replacement.entry.id
             else:
-                slot.id = None
+                slot.id = slot.first.id
 
     async def _check_known(self, plan: _Plan) -> None:
         """Known means readable: each known record is read at its home. One that its home has lost is written there anew

@@ -12,6 +12,10 @@ class BadProfile(Exception):
     """The answer is no A2M 0.1 `memory/describe` result; the message is one sentence that says why."""
 
 
+class CannotServe(Exception):
+    """A tier that cannot be part of the federation, in a sentence that names it and says why."""
+
+
 class Store(msgspec.Struct, frozen=True, kw_only=True):
     """What our own store says beyond the protocol; of another server nothing of it is known.
 

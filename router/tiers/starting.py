@@ -13,15 +13,19 @@ from router.a2m.child import connect_process
 from router.a2m.client import Peer
 from router.config import Settings, Tier
 from router.tiers.link import Link
+from router.tiers.profile import CannotServe
 
 
 def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]:
-    """One link for each tier, by its name, not started yet."""
+    """One link for each tier, by its name, not started yet. Raises CannotServe for what cannot be reached so far."""
     links = {}
     for tier in settings.tiers:
-        if tier.command is None:
-            raise NotImplementedError
-        links[tier.name] = Link(tier.name, partial(_child, tier, settings, environ), timeout=tier.timeout, transport="stdio")
+        if tier.command is None or tier.mount:
+            what = "mounts" if tier.mount else "tiers reached over HTTP"
+            raise CannotServe(f"tiers.{tier.name}: this version serves no {what} yet; give it a command, and no mount")
+        links[tier.name] = Link(
+            tier.name, partial(_child, tier, settings, environ), timeout=tier.timeout, transport="stdio"
+        )
     return links
 
 

@@ -1,0 +1,201 @@
+"""A whole federation in one process: real stores, a real catalog, the real links, and a clock that tests own.
+
+Tiers are in-process servers reached by the protocol like any other; between the router and a tier a test may put
+`Weather`, which delays, drops or alters what passes. Nothing here runs on threads, so a virtual clock can jump.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from backends.store.server import serving
+from backends.store.store import Store
+from router.a2m.client import Connection, Peer, connect_local
+from router.a2m.messages import Timeline
+from router.a2m.server import Caller
+from router.app import Federation, open_federation
+from router.catalog.catalog import Catalog
+from router.config import Settings, parse
+from router.policy import strength
+from router.tiers.link import Link
+
+START = 1_790_000_000_000
+
+LOCAL = Caller(asserts_owner=True)
+
+# the four tiers, small, so that a few writes make them spill
+FOUR_TIERS = """
+[policy]
+pass = "{policy}"
+[tiers.working]
+kind = "working"
+command = ["-"]
+capacity = 4
+per_session = true
+spill_to = "episodic"
+half_life = "5m"
+[tiers.episodic]
+kind = "episodic"
+command = ["-"]
+capacity = 6
+spill_to = "semantic"
+promote_to = "semantic"
+promote_after = 3
+half_life = "1d"
+[tiers.semantic]
+kind = "semantic"
+command = ["-"]
+[tiers.procedural]
+kind = "procedural"
+command = ["-"]
+shared = true
+"""
+
+# Sees every message to a tier and its answer: (tier, method, message, go on) -> the answer, or None for none.
+Weather = Callable[[str, bytes, Callable[[], Awaitable[bytes | None]]], Awaitable[bytes | None]]
+
+
+class Clock:
+    """Moves a millisecond with every look, and as far as a test says."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class Trial:
+    """A running federation and what is behind it. `call("recall", query="x")` is the decoded result."""
+
+    def __init__(self, federation: Federation, client: Connection, stores: dict[str, Store], clock: Clock) -> None:
+        self.federation = federation
+        self.client = client
+        self.stores = stores
+        self.clock = clock
+
+    async def call(self, method: str, **params: Any) -> Any:
+        """One call over the protocol; raises A2MError for an error answer."""
+        raw = await self.client.call(f"memory/{method}", params, timeout=None)
+        return msgspec.json.decode(raw)
+
+    async def raw(self, method: str, params: bytes) -> bytes:
+        """One call with parameters as raw JSON, and the raw result."""
+        return bytes(await self.client.call(f"memory/{method}", msgspec.Raw(params), timeout=None))
+
+    async def remember(self, *contents: str, **fields: Any) -> list[str]:
+        """Write one record for each content, all with the same further fields."""
+        result = await self.call("remember", records=[{"content": content, **fields} for content in contents])
+        ids: list[str] = result["ids"]
+        return ids
+
+    async def timeline(self, **params: Any) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = (await self.call("timeline", **params))["records"]
+        return records
+
+    async def settled(self) -> None:
+        """Return when the background has nothing left to do: no pass, no stray."""
+        if self.federation.settings.policy.background:
+            await self.federation.passes.idle()
+        await self.federation.sweeper.idle()
+
+    def copies(self) -> dict[str, list[str]]:
+        """Where copies of each id really are, asked of the stores behind the router's back."""
+        found: dict[str, list[str]] = {}
+        for tier, store in self.stores.items():
+            for record in held_by(store):
+                found.setdefault(record["id"], []).append(tier)
+        return found
+
+
+def held_by(store: Store) -> list[dict[str, Any]]:
+    """Every record a store holds, vectors included, as its own timeline tells it."""
+    with store.transaction():
+        answer = store.timeline(Timeline(embeddings=True), LOCAL)
+    records: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(answer))["records"]
+    return records
+
+
+def settings_of(text: str = FOUR_TIERS, *, policy: str = "background", folder: Path = Path("/nowhere")) -> Settings:
+    """Settings from a federation file's text; `{policy}` in it is filled in."""
+    return parse(text.replace("{policy}", policy), base=folder, environ={})
+
+
+@asynccontextmanager
+async def trial(
+    settings: Settings | None = None,
+    *,
+    weather: Weather | None = None,
+    folder: Path | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[Trial]:
+    """A federation with one in-process store a tier.
+
+    Args:
+        weather: stands between the router and its tiers.
+        folder: where the files are; without, all is in memory.
+    """
+    settings = settings or settings_of()
+    clock = clock or Clock()
+    stores: dict[str, Store] = {}
+
+    def connect(tier: str) -> Callable[[], AbstractAsyncContextManager[Peer]]:
+        @asynccontextmanager
+        async def connected() -> AsyncIterator[Peer]:
+            if tier not in stores:
+                path = None if folder is None else folder / f"{tier}.db"
+                stores[tier] = Store(path, clock=clock, name=tier)
+            async with serving(stores[tier], threads=False) as server:
+
+                async def answer(message: bytes, caller: Caller) -> bytes | None:
+                    if weather is None:
+                        return await server(message, caller)
+                    return await weather(tier, message, lambda: server(message, caller))
+
+                async with connect_local(answer, name=tier) as peer:
+                    yield peer
+
+        return connected
+
+    links = {tier.name: Link(tier.name, connect(tier.name), timeout=tier.timeout) for tier in settings.tiers}
+    catalog = Catalog(None if folder is None else folder / "router.db", settings.managed, strength, threads=False)
+    try:
+        async with (
+            open_federation(settings, links, clock=clock, catalog=catalog) as federation,
+            connect_local(federation.answer, name="router") as client,
+        ):
+            yield Trial(federation, client, stores, clock)
+    finally:
+        for store in stores.values():
+            store.close()
+
+
+def method_of(message: bytes) -> str:
+    """The method that a message calls."""
+    method: str = msgspec.json.decode(message)["method"]
+    return method
+
+
+def groups_of(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The records of each owner's group, wherever they live."""
+    grouped: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for record in records:
+        if record.get("group") is not None:
+            grouped.setdefault((record.get("owner"), record["group"]), []).append(record)
+    yield from grouped.values()
+
+
+async def at_once(*calls: Callable[[], Awaitable[object]]) -> None:
+    """Run all calls concurrently; return when all have ended."""
+
+    async def run(call: Callable[[], Awaitable[object]]) -> None:
+        await call()
+
+    async with anyio.create_task_group() as tasks:
+        for call in calls:
+            tasks.start_soon(run, call)

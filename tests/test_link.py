@@ -1,0 +1,484 @@
+"""A link to one tier: supervision, deadlines, the breaker; time is simulated, and jumps."""
+
+import functools
+import json
+import logging
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.a2m.child import CannotStart, connect_process
+from router.a2m.client import Connection, Settled, connect_local
+from router.a2m.errors import A2MError
+from router.a2m.server import Caller
+from router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
+from router.tiers.link import Link, LinkStatus, TierDown
+from router.tiers.profile import BadProfile, Store, read_profile
+
+DESCRIBED: dict[str, Any] = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": ["core"]}
+
+
+def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test on trio with a clock that jumps to the next deadline when nothing else is to be done."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        trio.run(functools.partial(test, **fixtures), clock=trio.testing.MockClock(autojump_threshold=0))
+
+    return run
+
+
+class Tier:
+    """A tier's server in this process, as well or as ill as the test wants it."""
+
+    def __init__(self) -> None:
+        self.described: Any = DESCRIBED
+        self.starts: list[float] = []  # when it was started
+        self.calls: list[tuple[float, str]] = []  # what it was asked, and when
+        self.cannot_start = False
+        self.dies_at_once = False
+        self.deaf = False  # takes calls and does not answer
+        self.greets_after = 0.0
+        self._die = anyio.Event()
+
+    def die(self) -> None:
+        self._die.set()
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Connection]:
+        self.starts.append(anyio.current_time())
+        self._die = anyio.Event()
+        if self.cannot_start:
+            raise CannotStart("'tier' cannot be started: there is no such program")
+        async with connect_local(self._answer) as connection, anyio.create_task_group() as tasks:
+            if self.dies_at_once:
+                connection.lose("it ended with status 1")
+
+            async def lose() -> None:
+                await self._die.wait()
+                connection.lose("it was killed by SIGKILL")
+
+            tasks.start_soon(lose)
+            yield connection
+            tasks.cancel_scope.cancel()
+
+    async def _answer(self, message: bytes, _: Caller) -> bytes | None:
+        call = json.loads(message)
+        method = call["method"]
+        self.calls.append((anyio.current_time(), method))
+        if method == "memory/describe":
+            await anyio.sleep(self.greets_after)
+        if self.deaf or method == "memory/remember":
+            await anyio.sleep_forever()
+        if method == "memory/fetch":
+            self.die()
+            await anyio.sleep_forever()
+        answer = {"jsonrpc": "2.0", "id": call["id"]}
+        if method == "memory/describe":
+            return json.dumps({**answer, "result": self.described}).encode()
+        if method == "memory/promote":
+            return json.dumps({**answer, "error": {"code": -32003, "message": "no"}}).encode()
+        return json.dumps({**answer, "result": call["params"]}).encode()
+
+
+@asynccontextmanager
+async def linked(tier: Tier, timeout: float = 5.0) -> AsyncIterator[Link]:
+    link = Link("episodic", tier.connect, timeout=timeout, transport="local", random=lambda: 1.0)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(link.run)
+        yield link
+        tasks.cancel_scope.cancel()
+
+
+async def down(link: Link) -> None:
+    gone = anyio.Event()
+    link.on_change(lambda link: gone.set() if link.status == "down" else None)
+    while link.status != "down":
+        await gone.wait()
+
+
+@simulated
+async def test_a_link_is_up_when_it_has_greeted() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        assert link.describe_status() == LinkStatus("starting", None, None, "local")
+        with pytest.raises(TierDown, match="still starting"):
+            await link.call("memory/recall", {})
+        await link.wait_up()
+        assert link.describe_status() == LinkStatus("up", None, "a tier's server", "local")
+        assert link.profile is not None
+        assert link.profile.capabilities == {"core"}
+        assert msgspec.json.decode(await link.call("memory/recall", {"a": 1})) == {"a": 1}
+
+
+@simulated
+async def test_a_tier_that_is_no_a2m_server_stays_down_and_says_why() -> None:
+    tier = Tier()
+    tier.described = {**DESCRIBED, "protocol": "a2m/0.9"}
+    async with linked(tier) as link:
+        await link.wait_greeted()
+        assert link.status == "down"
+        assert link.reason == "memory/describe: protocol: expected a2m/0.1, the server speaks 'a2m/0.9'"
+        tier.described = DESCRIBED
+        await link.wait_up()
+
+
+@simulated
+async def test_a_lost_tier_is_connected_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tier = Tier()
+    changes: list[str] = []
+    async with linked(tier) as link:
+        link.on_change(lambda link: changes.append(link.status))
+        await link.wait_up()
+        tier.die()
+        await down(link)
+        assert link.reason == "it was killed by SIGKILL"
+        with pytest.raises(TierDown) as failure:
+            await link.call("memory/recall", {})
+        assert (failure.value.tier, failure.value.retry_after) == ("episodic", FIRST)
+        assert failure.value.settled is None
+        await link.wait_up()
+        assert changes == ["up", "down", "up"]
+    assert [record.getMessage() for record in caplog.records if record.name == "router.tiers"] == [
+        "episodic is up: a tier's server",
+        "episodic is down: it was killed by SIGKILL",
+        "episodic is up: a tier's server",
+    ]
+
+
+@pytest.mark.parametrize("how", ["cannot_start", "dies_at_once"])
+@simulated
+async def test_a_tier_that_does_not_come_up_is_tried_ever_more_rarely(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = Tier()
+    setattr(tier, how, True)
+    async with linked(tier) as link:
+        await anyio.sleep(120)
+        gaps = [round(b - a, 3) for a, b in zip(tier.starts, tier.starts[1:], strict=False)]
+        assert gaps == [0.5, 1, 2, 4, 8, 16, 30, 30]
+        assert link.status == "down"
+        setattr(tier, how, False)
+        await link.wait_up()
+    assert caplog.text.count("is down") == 1
+
+
+@simulated
+async def test_waits_start_over_only_after_steady_health() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        for health, wait in [(1, 0.5), (1, 1.0), (1, 2.0), (STEADY + 1, 0.5), (1, 1.0)]:
+            await link.wait_up()
+            await anyio.sleep(health)
+            tier.die()
+            await down(link)
+            died = anyio.current_time()
+            await link.wait_up()
+            assert anyio.current_time() - died == pytest.approx(wait)
+
+
+@simulated
+async def test_a_server_that_starts_slowly_is_given_its_time() -> None:
+    tier = Tier()
+    tier.greets_after = 20
+    async with linked(tier) as link:
+        await link.wait_up()
+        assert len(tier.starts) == 1
+
+
+@simulated
+async def test_one_late_answer_is_the_matter_of_its_call_alone() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        began = anyio.current_time()
+        with pytest.raises(TierDown, match="episodic: no answer within 5 s") as failure:
+            await link.call("memory/remember", {})
+        assert anyio.current_time() - began == pytest.approx(5)
+        assert failure.value.settled is not None
+        assert link.status == "up"
+        with pytest.raises(TierDown, match=r"no answer within 0\.2 s"):
+            await link.call("memory/remember", {}, timeout=0.2)
+
+
+@simulated
+async def test_five_failures_in_a_row_open_the_breaker_and_a_greeting_closes_it() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        tier.deaf = True
+        async with anyio.create_task_group() as tasks:
+            for _ in range(7):
+                tasks.start_soon(failing, link)
+        assert link.status == "down"
+        assert link.reason == "5 calls in a row were not answered; of the last: no answer within 5 s"
+        opened = anyio.current_time()
+        tier.calls.clear()
+        with pytest.raises(TierDown) as failure:
+            await link.call("memory/recall", {})
+        assert anyio.current_time() == opened
+        assert (failure.value.retry_after, failure.value.settled) == (0.5, None)
+        await anyio.sleep(8)
+        tier.deaf = False
+        await link.wait_up()
+        # one at a time: a greeting after 0.5 s, the next 1 s after that one's deadline of 5 s, ...
+        assert [(round(at - opened, 3), method) for at, method in tier.calls] == [
+            (0.5, "memory/describe"),
+            (6.5, "memory/describe"),
+            (13.5, "memory/describe"),
+        ]
+        assert len(tier.starts) == 1
+
+
+async def failing(link: Link) -> None:
+    with pytest.raises(TierDown):
+        await link.call("memory/recall", {})
+
+
+@simulated
+async def test_any_answer_closes_the_row_of_failures() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        for method in ["memory/recall", "memory/promote"]:
+            for _ in range(4):
+                with pytest.raises(TierDown):
+                    await link.call("memory/remember", {})
+            if method == "memory/promote":
+                with pytest.raises(A2MError, match="no"):
+                    await link.call(method, {})
+            else:
+                await link.call(method, {})
+        for _ in range(4):
+            with pytest.raises(TierDown):
+                await link.call("memory/remember", {})
+        assert link.status == "up"
+
+
+@simulated
+async def test_a_connection_that_stays_deaf_is_replaced() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        tier.deaf = True
+        for _ in range(5):
+            await failing(link)
+        await anyio.sleep(100)
+        greetings = [at for at, method in tier.calls if method == "memory/describe"]
+        assert len([at for at in greetings if at < tier.starts[1]]) == 1 + 5
+        tier.deaf = False
+        await link.wait_up()
+
+
+@simulated
+async def test_a_read_is_tried_once_more_when_its_connection_is_lost() -> None:
+    tier = Tier()
+    async with linked(tier, timeout=60) as link:
+        await link.wait_up()
+        with pytest.raises(TierDown, match="SIGKILL"):
+            await link.call("memory/fetch", {})  # kills the tier each time
+        assert [method for _, method in tier.calls].count("memory/fetch") == 2
+
+
+@simulated
+async def test_a_read_that_can_be_answered_the_second_time_is() -> None:
+    tier = Tier()
+    # what is under way in the old server is given 5 s to end
+    async with linked(tier, timeout=30) as link:
+        await link.wait_up()
+        tier.deaf = True
+        answers = []
+        async with anyio.create_task_group() as tasks:
+
+            async def recall() -> None:
+                answers.append(await link.call("memory/recall", {"a": 1}))
+
+            tasks.start_soon(recall)
+            await anyio.sleep(1)
+            tier.deaf = False
+            tier.die()
+        assert [msgspec.json.decode(answer) for answer in answers] == [{"a": 1}]
+
+
+@simulated
+async def test_a_read_is_not_tried_again_when_the_tier_is_not_back_in_time() -> None:
+    tier = Tier()
+    async with linked(tier, timeout=3) as link:
+        await link.wait_up()
+        began = anyio.current_time()
+        tier.greets_after = 10
+        with pytest.raises(TierDown, match="SIGKILL"):
+            await link.call("memory/fetch", {})
+        assert anyio.current_time() - began == pytest.approx(3)
+
+
+@simulated
+async def test_a_write_is_never_tried_again_by_the_link() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        async with anyio.create_task_group() as tasks:
+
+            async def write() -> None:
+                with pytest.raises(TierDown, match="SIGKILL") as failure:
+                    await link.call("memory/remember", {})
+                assert failure.value.settled is not None
+                await link.settle(failure.value.settled)
+
+            tasks.start_soon(write)
+            await anyio.sleep(1)
+            tier.die()
+        await link.wait_up()
+        assert [method for _, method in tier.calls].count("memory/remember") == 1
+
+
+@simulated
+async def test_a_late_write_is_settled_by_asking() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        with pytest.raises(TierDown) as failure:
+            await link.call("memory/remember", {})
+        assert failure.value.settled is not None
+        assert not failure.value.settled.is_set()
+        with anyio.fail_after(1):
+            await link.settle(failure.value.settled)
+
+
+@simulated
+async def test_a_write_to_a_deaf_tier_is_settled_when_its_connection_is_replaced() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        tier.deaf = True
+        with pytest.raises(TierDown) as failure:
+            await link.call("memory/remember", {})
+        assert failure.value.settled is not None
+        await link.settle(failure.value.settled)
+        assert len(tier.starts) == 1  # its connection has ended, and the next has not begun
+
+
+@simulated
+async def test_a_cancelled_call_tells_when_it_will_be_settled() -> None:
+    tier = Tier()
+    unsettled: list[Settled] = []
+    async with linked(tier) as link:
+        await link.wait_up()
+        with anyio.move_on_after(1):
+            await link.call("memory/remember", {}, on_unsettled=unsettled.append)
+        await link.settle(unsettled[0])
+
+
+# the schedule
+
+
+@given(st.lists(st.booleans(), max_size=100), st.floats(0, 1, exclude_max=True))
+def test_waits_are_jittered_and_bounded(steady: list[bool], chance: float) -> None:
+    backoff = Backoff(lambda: chance)
+    now, length = 0.0, FIRST
+    for healthy in steady:
+        if healthy:
+            backoff.succeeded(now)
+            now += STEADY + 1
+            length = FIRST
+        wait = backoff.failed(now)
+        assert length / 2 <= wait <= length
+        now += wait
+        length = min(LONGEST, 2 * length)
+
+
+# profiles
+
+
+def test_a_profile_is_what_the_server_declares() -> None:
+    described = {
+        **DESCRIBED,
+        "capabilities": ["core", "embeddings", "keys"],
+        "limits": {"max_recall_limit": 50, "other": True},
+        "embeddings": {"dimensions": None, "metric": "cosine", "metrics": ["cosine"]},
+        "store": {"identity": "x", "records": 3, "keeps": ["created_at"], "pages": True, "similarity": True},
+    }
+    profile = read_profile(json.dumps(described).encode())
+    assert profile.capabilities == {"core", "embeddings", "keys"}
+    assert (profile.max_recall_limit, profile.max_records_per_call) == (50, None)
+    assert (profile.dimensions, profile.metric) == (None, "cosine")
+    expected = Store(identity="x", records=3, keeps=frozenset({"created_at"}), pages=True, similarity=True)
+    assert profile.store == expected
+
+
+@pytest.mark.parametrize("store", ["sqlite", None, 3, {"pages": "many"}])
+def test_what_another_server_calls_its_store_is_no_matter(store: Any) -> None:
+    assert read_profile(json.dumps({**DESCRIBED, "store": store}).encode()).store == Store()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"protocol": "a2m/0.2"}, "protocol: expected a2m/0.1"),
+        ({"protocol": None}, "protocol: expected a string, got null"),
+        ({"capabilities": ["keys"]}, "'core' is required"),
+        ({"capabilities": "core"}, "capabilities: expected an array"),
+        ({"limits": {"max_recall_limit": "8"}}, "limits.max_recall_limit: expected an integer or null"),
+        ({"capabilities": ["core", "embeddings"]}, "embeddings: required"),
+    ],
+)
+def test_what_is_no_profile_is_refused_with_its_place(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadProfile) as failure:
+        read_profile(json.dumps({**DESCRIBED, **change}).encode())
+    assert sentence in str(failure.value)
+
+
+def test_a_profile_that_lacks_something_is_refused() -> None:
+    with pytest.raises(BadProfile, match=r"^memory/describe: capabilities: required, and missing$"):
+        read_profile(b'{"protocol": "a2m/0.1", "name": "n"}')
+
+
+# a real process
+
+PEER = """
+    import json, os, sys
+
+    for line in sys.stdin:
+        call = json.loads(line)
+        if call["method"] == "memory/forget":
+            os._exit(1)
+        described = {"protocol": "a2m/0.1", "name": "child", "capabilities": ["core"], "pid": os.getpid()}
+        print(json.dumps({"jsonrpc": "2.0", "id": call["id"], "result": described}), flush=True)
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", ("asyncio", {"use_uvloop": True}), "trio"])
+async def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(textwrap.dedent(PEER))
+
+    def connect() -> Any:
+        return connect_process([sys.executable, str(script)], name="child", on_stderr=lambda _: None)
+
+    link = Link("working", connect, timeout=20, transport="a child", random=lambda: 0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.run)
+        with anyio.fail_after(30):
+            await link.wait_up()
+            first = msgspec.json.decode(await link.call("memory/describe", {}))["pid"]
+            with pytest.raises(TierDown, match="it ended with status 1") as failure:
+                await link.call("memory/forget", {})
+            assert failure.value.settled is not None
+            await link.settle(failure.value.settled)
+            await link.wait_up()
+            assert msgspec.json.decode(await link.call("memory/describe", {}))["pid"] != first
+        tasks.cancel_scope.cancel()
