@@ -11,11 +11,10 @@ import anyio
 import msgspec
 
 from router import __version__
-from router.a2m.descriptors import standard_streams
+from router.a2m.descriptors import open_missing_streams, standard_streams
 from router.a2m.ending import EndingStream, until_signalled
 from router.a2m.http import CannotListen, HttpServer, application
 from router.a2m.messages import Describe
-from router.a2m.server import Caller
 from router.a2m.stdio import serve_lines
 from router.app import Federation, open_federation
 from router.checking import print_check
@@ -31,6 +30,7 @@ _PROGRAM: Final = "a2m-router"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 for a clean end, 1 for what could not be done, 2 for bad arguments."""
+    open_missing_streams()
     options = _parser().parse_args(arguments)
     log_to_stderr(options.log_level, options.log_format)
     code = 0
@@ -110,11 +110,10 @@ async def _serve_stdio(federation: Federation) -> None:
 
 async def _serve_http(federation: Federation, host: str, port: int) -> None:
     serve = federation.settings.serve
-    anybody = Caller(asserts_owner=False)
     app = application(
         federation.answer,
         admit=admission(serve.origins, serve.principals),
-        profile=lambda: federation.methods.describe(Describe(), anybody),
+        profile=lambda caller: federation.methods.describe(Describe(), caller),
         max_message=federation.settings.limits.max_message,
     )
     http = HttpServer(app, host, port)

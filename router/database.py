@@ -99,7 +99,7 @@ class Database:
         try:
             with _disk_errors():
                 self.connection.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
-        except OSError:
+        except (OSError, apsw.Error):
             if self._depth == 0 and self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise

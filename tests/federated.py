@@ -16,6 +16,7 @@ from backends.store.server import serving
 from backends.store.store import Store
 from router.a2m.client import Connection, Peer, connect_local
 from router.a2m.messages import Timeline
+from router.a2m.records import Record
 from router.a2m.server import Caller
 from router.app import Federation, open_federation
 from router.catalog.catalog import Catalog
@@ -119,6 +120,28 @@ def held_by(store: Store) -> list[dict[str, Any]]:
         answer = store.timeline(Timeline(embeddings=True), LOCAL)
     records: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(answer))["records"]
     return records
+
+
+def stored(fed: Trial) -> dict[str, list[tuple[str, Record]]]:
+    """Where copies of each id really are, and what each of them is, to the byte; asked behind the router's back."""
+    found: dict[str, list[tuple[str, Record]]] = {}
+    for tier, store in fed.stores.items():
+        with store.transaction():
+            for record in store.timeline(Timeline(embeddings=True), LOCAL)["records"]:
+                found.setdefault(record.id, []).append((tier, record))
+    return found
+
+
+def assert_nothing_under_way(fed: Trial) -> None:
+    """No claim is held, no read goes on, no copy is noted, nothing is reserved or half replaced."""
+    catalog = fed.federation.catalog
+    assert not catalog.claims._waiting
+    assert not catalog.readers._reads
+    assert not catalog.readers._left
+    assert catalog.strays_left() == 0
+    assert [catalog.unfinished(tier.name) for tier in fed.federation.settings.managed] == [
+        ([], []) for _ in fed.federation.settings.managed
+    ]
 
 
 def settings_of(text: str = FOUR_TIERS, *, policy: str = "background", folder: Path = Path("/nowhere")) -> Settings:

@@ -17,6 +17,8 @@ import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
+import trio
+import trio.testing
 
 from router.a2m import child as child_module
 from router.a2m.child import CannotStart, connect_process
@@ -186,7 +188,7 @@ async def test_notifications_are_told() -> None:
 
 
 async def late(connection: Connection, script: Script, tasks: anyio.abc.TaskGroup) -> tuple[Outcome, Any]:
-    outcome = begin(tasks, connection, timeout=0.01)
+    outcome = begin(tasks, connection, timeout=0.2)
     call = await script.next()
     await outcome.over.wait()
     assert isinstance(outcome.problem, NoAnswer)
@@ -245,7 +247,7 @@ async def test_a_cancelled_call_tells_when_it_will_be_settled() -> None:
 
 async def test_a_peer_that_does_not_read_does_not_hold_a_call_beyond_its_deadline() -> None:
     async with scripted(buffer=0) as (connection, script), anyio.create_task_group() as tasks:
-        begun = begin(tasks, connection, "begun", timeout=0.01)
+        begun = begin(tasks, connection, "begun", timeout=0.2)
         await begun.over.wait()
         never = begin(tasks, connection, "never", timeout=0.01)
         await never.over.wait()
@@ -298,7 +300,7 @@ async def test_a_server_in_this_process_is_reached_as_any_other(monkeypatch: pyt
         async with connect_local(answer) as connection:
             assert msgspec.json.decode(await connection.call("m", {"a": 1}, timeout=5)) == [{"a": 1}, True]
             with pytest.raises(NoAnswer) as unanswered:
-                await connection.call("hang", {}, timeout=0.01)
+                await connection.call("hang", {}, timeout=0.2)
             assert not unanswered.value.settled.is_set()
         assert unanswered.value.settled.is_set()
 
@@ -476,7 +478,7 @@ async def test_a_torn_answer_is_no_answer(peer: Child, caplog: pytest.LogCapture
 async def test_a_late_call_is_settled_by_the_death_of_the_child(peer: Child) -> None:
     async with peer.connect() as connection:
         with pytest.raises(NoAnswer) as unanswered:
-            await said(connection, "never", timeout=0.01)
+            await said(connection, "never", timeout=0.2)
         assert not unanswered.value.settled.is_set()
         with pytest.raises(ConnectionLost):
             await said(connection, "die")
@@ -647,18 +649,24 @@ async def test_another_status_is_a_failure(status: int, sentence: str, settled: 
     assert len(outcome.unsettled) == (not settled)
 
 
-async def test_a_call_over_http_without_an_answer_settles_with_time() -> None:
+def test_a_call_over_http_without_an_answer_settles_with_time() -> None:
     async def handler(_: httpx.Request) -> httpx.Response:
         await anyio.sleep_forever()
         raise AssertionError
 
-    outcome = Outcome()
-    async with http(handler, settling=0.05) as client:
-        await outcome.run(client, "m", 0.01)
-    assert isinstance(outcome.problem, NoAnswer)
-    assert not outcome.settled
-    await outcome.unsettled[0].wait()
-    assert outcome.settled
+    async def test() -> None:
+        outcome = Outcome()
+        async with http(handler, settling=30) as client:
+            await outcome.run(client, "m", 5)
+        assert isinstance(outcome.problem, NoAnswer)
+        assert not outcome.settled
+        await outcome.unsettled[0].wait()
+        assert outcome.settled
+        assert anyio.current_time() - began == pytest.approx(35)
+
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    began = clock.current_time()
+    trio.run(test, clock=clock)
 
 
 async def test_an_answer_over_http_that_is_too_long_is_not_held() -> None:

@@ -43,7 +43,7 @@ async def name_the_caller(message: bytes, caller: Caller) -> bytes | None:
     return json.dumps({"id": call["id"], "result": caller.owner}).encode() if "id" in call else None
 
 
-async def profile() -> Any:
+async def profile(_: Caller) -> Any:
     return {"protocol": "a2m/0.1", "name": "home"}
 
 

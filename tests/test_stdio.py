@@ -158,7 +158,7 @@ async def test_what_is_not_answered_within_the_grace_is_cancelled() -> None:
         return message
 
     with anyio.fail_after(10):
-        assert b"".join(await served(b"never\ngood\n", answer=answer, grace=0.05)) == b"good\n"
+        assert b"".join(await served(b"never\ngood\n", answer=answer, grace=0.5)) == b"good\n"
 
 
 async def test_no_more_is_begun_than_may_be_under_way() -> None:

@@ -347,6 +347,13 @@ def test_a_filter_does_not_cost_places(asked: Asked) -> None:
     assert len(asked.contents("recall", where=where)) == 5
 
 
+def test_scores_descend_strictly_down_to_the_opposite(asked: Asked) -> None:
+    asked.remember(*({"content": "a", "embedding": [-1, 0]} for _ in range(9)))
+    scores = [record["score"] for record in asked("recall", embedding=[1, 0], limit=9)["records"]]
+    assert scores == sorted(set(scores), reverse=True)
+    assert len(scores) == 9
+
+
 def test_min_score_leaves_out_the_tail(asked: Asked) -> None:
     asked.remember(*({"content": "a", "embedding": [1, n]} for n in range(9)))
     scores = [record["score"] for record in asked("recall", embedding=[1, 0], limit=9)["records"]]
@@ -603,6 +610,18 @@ def test_a_full_disk_acknowledges_nothing_and_the_store_goes_on(path: Path) -> N
         connection.pragma("max_page_count", pages)
     assert asked.remember({"id": "big", "content": "b" * 1_000_000}) == ["big"]
     asked.store.close()
+
+
+def test_a_disk_that_does_not_confirm_acknowledges_no_write(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync() -> None:
+        raise OSError(5, "the disk failed")
+
+    monkeypatch.setattr(asked.store, "sync", sync)
+    calls = [asked.call("remember", records=[{"content": "a"}]), asked.call("timeline")]
+    written, seen = carry_out(asked.store, calls, durable=True)
+    assert isinstance(written, A2MError)
+    assert (written.code, "the disk failed" in str(written.data)) == (Code.INTERNAL_ERROR, True)
+    assert len(seen["records"]) == 1
 
 
 def test_one_failure_in_a_batch_hurts_nobody_else(asked: Asked) -> None:

@@ -121,8 +121,8 @@ def passes(record: dict[str, Any], selection: dict[str, Any]) -> bool:
 
 def changed(record: dict[str, Any], draft: dict[str, Any]) -> bool:
     """Whether a draft with its defaults from `record` is another content than that."""
-    kept = {name: record[name] for name in ("created_at", "revision") if name in record}
-    whole = {**kept, **draft, "salience": None}
+    kept: dict[str, Any] = {name: record[name] for name in ("created_at", "revision") if name in record}
+    whole: dict[str, Any] = {**kept, **draft, "salience": None}
     return any(
         repr(whole.get(name)) != repr(record.get(name))
         for name in FIELDS

@@ -27,10 +27,15 @@ def carry_out(store: Store, calls: Sequence[Call], *, durable: bool) -> list[Any
     """For each call its result, or the exception that is its answer. Blocks until that is on disk, if `durable`."""
     try:
         outcomes = _together(store, calls)
-        if durable and any(call.writes for call in calls):
-            store.sync()
     except (apsw.Error, OSError) as problem:
         return _nothing_kept(store, calls, str(problem))
+    if durable and any(call.writes for call in calls):
+        try:
+            store.sync()
+        except OSError as problem:
+            return [
+                _unsure(str(problem)) if call.writes else outcome for call, outcome in zip(calls, outcomes, strict=True)
+            ]
     return outcomes
 
 
@@ -98,6 +103,14 @@ def _nothing_kept(store: Store, calls: Sequence[Call], reason: str) -> list[Any]
             outcomes.append(lost if call.writes else _look(connection, call))  # noqa: PERF401
         raise _Undo
     return outcomes
+
+
+def _unsure(reason: str) -> A2MError:
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"done, but the disk did not confirm it: {reason}; see to the disk before relying on this store",
+        {"reason": reason},
+    )
 
 
 def _look(connection: apsw.Connection, call: Call) -> Any:

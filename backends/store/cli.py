@@ -3,11 +3,9 @@
 import argparse
 import importlib.metadata
 import logging
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +16,8 @@ from backends.store.drafts import Limits
 from backends.store.server import Server, serving
 from backends.store.store import Store
 from backends.store.vectors import METRICS
-from router.a2m.descriptors import standard_streams
+from router.a2m.descriptors import open_missing_streams, standard_streams
+from router.a2m.ending import EndingStream, until_signalled
 from router.a2m.http import CannotListen, HttpServer, Refusal, application
 from router.a2m.server import Caller
 from router.a2m.stdio import serve_lines
@@ -32,6 +31,7 @@ _ANYBODY: Final = Caller(asserts_owner=False)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
+    open_missing_streams()
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         stream=sys.stderr, level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -130,18 +130,18 @@ async def _serve(options: argparse.Namespace) -> None:
 
 async def _serve_stdio(server: Server) -> None:
     with standard_streams() as (source, sink):
-        ending = _Ending(source)
-        async with _until_signalled(ending.end):
+        ending = EndingStream(source)
+        async with until_signalled(ending.end):
             await serve_lines(server, ending, sink)
 
 
 async def _serve_http(server: Server, host: str, port: int) -> None:
     http = HttpServer(
-        application(server, admit=_admit, profile=lambda: server.describe(_ANYBODY)),
+        application(server, admit=_admit, profile=server.describe),
         host,
         port,
     )
-    async with _until_signalled(http.stop), anyio.create_task_group() as tasks:
+    async with until_signalled(http.stop), anyio.create_task_group() as tasks:
         host, port = await tasks.start(http.serve)
         where = f"[{host}]" if ":" in host else host
         print(f"a2m-store: listening on http://{where}:{port}/", file=sys.stderr, flush=True)
@@ -151,46 +151,6 @@ def _admit(headers: Mapping[str, str]) -> Caller | Refusal:
     if headers.get("origin") is not None:
         return Refusal(403, "Origin: this server answers no web page")
     return _ANYBODY
-
-
-@asynccontextmanager
-async def _until_signalled(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `stop` when the process is asked to end, for as long as the context lasts."""
-
-    async def wait(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            task_status.started()
-            async for _ in signals:
-                stop()
-
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(wait)
-        yield
-        tasks.cancel_scope.cancel()
-
-
-class _Ending(anyio.abc.ByteReceiveStream):
-    """A stream that can be made to end before its source does."""
-
-    def __init__(self, source: anyio.abc.AnyByteReceiveStream) -> None:
-        self._source = source
-        self._ended = False
-        self._reading: anyio.CancelScope | None = None
-
-    def end(self) -> None:
-        """The stream ends after what was already received."""
-        self._ended = True
-        if self._reading is not None:
-            self._reading.cancel()
-
-    async def receive(self, max_bytes: int = 65_536) -> bytes:
-        if not self._ended:
-            with anyio.CancelScope() as self._reading:
-                return await self._source.receive()
-        raise anyio.EndOfStream
-
-    async def aclose(self) -> None:
-        await self._source.aclose()
 
 
 def _sentence(problem: BaseException) -> str:

@@ -22,7 +22,7 @@ CREATE TABLE store (
     metric TEXT NOT NULL,
     dimensions INTEGER,           -- null until the first vector fixes it
     records INTEGER NOT NULL,
-    newest INTEGER NOT NULL       -- the last created_at that this store gave
+    newest INTEGER NOT NULL       -- when it last wrote: it gives no earlier created_at
 ) STRICT;
 
 CREATE TABLE record (

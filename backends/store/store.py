@@ -372,15 +372,11 @@ class Store:
         salience = 1.0 if draft.salience is None else draft.salience
         self._connection.execute(_INSERT, (*_common(draft), id, created, salience, revision))
         self._index(self._connection.last_insert_rowid(), draft)
-        self._tally = replace(
-            self._tally,
-            records=self._tally.records + 1,
-            newest=now if draft.created_at is None else self._tally.newest,
-        )
+        self._tally = replace(self._tally, records=self._tally.records + 1, newest=now)
         return id
 
     def _replace(self, known: _Known, draft: Draft) -> None:
-        pass
+        self._unindex(known.seq)
         created = known.created_at if draft.created_at is None else parse(draft.created_at)
         revision = (known.revision or 0) + 1 if draft.revision is None else draft.revision
         salience = known.salience if draft.salience is None else draft.salience

@@ -61,8 +61,8 @@ def similarity(metric: str, a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def score(metric: str, similarity: float) -> float:
-    """A similarity as a score in [0, 1] (§5.3), in the same order."""
-    return (1 + similarity) / 2 if metric == "cosine" else 1 / (1 - similarity)
+    """A similarity as a score in (0, 1] (§5.3), in the same order; above 0, so that there is room below every one."""
+    return (2 + similarity) / 3 if metric == "cosine" else 1 / (1 - similarity)
 
 
 def _measured(vector: Sequence[float]) -> tuple[float, Sequence[float]]:

@@ -55,7 +55,7 @@ def application(
     answer: Answering,
     *,
     admit: Callable[[Mapping[str, str]], Caller | Refusal],
-    profile: Callable[[], Awaitable[Any]],
+    profile: Callable[[Caller], Awaitable[Any]],
     max_message: int = DEFAULT_MAX_MESSAGE,
 ) -> Starlette:
     """The HTTP binding around `answer`.
@@ -63,7 +63,7 @@ def application(
     Args:
         answer: must not raise.
         admit: who a request with these headers (names in any case) comes from, or why it is refused.
-        profile: the `memory/describe` result shown at WELL_KNOWN (§8.3.3).
+        profile: the `memory/describe` result shown to a caller at WELL_KNOWN (§8.3.3).
         max_message: bytes in a body; a longer one is refused with 413 without being held.
     """
 
@@ -83,8 +83,8 @@ def application(
             return Response(status_code=202)
         return Response(reply, media_type="application/json")
 
-    async def describe(_: Request) -> Response:
-        return Response(msgspec.json.encode(await profile()), media_type="application/json")
+    async def describe(request: Request) -> Response:
+        return Response(msgspec.json.encode(await profile(request.scope["caller"])), media_type="application/json")
 
     return Starlette(
         routes=[Route("/", call, methods=["POST"]), Route(WELL_KNOWN, describe, methods=["GET"])],

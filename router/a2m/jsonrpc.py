@@ -9,6 +9,7 @@ Rules of the door, kept here for every binding:
 """
 
 import re
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -219,12 +220,15 @@ def _on_one_line(raw: Raw) -> Raw:
     return Raw(text)
 
 
-_SURROGATE: Final = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
-    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-    rb"|\\."
+# the longest beginning in which every escaped surrogate has its other half
+_PAIRED: Final = re.compile(
+    rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+", re.DOTALL
 )
-_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_TOKEN: Final = re.compile(_STRING.pattern + rb'|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+_ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+# tokens among which the id of a broken message is looked for: a hostile one must not hold up everybody else
+_LOOKED_AT: Final = 100_000
 
 
 def _open(message: bytes) -> _Envelope:
@@ -234,12 +238,12 @@ def _open(message: bytes) -> _Envelope:
         raise MalformedMessage(
             A2MError(Code.PARSE_ERROR, f"not valid UTF-8 at byte {problem.start}; messages are UTF-8 (§8.2)")
         ) from None
-    if b"\\u" in message and any(match["lone"] for match in _SURROGATE.finditer(message)):
+    if b"\\u" in message and _has_half_a_pair(message):
         raise MalformedMessage(
             invalid_params("params", "a string holds half of a surrogate pair, which no UTF-8 text can hold"),
             _scan_id(message),
         )
-    if message.count(b"[") + message.count(b"{") > MAX_DEPTH and _depth(message) > MAX_DEPTH:
+    if message.count(b"[") + message.count(b"{") > MAX_DEPTH and _is_too_deep(message):
         raise MalformedMessage(invalid_params("params", f"nested more than {MAX_DEPTH} deep"), _scan_id(message))
     try:
         return _envelopes.decode(message)
@@ -252,23 +256,27 @@ def _open(message: bytes) -> _Envelope:
         raise MalformedMessage(A2MError(Code.PARSE_ERROR, str(problem))) from None
 
 
-def _depth(message: bytes) -> int:
-    depth = deepest = 0
-    for match in _TOKEN.finditer(message):
-        match match[0]:
-            case b"{" | b"[":
-                depth += 1
-                deepest = max(deepest, depth)
-            case b"}" | b"]":
-                depth -= 1
-    return deepest
+def _has_half_a_pair(message: bytes) -> bool:
+    paired = _PAIRED.match(message)
+    assert paired is not None, "it matches the empty beginning"
+    return message.startswith(b"\\u", paired.end())
+
+
+def _is_too_deep(message: bytes) -> bool:
+    # whatever is long is taken away first, so that only the brackets are looked at one by one
+    depth = 0
+    for bracket in _STRING.sub(b"", message).translate(None, _ALL_BUT_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            return True
+    return False
 
 
 def _scan_id(message: bytes) -> Raw:
     """The id of a message that cannot be decoded whole: what stands behind its outermost `"id"`, else null."""
     depth = 0
     before: list[bytes] = [b"", b""]
-    for match in _TOKEN.finditer(message):
+    for match in islice(_TOKEN.finditer(message), _LOOKED_AT):
         token = match[0]
         if depth == 1 and before == [b'"id"', b":"] and _is_id(token):
             try:

@@ -8,6 +8,7 @@ Rules:
 It never talks to a tier and knows no clock: moments come in as milliseconds since 1970.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
@@ -32,10 +33,13 @@ from router.catalog.selection import (
 )
 from router.catalog.syncing import Syncing
 from router.config import Tier
-from router.database import Database
+from router.database import Database, DatabaseError
 from router.policy import Unit
 
 Strength = Callable[[float, int, int, float | None], float]
+
+# The values of one field that go into one query: SQLite takes 32,766 parameters, and there are twelve fields.
+_MOST_VALUES: Final = 2000
 
 # Sessions of one name under more owners than this are sorted instead of followed one by one.
 _MOST_ARMS: Final = 64
@@ -90,7 +94,7 @@ class Catalog:
         strength: the policy's order of retention.
         threads: wait for the disk on worker threads; False for tests with a virtual clock.
 
-    Raises DatabaseError when the file cannot be used.
+    Raises DatabaseError when the file cannot be used, or when records live in a tier that is not configured any more.
     """
 
     def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
@@ -103,13 +107,20 @@ class Catalog:
         self._tiers = {tier.name: tier for tier in tiers}
         self._no: dict[str, int] = {}
         self._name: dict[int, str] = {}
+        try:
+            self._begin(tiers)
+        except BaseException:
+            self._database.close()
+            raise
+        self._shared = [self._no[tier.name] for tier in tiers if tier.shared]
+
+    def _begin(self, tiers: Sequence[Tier]) -> None:
         with self._database.transaction():
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
             self._clock: int = self._fact("clock", 0)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._know(tiers)
-        self._shared = [self._no[tier.name] for tier in tiers if tier.shared]
 
     async def synced(self) -> None:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
@@ -174,13 +185,12 @@ class Catalog:
 
     def by_key(self, owner: str | None, key: str) -> Entry | None:
         """The record at an owner's key."""
-        return self._one("key = ? AND owner = ?", (present(key), present(owner)))
+        return self._one("key = ? AND owner = ? AND key != ''", (present(key), present(owner)))
 
     def group(self, home: str, owner: str | None, group: str) -> list[Entry]:
         """The members of an owner's group in one tier."""
-        return self._all(
-            "grp = ? AND owner = ? AND home = ?", (present(group), present(owner), self._no[home]), order="seq"
-        )
+        place = (present(group), present(owner), self._no[home])
+        return self._all("grp = ? AND owner = ? AND home = ? AND grp != ''", place, order="seq")
 
     def unit(self, entry: Entry) -> list[Entry]:
         """The records that move together with `entry`, itself among them."""
@@ -209,26 +219,21 @@ class Catalog:
 
     def sessions(self, scope: Scope) -> list[Session]:
         """The conversations that `scope` sees, by name; those of one name under different owners are different."""
-        condition = conjunction(
-            [
-                Condition("session != ''"),
-                None
-                if scope.everyone
-                else _any(
-                    any_of("owner", ["", present(scope.owner)]),
-                    any_of("tier", self._shared),
-                ),
-            ]
+        visible = (
+            [Condition("TRUE")]
+            if scope.everyone
+            else [any_of("owner", ["", present(scope.owner)]), any_of("tier", self._shared)]
         )
+        arms = (f"SELECT session, owner, tier, records FROM sessions WHERE session != '' AND {v.sql}" for v in visible)
         found: dict[tuple[str, str], dict[str, int]] = {}
         rows = self._execute(
-            f"SELECT session, owner, tier, records FROM sessions WHERE {condition.sql} ORDER BY session, owner, tier",
-            condition.parameters,
+            f"{' UNION '.join(arms)} ORDER BY session, owner, tier",
+            tuple(parameter for v in visible for parameter in v.parameters),
         )
         for session, owner, tier, records in rows:
             found.setdefault((session, owner), {})[self._name[tier]] = records
         return [
-            Session(session[1:], absent_or(owner), tiers, *self._span(session, owner))
+            Session(session[1:], absent_or(owner), tiers, *self._span(session, owner, tiers))
             for (session, owner), tiers in found.items()
         ]
 
@@ -344,7 +349,7 @@ class Catalog:
                 if {(e.id, e.version, e.home) for e in now} != {(e.id, e.version, e.home) for e in unit}:
                     continue
                 for entry in now:
-                    arrived = msgspec.structs.replace(entry, home=target, salience=entry.salience + salience)
+                    arrived = msgspec.structs.replace(entry, home=target, salience=_added(entry.salience, salience))
                     self._leave(entry)
                     self._strike(target, entry.id)
                     self._note(entry, entry.home, Stray.SUPERSEDED)
@@ -365,6 +370,7 @@ class Catalog:
             self._strike(tier, id)
             self._note(entry, entry.home, Stray.UNWANTED)
             self._enter(msgspec.structs.replace(entry, home=tier))
+            self._execute("DELETE FROM due WHERE id = ?", (id,))
         self.readers.moved(id, entry.home)
         return True
 
@@ -441,7 +447,7 @@ class Catalog:
                 entry = self._find(id)
                 if entry is None or not self.sees(scope, entry):
                     continue
-                self._earn(msgspec.structs.replace(entry, salience=max(0.0, entry.salience + amount)))
+                self._earn(msgspec.structs.replace(entry, salience=_added(entry.salience, amount)))
                 found += 1
         return found
 
@@ -473,14 +479,15 @@ class Catalog:
         return [(no, records) for no, records in rows]
 
     def weakest(self, tier: str, bucket: int) -> Iterator[Unit]:
-        """The units of a bucket, weakest first; of two equally weak ones the older."""
+        """The units of a bucket, weakest first; of two equally weak ones the older. A group stands where its strongest
+        member would."""
         singles = self._execute(
             "SELECT strength, seq, id, owner, '' FROM records"
             " WHERE bucket = ? AND grp = '' AND home IS NOT NULL ORDER BY strength, seq",
             (bucket,),
         )
         groups = self._execute(
-            "SELECT strength, first, records, owner, grp FROM groups WHERE bucket = ? ORDER BY strength, first",
+            "SELECT strength, seq, records, owner, grp FROM groups WHERE bucket = ? ORDER BY strength, seq",
             (bucket,),
         )
         for strength, _, what, owner, group in merge(singles, groups, key=lambda row: row[:2]):
@@ -515,9 +522,8 @@ class Catalog:
             for stray in self._strays("tier = ? AND id = ?", (tier, entry.id)):
                 found[stray.id] = stray
             if entry.key is not None:
-                at_key = self._strays(
-                    "tier = ? AND key = ? AND owner = ?", (tier, present(entry.key), present(entry.owner))
-                )
+                place = (tier, present(entry.key), present(entry.owner))
+                at_key = self._strays("tier = ? AND key = ? AND owner = ? AND key != ''", place, "stray_by_key")
                 found.update((stray.id, stray) for stray in at_key)
         return list(found.values())
 
@@ -566,8 +572,8 @@ class Catalog:
     def recover_reservations(self, tier: str, found: Mapping[str, bool]) -> int:
         """What `tier` turned out to hold of the writes that a crash interrupted.
 
-        A batch becomes true if all of it is where it was to be written, once all of its tiers have been asked; else
-        nothing of it does. Returns how many records became true.
+        A batch becomes true if all of it is where it was to be written, once all of its tiers have been asked, and if
+        nobody else was given one of its keys meanwhile; else nothing of it does. Returns how many records became true.
         """
         with self._database.transaction():
             batches = set()
@@ -608,6 +614,12 @@ class Catalog:
     def _know(self, tiers: Sequence[Tier]) -> None:
         self._name = dict(self._execute("SELECT no, name FROM tiers"))
         self._no = {name: no for no, name in self._name.items()}
+        for name, records in self._execute("SELECT name, records FROM tiers WHERE records > 0"):
+            if name not in self._tiers:
+                raise DatabaseError(
+                    f"{self._database.path}: {records} records live in the tier {name!r}, which is not among the"
+                    " managed tiers any more; bring it back, and have its records forgotten or moved before it goes"
+                )
         for tier in tiers:
             if tier.name not in self._no:
                 self._execute("INSERT INTO tiers (name) VALUES (?)", (tier.name,))
@@ -623,7 +635,8 @@ class Catalog:
                 self._compute_anew(tier, settings)
 
     def _compute_anew(self, tier: Tier, settings: tuple[Any, ...]) -> None:
-        """A tier's settings have changed: its buckets and strengths follow from them. Looks at all its records."""
+        """A tier's settings have changed: its buckets, its strengths and what is due follow from them. Looks at all its
+        records."""
         no = self._no[tier.name]
         entries = self._all("home = ?", (no,), order="seq")
         for entry in entries:
@@ -635,9 +648,17 @@ class Catalog:
             self._enter(entry)
             if tier.promote_to and tier.promote_after and entry.access_count >= tier.promote_after:
                 self._execute("INSERT OR IGNORE INTO due VALUES (?)", (entry.id,))
+            else:
+                self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
 
     def _arms(self, selection: Selection) -> list[Condition]:
         """Disjoint queries that make up a selection, each along one index in the order of time."""
+        for name, atoms in selection.where.items():
+            if len(atoms) > _MOST_VALUES:
+                different = list(dict.fromkeys(atoms))
+                parts = [tuple(different[i : i + _MOST_VALUES]) for i in range(0, len(different), _MOST_VALUES)]
+                narrower = [{**selection.where, name: part} for part in parts]
+                return [arm for w in narrower for arm in self._arms(msgspec.structs.replace(selection, where=w))]
         no = [self._no[name] for name in selection.tiers if name in self._no]
         if not no:
             return []
@@ -699,14 +720,16 @@ class Catalog:
             ]
         return [_arm("record_by_session", [Condition("home IS NOT NULL"), visible, *conditions])]
 
-    def _span(self, session: str, owner: str) -> tuple[int, int]:
-        opened, touched = next(
-            self._execute(
-                "SELECT min(created_at), max(created_at) FROM records"
-                " WHERE session = ? AND owner = ? AND home IS NOT NULL",
-                (session, owner),
-            )
+    def _span(self, session: str, owner: str, tiers: Iterable[str]) -> tuple[int, int]:
+        there = conjunction(
+            [
+                Condition("session = ? AND owner = ? AND home IS NOT NULL", (session, owner)),
+                any_of("home", [self._no[tier] for tier in tiers]),
+            ]
         )
+        # asked for one by one, each is found at an end of the index
+        opened: int = self._execute(f"SELECT min(created_at) FROM records WHERE {there.sql}", there.parameters).get
+        touched: int = self._execute(f"SELECT max(created_at) FROM records WHERE {there.sql}", there.parameters).get
         return opened, touched
 
     def _finish(self, batch: int) -> int:
@@ -718,7 +741,8 @@ class Catalog:
         if any(found is None for *_, found in rows):
             return 0  # another of its tiers has not been asked yet
         entries = [row_entry(row, self._name[row[-2]]) for row in rows]
-        if all(found for *_, found in rows):
+        taken = any(e.key is not None and self.by_key(e.owner, e.key) is not None for e in entries)
+        if all(found for *_, found in rows) and not taken:
             for entry in entries:
                 self._settle_home(entry)
             return len(entries)
@@ -780,6 +804,7 @@ class Catalog:
         if current.home != entry.home:
             self._strike(entry.home, entry.id)
             self._note(current, current.home, Stray.UNWANTED)
+            self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
             self.readers.moved(entry.id, current.home)
         self._enter(kept)
 
@@ -850,14 +875,16 @@ class Catalog:
             self._weigh_group(no, owner, group)
 
     def _weigh_group(self, no: int, owner: str, group: str) -> None:
-        # a group is as strong as its strongest member; the index holds the members in that order
+        # a group stands where its strongest member would; the index holds the members in that order
         strongest = self._execute(
-            "SELECT max(strength) FROM records WHERE grp = ? AND owner = ? AND home = ?", (group, owner, no)
+            "SELECT strength, seq FROM records WHERE grp = ? AND owner = ? AND home = ? AND grp != ''"
+            " ORDER BY strength DESC, seq DESC LIMIT 1",
+            (group, owner, no),
         ).get
         if strongest is not None:
             self._execute(
-                "UPDATE groups SET strength = ? WHERE home = ? AND owner = ? AND grp = ?",
-                (strongest, no, owner, group),
+                "UPDATE groups SET (strength, seq) = (?, ?) WHERE home = ? AND owner = ? AND grp = ?",
+                (*strongest, no, owner, group),
             )
 
     def _places(self, entry: Entry) -> tuple[int, str, str, str]:
@@ -872,9 +899,10 @@ class Catalog:
     def _strike(self, tier: str, id: str) -> None:
         self._execute("DELETE FROM strays WHERE tier = ? AND id = ?", (self._no[tier], id))
 
-    def _strays(self, condition: str, parameters: tuple[Any, ...]) -> list[NotedStray]:
+    def _strays(self, condition: str, parameters: tuple[Any, ...], index: str | None = None) -> list[NotedStray]:
         tier, *others = parameters
-        rows = self._execute(f"SELECT id, kind, owner, key FROM strays WHERE {condition}", (self._no[tier], *others))
+        strays = "strays" if index is None else f"strays INDEXED BY {index}"
+        rows = self._execute(f"SELECT id, kind, owner, key FROM {strays} WHERE {condition}", (self._no[tier], *others))
         return [NotedStray(id, tier, Stray(kind), absent_or(o), absent_or(key)) for id, kind, o, key in rows]
 
     def _find(self, id: str) -> Entry | None:
@@ -909,5 +937,6 @@ def _arm(index: str, conditions: Sequence[Condition | None]) -> Condition:
     return Condition(f"INDEXED BY {index} WHERE {whole.sql}", whole.parameters)
 
 
-def _any(first: Condition, second: Condition) -> Condition:
-    return Condition(f"({first.sql} OR {second.sql})", first.parameters + second.parameters)
+def _added(salience: float, amount: float) -> float:
+    # neither less than nothing nor more than JSON can say
+    return min(max(0.0, salience + amount), sys.float_info.max)

@@ -63,7 +63,7 @@ SCHEMA: Final = (
     CREATE INDEX record_by_strength ON records (bucket, strength, seq) WHERE grp = '' AND home IS NOT NULL;
     CREATE INDEX record_by_reservation ON records (batch) WHERE home IS NULL;
 
-    -- A group's share of a bucket; `strength` is that of its strongest member in the whole tier.
+    -- A group's share of a bucket; `strength` and `seq` are those of its strongest member in the whole tier.
     CREATE TABLE groups (
         home INTEGER NOT NULL,
         owner TEXT NOT NULL,
@@ -71,10 +71,10 @@ SCHEMA: Final = (
         bucket INTEGER NOT NULL,
         records INTEGER NOT NULL,
         strength REAL NOT NULL,
-        first INTEGER NOT NULL,                   -- its first member's place in the order of writing
+        seq INTEGER NOT NULL,
         PRIMARY KEY (home, owner, grp, bucket)
     ) STRICT, WITHOUT ROWID;
-    CREATE INDEX group_by_strength ON groups (bucket, strength, first);
+    CREATE INDEX group_by_strength ON groups (bucket, strength, seq);
 
     CREATE TABLE sessions (
         owner TEXT NOT NULL,
@@ -84,6 +84,7 @@ SCHEMA: Final = (
         PRIMARY KEY (owner, session, tier)
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX session_by_name ON sessions (session);
+    CREATE INDEX session_by_tier ON sessions (tier);
 
     -- Copies that may exist in a tier that is not the record's home; `kind` is one of entries.Stray.
     CREATE TABLE strays (

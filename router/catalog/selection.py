@@ -96,7 +96,9 @@ def key_prefix_condition(prefix: str) -> Condition:
         return Condition("key != ''")
     if prefix.endswith("/"):
         return Condition("key >= ? AND key < ?", ("=" + prefix, "=" + prefix[:-1] + "0"))  # '0' follows '/'
-    return Condition("(key = ? OR (key >= ? AND key < ?))", ("=" + prefix, f"={prefix}/", f"={prefix}0"))
+    # the range first, so that an index serves it; between the key and what is beneath it there is `a/b!`
+    beneath = Condition("(key = ? OR key >= ?)", ("=" + prefix, f"={prefix}/"))
+    return conjunction([Condition("key >= ? AND key < ?", ("=" + prefix, f"={prefix}0")), beneath])
 
 
 def scope_condition(scope: Scope, shared: Collection[int]) -> Condition | None:

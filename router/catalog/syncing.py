@@ -17,7 +17,7 @@ class Syncing:
     def __init__(self, sync: Callable[[], None], *, threads: bool = True) -> None:
         self._sync = sync
         self._threads = threads
-        self._running: anyio.Event | None = None
+        self._running: _Run | None = None
         self._started = 0
         self._finished = 0
 
@@ -31,11 +31,28 @@ class Syncing:
             if self._running is not None:
                 await self._running.wait()
                 continue
-            self._running = running = anyio.Event()
+            self._running = running = _Run()
             self._started += 1
             try:
                 await anyio.to_thread.run_sync(self._sync)
                 self._finished = self._started
+            except OSError as failure:
+                running.failure = failure
+                raise
             finally:
                 self._running = None
-                running.set()
+                running.ended.set()
+
+
+class _Run:
+    """One sync under way. When it fails, all who wait hear of it: the system tells a lost write once only, so a later
+    sync that succeeds says nothing about it."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.failure: OSError | None = None
+
+    async def wait(self) -> None:
+        await self.ended.wait()
+        if self.failure is not None:
+            raise OSError(*self.failure.args) from self.failure

@@ -112,7 +112,9 @@ class Readings:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
         where = read_where(params.where)
         tiers = tiers_in_question(params.tier, where, self._settings)
-        limit = params.limit or None
+        if params.limit == 0:
+            raise invalid_params("limit", "expected 1 or more; leave it out for no limit")
+        limit = params.limit
         selection = Selection(
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
         )

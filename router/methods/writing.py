@@ -25,6 +25,7 @@ from router.methods.drafting import Slot, complete_drafts, destination, embeddin
 from router.methods.selecting import Selecting
 from router.moves import Settling
 from router.sweeping import Sweeper
+from router.text import query_tokens
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
 from router.tiers.together import Failure, failures_in, outcomes
@@ -98,10 +99,13 @@ class Writing:
 
         Raises INVALID_PARAMS without a selector. If a tier that must be asked does not answer, nothing is forgotten.
         """
-        if (params.ids, params.query, params.tier, params.where, params.key_prefix) == (None,) * 5:
+        if params.query is not None and not query_tokens(params.query):
+            raise invalid_params("query", "expected words to search for; this one holds none")
+        if params.ids is None and not (params.query or params.tier or params.where or params.key_prefix):
             raise invalid_params(
                 "params",
-                "expected at least one of ids, query, tier, where and key_prefix; an empty call forgets nothing",
+                "expected ids, a query, a tier, a where with a condition, or a key_prefix: forgetting everything takes "
+                "more than an empty selector",
             )
         ids = await self._selecting.ids(params, scope)
         struck = self._catalog.forget(ids, scope, self._clock())
@@ -117,11 +121,16 @@ class Writing:
 
     async def _claim(self, slots: Sequence[Slot]) -> tuple[Claim, _Plan]:
         """A claim on all that the slots touch, and what they come to under it."""
-        claim = None
+        claim: Claim | None = None
         names: set[Name] = set()
         while True:
-            plan = self._plan(slots)
-            needed = self._names(slots, plan)
+            try:
+                plan = self._plan(slots)
+            except BaseException:
+                if claim is not None:
+                    claim.release()
+                raise
+            needed = self._names(plan)
             if claim is not None and needed <= names:
                 return claim, plan
             if claim is not None:
@@ -162,7 +171,7 @@ class Writing:
                 plan.replaced.append((slot, whole, Replacement(new, entry.version, draft.salience)))
         return plan
 
-    def _names(self, slots: Sequence[Slot], plan: _Plan) -> set[Name]:
+    def _names(self, plan: _Plan) -> set[Name]:
         names: set[Name] = set()
         entries = [entry for _, _, entry in plan.new + plan.known] + [r.entry for _, _, r in plan.replaced]
         before = self._catalog.find(r.entry.id for _, _, r in plan.replaced)
@@ -261,7 +270,10 @@ class Writing:
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
         calls = [partial(self._copies.write, tier, drafts) for tier, drafts in by_tier.items()]
-        return failures_in(await outcomes([*calls, self._catalog.synced] if synced else calls))
+        found = await outcomes([*calls, self._catalog.synced] if synced else calls)
+        return [
+            _refusal(tier, failure) for tier, failure in zip([*by_tier, ""], found, strict=False) if failure is not None
+        ]
 
     async def _settle_replacements(self, replacements: Sequence[Replacement], attempted: bool) -> None:
         """A failed batch: the account follows what the tier turns out to hold of each replacement in place."""
@@ -303,6 +315,13 @@ def _by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     for entry in entries:
         homes.setdefault(entry.home, []).append(entry)
     return homes
+
+
+def _refusal(tier: str, failure: Failure) -> Failure:
+    """A tier's refusal as a failure of the batch: what is the caller's fault is told as it is."""
+    if isinstance(failure, A2MError) and failure.code not in _CALLERS_ERRORS:
+        return TierDown(tier, f"it refuses the write: {failure.message}", 60.0, None)
+    return failure
 
 
 def _answer(failure: Failure) -> A2MError:

@@ -1,0 +1,633 @@
+"""Replays a conversation through the router as an agent would have it remembered, and checks what has become of it.
+
+    scripts/demo                        the conversation beside this file
+    scripts/demo --file FILE            another one
+    scripts/demo --http URL             through a router that runs already, which forgets the conversation afterwards
+
+Every turn is written to its session. When the policy has come to rest, every record must be there exactly once, in its
+place, with every field as it was written, and no bucket over its capacity. Then the file's questions are asked, and
+since recalling moves records too, all of it is checked once more.
+
+A file is a JSON object: `turns`, each with `id`, `session`, `at` ("7:12 pm on 4 March, 2025"), `speaker`, `text` and
+perhaps `image`, a caption; and perhaps `questions`, each with `question`, `evidence` (ids of turns) and `answer`.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from msgspec import Raw
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from router.a2m.child import CannotStart, connect_process
+from router.a2m.client import Peer, Unanswered
+from router.a2m.ending import until_signalled
+from router.a2m.errors import A2MError
+from router.a2m.http_client import connect_http
+from router.a2m.messages import Consolidate, Describe, Forget, Params, Recall, Remember, SessionList, Timeline
+from router.a2m.records import Draft, Record
+from router.a2m.timestamps import render
+from router.config import ConfigError, Settings, load
+from router.tiers.starting import executable
+
+_HERE: Final = Path(__file__).resolve().parent
+_CALL_SECONDS: Final = 60.0
+_SETTLING_SECONDS: Final = 120.0
+_WRITERS: Final = 16  # sessions that are written at the same time
+_SHOWN: Final = 3  # answers printed for a question
+_LIMIT: Final = 10  # answers asked for
+_WIDTH: Final = 76  # characters printed of an answer
+_MOST_FAULTS: Final = 20
+
+T = TypeVar("T")
+
+
+class Trouble(Exception):
+    """Why there is nothing to show, in one sentence."""
+
+
+# --- the conversation
+
+
+class Turn(msgspec.Struct):
+    id: str
+    session: str
+    at: str
+    speaker: str
+    text: str
+    image: str | None = None
+
+    @property
+    def content(self) -> str:
+        return f"{self.text} [shares a photo: {self.image}]" if self.image else self.text
+
+
+class Question(msgspec.Struct):
+    question: str
+    evidence: list[str] = []
+    answer: str | float | None = None
+
+
+class Conversation(msgspec.Struct):
+    turns: list[Turn]
+    questions: list[Question] = []
+
+
+def read_conversation(path: Path) -> Conversation:
+    """The conversation in a file, its turns in order of time. Raises Trouble."""
+    try:
+        conversation = msgspec.json.decode(path.read_bytes(), type=Conversation)
+        dated = [(_moment(turn), turn) for turn in conversation.turns]
+    except OSError as problem:
+        raise Trouble(f"{path} cannot be read: {problem.strerror}") from None
+    except msgspec.ValidationError as problem:
+        raise Trouble(f"{path} is no conversation: {problem}") from None
+    except msgspec.DecodeError as problem:
+        raise Trouble(f"{path} is not JSON: {problem}") from None
+    except ValueError as problem:
+        raise Trouble(f"{path} is no conversation: {problem}") from None
+    twice = [id for id, times in Counter(turn.id for turn in conversation.turns).items() if times > 1]
+    if not dated or twice:
+        what = f"two turns have the id {twice[0]!r}" if twice else "it has no turns"
+        raise Trouble(f"{path} is no conversation: {what}")
+    dated.sort(key=lambda each: each[0])
+    return Conversation([turn for _, turn in dated], conversation.questions)
+
+
+def _moment(turn: Turn) -> int:
+    """When a turn was said, in milliseconds since 1970; taken as UTC."""
+    try:
+        return int(datetime.strptime(turn.at, "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC).timestamp()) * 1000
+    except ValueError:
+        raise ValueError(f'turn {turn.id!r}: at: expected "7:12 pm on 4 March, 2025", got {turn.at!r}') from None
+
+
+class Replay:
+    """What is written, in order, under ids and sessions of its own. `turn_of` leads back to the file's turn."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        mark = os.urandom(4).hex()
+        speakers = list(dict.fromkeys(turn.speaker for turn in conversation.turns))
+        self.drafts: list[Draft] = []
+        self.turn_of: dict[str, Turn] = {}
+        last = 0
+        for turn in conversation.turns:
+            last = max(_moment(turn), last + 1)  # turns of one session share a time, and must keep their order
+            draft = Draft(
+                id=f"demo-{mark}/{turn.id}",
+                content=turn.content,
+                created_at=render(last),
+                role=("user", "assistant")[speakers.index(turn.speaker) % 2],
+                metadata=_metadata(turn),
+                session=f"demo-{mark}/{turn.session}",
+            )
+            self.drafts.append(draft)
+            self.turn_of[str(draft.id)] = turn
+        self.sessions: dict[str, list[Draft]] = {}
+        for draft in self.drafts:
+            self.sessions.setdefault(str(draft.session), []).append(draft)
+
+    @property
+    def only(self) -> dict[str, Raw]:
+        """The `where` that means this replay and nothing else."""
+        return {"session": Raw(msgspec.json.encode(list(self.sessions)))}
+
+
+def _metadata(turn: Turn) -> Raw:
+    # with spaces and non-ASCII as they are: the router must keep the bytes, whatever they look like
+    return Raw(json.dumps({"speaker": turn.speaker, "turn": turn.id, "at": turn.at}, ensure_ascii=False).encode())
+
+
+# --- the router
+
+
+class Tier(msgspec.Struct):
+    name: str
+    count: int
+    capacity: int | None = None
+    per_session: bool = False
+
+
+class Described(msgspec.Struct):
+    name: str
+    capabilities: list[str]
+    tiers: list[Tier] = []
+
+
+class Consolidated(msgspec.Struct):
+    moved: int
+    promoted: int
+
+
+class Degraded(msgspec.Struct):
+    tier: str
+    reason: str
+
+
+class Records(msgspec.Struct):
+    records: list[Record]
+    degraded: list[Degraded] = []
+
+
+class Session(msgspec.Struct):
+    session: str
+    tiers: dict[str, int] = {}
+
+
+class Sessions(msgspec.Struct):
+    sessions: list[Session]
+
+
+class Written(msgspec.Struct):
+    ids: list[str]
+
+
+class Forgotten(msgspec.Struct):
+    forgotten: int
+
+
+class Router:
+    """The router as this demonstration calls it. Whatever goes wrong in a call is Trouble."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def call(self, method: str, params: Params, answer: type[T]) -> T:
+        try:
+            return msgspec.json.decode(await self._peer.call(method, params, timeout=_CALL_SECONDS), type=answer)
+        except A2MError as error:
+            raise Trouble(f"{method} was refused with {error.code}: {error.message}") from None
+        except Unanswered as problem:
+            raise Trouble(f"the router did not answer {method}: {problem.reason}") from None
+        except msgspec.MsgspecError as problem:
+            raise Trouble(f"the answer to {method} cannot be read: {problem}") from None
+
+    async def read(self, method: str, params: Params) -> list[Record]:
+        answer = await self.call(method, params, Records)
+        for missing in answer.degraded:
+            raise Trouble(f"the answer to {method} came without the tier {missing.tier!r}: {missing.reason}")
+        return answer.records
+
+    async def tiers(self) -> dict[str, Tier]:
+        described = await self.call("memory/describe", Describe(), Described)
+        lacking = {"tiers", "sessions"}.difference(described.capabilities)
+        if lacking:
+            raise Trouble(f"{described.name!r} does not declare {' and '.join(sorted(lacking))}; is it a router?")
+        return {tier.name: tier for tier in described.tiers}
+
+
+@asynccontextmanager
+async def own_router(config: Path) -> AsyncIterator[Peer]:
+    """A router of our own on `config`, on its standard streams. Raises CannotStart."""
+    command = [executable("a2m-router", config.parent), "--config", str(config), "--log-level", "warning"]
+    async with connect_process(command, name="a2m-router", on_stderr=_to_stderr, cwd=config.parent) as peer:
+        yield peer
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def put_in(folder: Path, federation: Path) -> Path:
+    """A copy of a federation's file in `folder`, all of whose memories lie in there too. Raises Trouble."""
+    copy = folder.resolve() / "federation.toml"
+    try:
+        shutil.copyfile(federation, copy)
+        settings = load(copy, os.environ)
+    except OSError as problem:
+        raise Trouble(f"{federation} cannot be read: {problem.strerror}") from None
+    except ConfigError as problem:
+        raise Trouble(f"{federation} cannot be used: {'; '.join(str(problem).splitlines())}") from None
+    for why in _leads_outside(settings, copy.parent):
+        raise Trouble(
+            f"{federation} is not for a trial: {why}; start a router with it and give its address with --http"
+        )
+    return copy
+
+
+def _leads_outside(settings: Settings, folder: Path) -> Iterable[str]:
+    """What would make a trial touch real memories, or not answer on its standard streams."""
+    if settings.serve.http is not None:
+        yield "its router serves HTTP"
+    if not settings.state.resolve().is_relative_to(folder):
+        yield "its state is kept elsewhere"
+    for tier in settings.tiers:
+        if tier.command is None:
+            yield f"tiers.{tier.name} is reached by a url"
+        elif not all((tier.cwd / word).resolve().is_relative_to(folder) for word in tier.command[1:]):
+            yield f"tiers.{tier.name} is kept elsewhere"
+
+
+# --- what is shown
+
+
+class Shown:
+    """How far the writing has come, and which tiers the records have reached: a bar on a terminal, lines elsewhere."""
+
+    def __init__(self, turns: int, before: Mapping[str, Tier]) -> None:
+        console = Console()
+        self._turns = turns
+        self._before = {name: tier.count for name, tier in before.items()}
+        self._terminal = console.is_terminal
+        self._steps = 50 if self._terminal else 10
+        self._line = ""
+        columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self.bar = Progress(*columns, console=console, disable=not self._terminal)
+        self._task = self.bar.add_task("", total=turns)
+
+    def is_due(self, written: int) -> bool:
+        return written == self._turns or written % max(self._turns // self._steps, 1) == 0
+
+    def show(self, written: int, tiers: Mapping[str, Tier]) -> None:
+        held = _told({name: tier.count - self._before.get(name, 0) for name, tier in tiers.items()})
+        if self._terminal:
+            self.bar.update(self._task, completed=written, description=held)
+            return
+        line = f"{written:>6} of {self._turns} turns written: {held}"
+        if line != self._line:
+            print(line, flush=True)
+        self._line = line
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "nothing yet"
+
+
+# --- writing
+
+
+async def write(router: Router, replay: Replay, shown: Shown) -> None:
+    """Writes every turn by a call of its own: a session's in order, several sessions at once."""
+    written = 0
+    writers = anyio.CapacityLimiter(_WRITERS)
+
+    async def write_session(drafts: Sequence[Draft]) -> None:
+        nonlocal written
+        async with writers:
+            for draft in drafts:
+                # what is under way when we are interrupted is waited for, so that it can be forgotten
+                with anyio.CancelScope(shield=True):
+                    answer = await router.call("memory/remember", Remember(records=[draft]), Written)
+                if answer.ids != [draft.id]:
+                    raise Trouble(f"memory/remember answered {answer.ids} for the id {draft.id!r}")
+                written += 1
+                if shown.is_due(written):
+                    tiers = await router.tiers()
+                    shown.show(written, tiers)  # by now it may be more
+
+    async with anyio.create_task_group() as tasks:
+        for drafts in replay.sessions.values():
+            tasks.start_soon(write_session, drafts)
+
+
+async def settle(router: Router, shown: Callable[[Mapping[str, Tier]], None]) -> None:
+    """Returns when a pass has found nothing to move. Raises Trouble if that takes too long."""
+    with anyio.move_on_after(_SETTLING_SECONDS):
+        while True:
+            report = await router.call("memory/consolidate", Consolidate(), Consolidated)
+            shown(await router.tiers())
+            if not report.moved and not report.promoted:
+                return
+    raise Trouble(f"after {_SETTLING_SECONDS:g} s records are still being moved")
+
+
+# --- checking
+
+
+class Checked(msgspec.Struct):
+    """What was found: where the records live, and everything that is not as it should be."""
+
+    homes: Counter[str]
+    faults: list[str]
+
+
+async def check(router: Router, replay: Replay) -> Checked:
+    """Reads everything back, in all, by session and by tier, and compares it with what was written."""
+    tiers = await router.tiers()
+    records = await router.read("memory/timeline", Timeline(where=replay.only))
+    homes = Counter(str(record.tier) for record in records)
+    faults = _same_ids("the timeline", [str(draft.id) for draft in replay.drafts], [record.id for record in records])
+    for session, drafts in replay.sessions.items():
+        found = await router.read("memory/timeline", Timeline(where={"session": Raw(msgspec.json.encode(session))}))
+        faults += _same_ids(f"the timeline of {session}", [str(draft.id) for draft in drafts], [r.id for r in found])
+    for name in tiers:
+        found = await router.read("memory/timeline", Timeline(tier=name, where=replay.only))
+        here = [record.id for record in records if record.tier == name]
+        faults += _same_ids(f"the timeline of the tier {name}", here, [record.id for record in found])
+    faults += _differences(replay, records)
+    faults += await _overfull(router, replay, tiers, records)
+    return Checked(homes, faults)
+
+
+def _same_ids(where: str, expected: Sequence[str], found: Sequence[str]) -> list[str]:
+    if expected == found:
+        return []
+    times = Counter(found)
+    wanted = frozenset(expected)
+    faults = [f"{where}: {id} is missing" for id in expected if not times[id]]
+    faults += [f"{where}: {id} is there {count} times" for id, count in times.items() if count > 1]
+    faults += [f"{where}: {id} does not belong there" for id in times if id not in wanted]
+    return faults or [f"{where}: the order is another one"]
+
+
+def _differences(replay: Replay, records: Sequence[Record]) -> list[str]:
+    written = {draft.id: draft for draft in replay.drafts}
+    return [
+        f"{record.id}: {field} was written as {was!r} and is {now!r}"
+        for record in records
+        if record.id in written
+        for field, was, now in _fields(written[record.id], record)
+        if was != now
+    ]
+
+
+def _fields(draft: Draft, record: Record) -> Iterable[tuple[str, Any, Any]]:
+    """Each field that no move and no recall may change: its name, as it was written, as it is."""
+    for field in draft.__struct_fields__:
+        if field == "metadata":
+            yield field, _bytes(draft.metadata), _bytes(record.metadata)
+        elif field not in ("tier", "salience"):
+            yield field, getattr(draft, field), getattr(record, field)
+    yield "salience", 1.0, record.salience
+
+
+def _bytes(metadata: Raw | msgspec.UnsetType) -> bytes | None:
+    return None if metadata is msgspec.UNSET else bytes(metadata)
+
+
+async def _overfull(router: Router, replay: Replay, tiers: Mapping[str, Tier], records: Sequence[Record]) -> list[str]:
+    """Buckets over their capacity, and sessions of which session/list tells something else than the timeline."""
+    faults = []
+    listed = await router.call("memory/session/list", SessionList(), Sessions)
+    counted = {each.session: Counter(each.tiers) for each in listed.sessions if each.session in replay.sessions}
+    for session in replay.sessions:
+        expected = Counter(str(record.tier) for record in records if record.session == session)
+        told = counted.get(session, Counter())
+        if told != expected:
+            faults.append(f"session/list tells of {dict(told)} in {session}, the timeline of {dict(expected)}")
+        faults += [
+            f"{session} has {told[tier.name]} records in {tier.name}, which holds {tier.capacity}"
+            for tier in tiers.values()
+            if tier.per_session and tier.capacity and told[tier.name] > tier.capacity
+        ]
+    faults += [
+        f"{tier.name} has {tier.count} records and holds {tier.capacity}"
+        for tier in tiers.values()
+        if tier.capacity and not tier.per_session and tier.count > tier.capacity
+    ]
+    return faults
+
+
+def report(title: str, checked: Checked, replay: Replay) -> None:
+    """Prints what a check has found. Raises Trouble if that is a fault."""
+    if checked.faults:
+        for fault in checked.faults[:_MOST_FAULTS]:
+            print(f"MISMATCH {fault}")
+        if len(checked.faults) > _MOST_FAULTS:
+            print(f"MISMATCH and {len(checked.faults) - _MOST_FAULTS} more")
+        raise Trouble(f"{title}: {len(checked.faults)} things are not as they were written")
+    print(
+        f"{title}: all {len(replay.drafts)} turns are there exactly once, in order, in all and in each of "
+        f"{len(replay.sessions)} sessions; every field is as it was written; no bucket is over its capacity",
+        flush=True,
+    )
+
+
+# --- asking
+
+
+class Found(msgspec.Struct):
+    """For one question: how many evidence turns there are, how many were among the first ten, and the first three."""
+
+    of: int
+    in_ten: int
+    in_three: int
+
+
+async def ask(router: Router, replay: Replay, questions: Sequence[Question]) -> list[Found]:
+    """Asks the questions, prints the best answers to each, and returns what was found for those that have evidence."""
+    outcome = []
+    for number, each in enumerate(questions, 1):
+        records = await router.read("memory/recall", Recall(query=each.question, limit=_LIMIT, where=replay.only))
+        answer = "" if each.answer is None else f"  (in the file: {each.answer})"
+        print(f"\n{number}. {each.question}{answer}")
+        for record in records[:_SHOWN]:
+            turn = replay.turn_of[record.id]
+            mark = "*" if turn.id in each.evidence else " "
+            print(f"  {mark} {record.tier:<10} {turn.id:<7} {turn.speaker}: {_shortened(record.content)}")
+        if each.evidence:
+            found = [replay.turn_of[record.id].id for record in records]
+            evidence = set(each.evidence)
+            outcome.append(
+                Found(len(evidence), len(evidence.intersection(found)), len(evidence.intersection(found[:_SHOWN])))
+            )
+            print(f"    evidence {', '.join(each.evidence)}: {_placed(outcome[-1])}")
+    return outcome
+
+
+def _placed(found: Found) -> str:
+    if found.in_three:
+        return f"among the first {_SHOWN}"
+    return f"among the first {_LIMIT}" if found.in_ten else f"not among the first {_LIMIT}"
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+
+
+# --- the whole
+
+
+async def replay_through(router: Router, replay: Replay, questions: Sequence[Question]) -> None:
+    """Writes, checks, asks, checks again, and sums up. Raises Trouble for whatever is not as it should be."""
+    turns = len(replay.drafts)
+    before = await router.tiers()
+    shown = Shown(turns, before)
+    with shown.bar:
+        began = time.perf_counter()
+        await write(router, replay, shown)
+        writing = time.perf_counter() - began
+        await settle(router, lambda tiers: shown.show(turns, tiers))
+    checked = await check(router, replay)
+    report("checked", checked, replay)
+    found = []
+    if questions:
+        found = await ask(router, replay, questions)
+        print()
+        await settle(router, lambda tiers: None)
+        checked = await check(router, replay)
+        report("checked after the questions", checked, replay)
+    print(f"turns      {turns} in {len(replay.sessions)} sessions")
+    took = time.perf_counter() - began
+    print(f"time       {took:.1f} s; writing {writing:.1f} s, {turns / writing:.0f} writes a second")
+    print(f"they live  {_told({name: checked.homes[name] for name in before})}")
+    if found:
+        share = sum(each.in_ten / each.of for each in found) / len(found)
+        three, ten = (sum(map(bool, hits)) for hits in zip(*((f.in_three, f.in_ten) for f in found), strict=True))
+        print(
+            f"evidence   share among the first {_LIMIT}: {share:.3f} (mean over {len(found)} questions); "
+            f"at least one turn of it among the first {_LIMIT} for {ten}, among the first {_SHOWN} for {three}"
+        )
+
+
+async def through_own(config: Path, replay: Replay, questions: Sequence[Question]) -> None:
+    async with own_router(config) as peer:
+        await replay_through(Router(peer), replay, questions)
+
+
+async def through_running(url: str, replay: Replay, questions: Sequence[Question]) -> None:
+    """Through a router that others may use too, and that is left as it was found."""
+    async with connect_http(url) as peer:
+        router = Router(peer)
+        await router.tiers()
+        try:
+            await replay_through(router, replay, questions)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _forget(router, replay)
+
+
+async def _forget(router: Router, replay: Replay) -> None:
+    try:
+        gone = await router.call("memory/forget", Forget(ids=[str(draft.id) for draft in replay.drafts]), Forgotten)
+    except Trouble as problem:
+        raise Trouble(f"what was written could not be forgotten again: {problem}") from None
+    print(f"forgotten  {gone.forgotten} records, all that was written to this router")
+
+
+async def _interruptible(run: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether `run` came to its end; False if it was interrupted, by Ctrl-C or SIGTERM, and has cleaned up."""
+    scope = anyio.CancelScope()
+    async with until_signalled(scope.cancel):
+        with scope:
+            await run(*arguments)
+    return not scope.cancelled_caught
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the demonstration; returns 0 if everything was as it should be, 1 if not, 130 if it was interrupted."""
+    options = _parser().parse_args(arguments)
+    code = 0
+    try:
+        conversation = read_conversation(options.file)
+        replay = Replay(conversation)
+        questions = conversation.questions[: options.questions]
+        if options.http is not None:
+            finished = anyio.run(_interruptible, through_running, options.http, replay, questions)
+        else:
+            with TemporaryDirectory(prefix="a2m-demo-") as folder:
+                config = put_in(Path(folder), options.federation)
+                finished = anyio.run(_interruptible, through_own, config, replay, questions)
+        if not finished:
+            print("demo: interrupted; nothing is left behind", file=sys.stderr)
+            code = 130
+    except* (Trouble, CannotStart) as problems:
+        print(f"demo: {_sentence(problems)}", file=sys.stderr)
+        code = 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        description="Replays a conversation through a federation of its own, in a temporary folder that is removed "
+        "afterwards, and checks that every turn is there once, in order, unchanged. Then asks the file's questions.",
+    )
+    parser.add_argument(
+        "--file",
+        type=Path,
+        default=_HERE / "demo-conversation.json",
+        metavar="F",
+        help="the conversation (default: the one that comes along)",
+    )
+    parser.add_argument("--http", type=_url, metavar="URL", help="a running router to use instead of an own one")
+    parser.add_argument("--questions", type=_count, metavar="N", help="ask only the first N questions")
+    parser.add_argument(
+        "--federation",
+        type=Path,
+        default=_HERE.parent / "federation.toml",
+        metavar="FILE",
+        help="what the own federation is made of (default: the shipped one)",
+    )
+    return parser
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected an address such as http://127.0.0.1:8778/, got {text!r}")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return int(text)
+
+
+def _sentence(problem: BaseException) -> str:
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return str(problem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

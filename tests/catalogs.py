@@ -1,0 +1,61 @@
+"""Catalogs, and the few changes most tests begin with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.catalog.catalog import Catalog
+from router.catalog.entries import Entry
+from router.config import Tier
+from router.policy import strength
+
+
+def tier(name: str, **fields: Any) -> Tier:
+    return Tier(**{"name": name, "kind": "semantic", "command": (name,), "cwd": Path("/"), **fields})
+
+
+TIERS = (
+    tier("working", kind="working", per_session=True, capacity=1, spill_to="episodic", half_life=300.0),
+    tier(
+        "episodic",
+        kind="episodic",
+        capacity=2,
+        spill_to="semantic",
+        promote_to="semantic",
+        promote_after=2,
+        half_life=86_400.0,
+    ),
+    tier("semantic"),
+    tier("procedural", kind="procedural", shared=True, capacity=1, spill_to="semantic"),
+)
+
+NAMES = [each.name for each in TIERS]
+
+
+def opened(path: Path | None = None, tiers: Sequence[Tier] = TIERS) -> Catalog:
+    return Catalog(path, tiers, strength, threads=False)
+
+
+def entry(id: str, home: str = "working", **fields: Any) -> Entry:
+    return Entry(**{"id": id, "home": home, "created_at": 1000, "digest": b"first of " + id.encode(), **fields})
+
+
+def rewritten(entry: Entry, **fields: Any) -> Entry:
+    """The account of new content for a known record."""
+    new = {"digest": b"again of " + entry.id.encode(), "revision": entry.revision + 1, **fields}
+    return msgspec.structs.replace(entry, **new)
+
+
+def write(catalog: Catalog, *entries: Entry) -> list[Entry]:
+    """The entries, written, as the catalog then has them."""
+    catalog.reserve(entries, [])
+    catalog.commit_write(entries, [])
+    found = catalog.find(each.id for each in entries)
+    return [found[each.id] for each in entries]
+
+
+def move(catalog: Catalog, units: Sequence[Sequence[Entry]], target: str) -> list[Entry]:
+    catalog.note_copies([each for unit in units for each in unit], target)
+    return catalog.flip(units, target)

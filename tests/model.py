@@ -1,0 +1,399 @@
+"""What must be true of a federation while several clients use it at once: simpler than the code, and independent of it.
+
+Every operation has a beginning and an end; between the two it may take effect at any moment. An *object* is one record
+that a client can name: a generated one by its content, one with an explicit id by the id, a keyed one by owner and key.
+For each object the model keeps its touches: which operations may have changed it, and what it may be after each. A read
+may show whatever a touch has left that is not certainly overwritten before the read began, and nothing else.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from router.a2m.records import Record, vector_bytes
+from router.a2m.timestamps import parse
+
+# one record: ("new", number) | ("id", id) | ("key", owner, key)
+Object = tuple[Any, ...]
+
+
+class Version(msgspec.Struct, eq=False):
+    """One content of one record, as a client wrote it; `id` once it is known, `m` the value of its metadata's `m`."""
+
+    number: int
+    object: Object
+    fields: dict[str, Any]
+    tier: str | None
+    m: object
+    began: int  # the clock's time when it was written
+    id: str | None = None
+    ended: int | None = None
+    group_mates: frozenset[int] = frozenset()
+
+    @property
+    def owner(self) -> str | None:
+        owner: str | None = self.fields.get("owner")
+        return owner
+
+
+class State(msgspec.Struct, frozen=True):
+    """What an object may be: a version, at a revision (None: not known which)."""
+
+    number: int
+    revision: int | None
+
+
+ABSENT: Final = State(0, None)
+
+Answer = Literal["yes", "no", "maybe"]
+Matching = Callable[[Version], Answer]
+
+
+class Touch(msgspec.Struct, eq=False):
+    """One operation's part in one object."""
+
+    begin: int
+    end: int | None
+    effects: frozenset[State]
+    matching: Matching | None = None
+
+
+class Selector(msgspec.Struct, frozen=True):
+    """A selection by what the model can tell; a tier is never certain, since records move by themselves.
+
+    `query`: one that finds whatever holds one of its words. `uncertain`: something else decides, too.
+    """
+
+    owner: str | None = None
+    ids: tuple[str, ...] | None = None
+    where: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    key_prefix: str | None = None
+    tier: str | None = None
+    query: str | None = None
+    uncertain: bool = False
+
+    def matches(self, version: Version) -> Answer:
+        certain = not self.uncertain and self.tier is None
+        if self.ids is not None:
+            if version.id is None and version.object[0] != "id":
+                certain = False
+            elif (version.id or version.object[1]) not in self.ids:
+                return "no"
+        for name, wanted in self.where.items():
+            value = version.m if name == "m" else version.fields.get(name)
+            if value != wanted:
+                return "no"
+        if self.key_prefix is not None:
+            key = version.fields.get("key")
+            if key is None or not (key == self.key_prefix or key.startswith(self.key_prefix + "/")):
+                return "no"
+        if self.query is not None and not set(self.query.split()) & set(version.fields["content"].split()):
+            return "no"
+        return "yes" if certain else "maybe"
+
+    def forgets(self, version: Version) -> Answer:
+        return self.matches(version) if self.owner is None or version.owner in (None, self.owner) else "no"
+
+    def shows(self, version: Version) -> Answer:
+        if self.owner is None or version.owner in (None, self.owner):
+            return self.matches(version)
+        return "no" if self.matches(version) == "no" else "maybe"  # it may live in a shared tier
+
+
+class Model:
+    """The history so far. Each method that ends an operation raises AssertionError for an answer that cannot be true.
+
+    Args:
+        clock: the federation's time, without moving it.
+        shared: the tiers that everybody sees.
+    """
+
+    def __init__(self, clock: Callable[[], int], shared: Iterable[str]) -> None:
+        self._clock = clock
+        self._shared = frozenset(shared)
+        self._ticks = count(1)
+        self._numbers = count(1)
+        self.versions: dict[int, Version] = {}
+        self._touches: dict[Object, list[Touch]] = {}
+        self._forgetting: list[tuple[int, Selector]] = []
+        self._reinforced: list[tuple[int, int, tuple[str, ...], float]] = []
+        self._salience_unknown: set[str] = set()  # ids and groups
+        self._recalled: dict[tuple[str, str], int] = {}
+        self._created: dict[int, str] = {}
+        self._created_by_id: dict[str, str] = {}
+
+    def tick(self) -> int:
+        return next(self._ticks)
+
+    def known_ids(self) -> list[str]:
+        """The ids a client has heard of, in the order of writing."""
+        return list(dict.fromkeys(version.id for version in self.versions.values() if version.id is not None))
+
+    # --- writes
+
+    def new_version(self, object: Object | None, fields: dict[str, Any], tier: str | None, m: object) -> Version:
+        number = next(self._numbers)
+        fields = {**fields, "content": f"n{number} alpha {fields.get('content', '')}".strip()}
+        version = Version(number, object or ("new", number), fields, tier, m, self._clock())
+        self.versions[number] = version
+        return version
+
+    def begin_write(self, versions: list[Version]) -> list[tuple[Version, Touch, int]]:
+        """Of a batch; for each object the version that counts, and how many rewrites lead to it."""
+        begin = self.tick()
+        last: dict[Object, tuple[Version, int]] = {}
+        for version in versions:
+            if version.object not in last:
+                last[version.object] = (version, 1)
+            elif version.object[0] == "key":
+                last[version.object] = (version, last[version.object][1] + 1)
+        writes = []
+        for object, (version, times) in last.items():
+            touch = Touch(begin, None, frozenset({State(version.number, None)}))
+            self._of(object).append(touch)
+            writes.append((version, touch, times))
+        return writes
+
+    def end_write(self, writes: list[tuple[Version, Touch, int]], ids: Mapping[int, str]) -> None:
+        end = self.tick()
+        for version, touch, times in writes:
+            before = self._allowed(version.object, touch.begin, end, without=touch)
+            version.id = ids[version.number]
+            version.ended = self._clock()
+            if version.object[0] == "id":
+                assert version.id == version.object[1]
+            after: set[State] = set()
+            for state in before:
+                if state == ABSENT:
+                    after.add(State(version.number, times - 1 if version.object[0] == "key" else None))
+                elif version.object[0] == "key":
+                    after.add(State(version.number, None if state.revision is None else state.revision + times))
+                else:
+                    after.add(state)
+            touch.effects = frozenset(after)
+            touch.end = end
+
+    # --- forgetting
+
+    def begin_forget(self, selector: Selector) -> int:
+        begin = self.tick()
+        self._forgetting.append((begin, selector))
+        for touches in self._touches.values():
+            touches.append(Touch(begin, None, frozenset(), selector.forgets))
+        return begin
+
+    def end_forget(self, begin: int, selector: Selector, forgotten: int) -> None:
+        end = self.tick()
+        self._forgetting.remove((begin, selector))
+        least = most = 0
+        for object, touches in self._touches.items():
+            touch = next(t for t in touches if t.begin == begin)
+            before = self._allowed(object, begin, end, without=touch)
+            present = [state for state in before if state != ABSENT]
+            answers = [selector.forgets(self.versions[state.number]) for state in present]
+            least += bool(answers) and ABSENT not in before and all(answer == "yes" for answer in answers)
+            most += any(answer != "no" for answer in answers)
+            if all(answer == "no" for answer in answers):
+                touches.remove(touch)
+                continue
+            after = {state for state, answer in zip(present, answers, strict=True) if answer != "yes"}
+            if ABSENT in before or any(answer != "no" for answer in answers):
+                after.add(ABSENT)
+            touch.effects = frozenset(after)
+            touch.end = end
+            touch.matching = None
+        assert least <= forgotten <= most, f"{forgotten} forgotten, expected {least} to {most}: {selector}"
+
+    # --- reads
+
+    def end_read(
+        self,
+        begin: int,
+        selector: Selector,
+        records: list[Record],
+        *,
+        embeddings: bool = False,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> None:
+        """Of a timeline (`newest`: its limit keeps the newest) or a recall (`limit` keeps whatever is best)."""
+        end = self.tick()
+        self._consistent(records, selector)
+        shown = {self._check(record, begin, end, selector, embeddings) for record in records}
+        assert len(shown) == len(records), "one record under two ids"
+        assert limit is None or len(records) <= limit
+        must = [version for object in self._touches if (version := self._must(object, begin, end, selector))]
+        if limit is not None and newest and len(records) == limit:
+            oldest = min(parse(record.created_at) for record in records)
+            must = [v for v in must if v.object[0] == "new" and "created_at" not in v.fields and v.began > oldest]
+        elif limit is not None and len(records) == limit:
+            must = []
+        missing = [version for version in must if version.object not in shown]
+        assert not missing, f"not shown: {missing}, shown: {[record.content for record in records]}"
+
+    def end_timeline(self, begin: int, selector: Selector, records: list[Record], **options: Any) -> None:
+        self.end_read(begin, selector, records, newest=True, **options)
+        moments = [record.created_at for record in records]
+        assert moments == sorted(moments), "a timeline ascends"
+        for earlier, later in zip(records, records[1:], strict=False):
+            if earlier.created_at == later.created_at:
+                assert not self._written_before(later, earlier), "ties come in the order of writing"
+
+    def end_recall(self, begin: int, selector: Selector, records: list[Record], **options: Any) -> None:
+        self.end_read(begin, selector, records, **options)
+        scores = [record.score for record in records]
+        assert all(score is not None and 0 <= score <= 1 for score in scores), scores
+        assert scores == sorted(scores, key=lambda score: -(score or 0)), "scores descend"
+        for record in records:
+            self._recalled[record.id, record.created_at] = self._recalled.get((record.id, record.created_at), 0) + 1
+
+    def end_fetch(self, begin: int, owner: str | None, key: str, record: Record | None) -> None:
+        end = self.tick()
+        selector = Selector(owner=owner)
+        own: Object = ("key", owner, key)
+        allowed = set(self._allowed(own, begin, end)) if own in self._touches else {ABSENT}
+        if record is None:
+            assert ABSENT in allowed, f"{own} is there"
+            nobodys: Object = ("key", None, key)
+            if nobodys in self._touches:
+                assert ABSENT in self._allowed(nobodys, begin, end), f"{nobodys} is there"
+            return
+        object = self._check(record, begin, end, selector, embeddings=False)
+        assert object == own or (object == ("key", None, key) and ABSENT in allowed), f"{record} is not at {own}"
+
+    # --- what is earned
+
+    def end_reinforce(self, begin: int, ids: tuple[str, ...], amount: float) -> None:
+        self._reinforced.append((begin, self.tick(), ids, amount))
+
+    def begin_promote(self, ids: Iterable[str]) -> None:
+        """One that adds salience: to what it moves, whole groups, and to nothing else; which is not followed here."""
+        for version in self.versions.values():
+            if version.id in ids:
+                self._salience_unknown |= {version.id or "", version.fields.get("group") or ""}
+
+    # --- at the end
+
+    def check_the_end(self, records: list[Record]) -> None:
+        """`records`: everything, vectors included, when nothing runs any more."""
+        begin = self.tick()
+        self.end_timeline(begin, Selector(), records, embeddings=True)
+        for record in records:
+            assert record.access_count == self._recalled.get((record.id, record.created_at), 0), record
+            salience = self._salience(record)
+            assert salience is None or record.salience == salience, (record, salience)
+
+    def version_of(self, record: Record) -> Version:
+        return self.versions[int(record.content.split()[0][1:])]
+
+    def unlike(self, record: Record, version: Version, *, embeddings: bool) -> str | None:
+        """The name of a field that is not as it was written; None if there is none."""
+        for name in ("content", "role", "group", "owner", "session", "key", "uri", "media_type"):
+            if getattr(record, name) != version.fields.get(name):
+                return name
+        metadata: Raw | UnsetType = version.fields.get("metadata", UNSET)
+        if (record.metadata is UNSET) != (metadata is UNSET):
+            return "metadata"
+        if record.metadata is not UNSET and metadata is not UNSET and bytes(record.metadata) != bytes(metadata):
+            return "metadata"
+        vector = version.fields.get("embedding") if embeddings else None
+        if (record.embedding is None) != (vector is None):
+            return "embedding"
+        if vector is not None and record.embedding is not None and vector_bytes(record.embedding) != packed(vector):
+            return "embedding"
+        if "created_at" in version.fields and version.object[0] == "new":
+            return None if record.created_at == version.fields["created_at"] else "created_at"
+        return None
+
+    # --- inside
+
+    def _of(self, object: Object) -> list[Touch]:
+        if object not in self._touches:
+            # it has been absent since ever; whoever forgets may already mean it
+            begun = [Touch(begin, None, frozenset(), selector.forgets) for begin, selector in self._forgetting]
+            self._touches[object] = [Touch(-1, -1, frozenset({ABSENT})), *begun]
+        return self._touches[object]
+
+    def _allowed(self, object: Object, begin: int, end: int, without: Touch | None = None) -> frozenset[State]:
+        touches = [touch for touch in self._touches[object] if touch.begin <= end and touch is not without]
+        done = [touch for touch in touches if touch.end is not None]
+        allowed: set[State] = set()
+        for touch in touches:
+            ended = touch.end
+            if ended is not None and any(o.begin > ended and o.end is not None and o.end < begin for o in done):
+                continue
+            allowed |= touch.effects
+            if touch.matching is not None and any(
+                touch.matching(version) != "no" for version in self.versions.values() if version.object == object
+            ):
+                allowed.add(ABSENT)
+        return frozenset(allowed)
+
+    def _must(self, object: Object, begin: int, end: int, selector: Selector) -> Version | None:
+        allowed = self._allowed(object, begin, end)
+        if ABSENT in allowed:
+            return None
+        versions = [self.versions[state.number] for state in allowed]
+        return versions[0] if all(selector.shows(version) == "yes" for version in versions) else None
+
+    def _check(self, record: Record, begin: int, end: int, selector: Selector, embeddings: bool) -> Object:
+        version = self.version_of(record)
+        allowed = self._allowed(version.object, begin, end)
+        states = [state for state in allowed if state.number == version.number]
+        assert states, f"{record} is not there any more, or never was; it may be {allowed}"
+        wrong = self.unlike(record, version, embeddings=embeddings)
+        assert wrong is None, f"{wrong} differs: {record}, written as {version}"
+        if version.object[0] == "key":
+            assert any(state.revision in (None, record.revision) for state in states), (record, states)
+        else:
+            assert record.revision is None
+        assert selector.shows(version) != "no", f"{record} was not asked for: {selector}"
+        assert selector.tier in (None, record.tier), f"{record} is not of the tier that was asked for"
+        if selector.owner is not None and version.owner not in (None, selector.owner):
+            assert record.tier in self._shared, f"{selector.owner!r} must not see {record}"
+        assert version.id in (None, record.id), (version, record)
+        assert self._created.setdefault(version.number, record.created_at) == record.created_at
+        if version.object[0] != "id":
+            assert self._created_by_id.setdefault(record.id, record.created_at) == record.created_at
+        return version.object
+
+    def _consistent(self, records: list[Record], selector: Selector) -> None:
+        ids = [record.id for record in records]
+        assert len(set(ids)) == len(ids), f"an id comes twice: {ids}"
+        tiers: dict[frozenset[int], set[str | None]] = {}
+        for record in records:
+            mates = self.version_of(record).group_mates
+            if mates:
+                tiers.setdefault(mates, set()).add(record.tier)
+        torn = [mates for mates, where in tiers.items() if len(where) > 1]
+        assert not torn, f"a group is in two tiers: {records}"
+
+    def _written_before(self, one: Record, other: Record) -> bool:
+        a, b = self.version_of(one), self.version_of(other)
+        if a.object[0] != "new" or b.object[0] != "new":
+            return False
+        first, second = (next(t for t in self._touches[v.object] if t.begin > 0) for v in (a, b))
+        return first.end is not None and first.end < second.begin
+
+    def _salience(self, record: Record) -> float | None:
+        """What the record must have earned; None where that is not certain."""
+        version = self.version_of(record)
+        touches = [t for t in self._touches[version.object] if t.begin > 0]
+        if not self._salience_unknown.isdisjoint({record.id, record.group}) or len(touches) != 1 or touches[0].end is None:
+            return None
+        salience: float = version.fields.get("salience", 1.0)
+        for begin, _, ids, amount in self._reinforced:
+            if record.id in ids:
+                if begin < touches[0].end:
+                    return None
+                salience += amount
+        return salience
+
+
+def packed(vector: Iterable[float]) -> bytes:
+    """A vector's bits."""
+    return b"".join(struct.pack("<d", number) for number in vector)

@@ -1,0 +1,674 @@
+"""The catalog against a plain dict of records: whatever is changed in whatever order, both say the same."""
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import Raw
+
+from router.a2m.equality import parse_where
+from router.a2m.timestamps import render
+from router.catalog.catalog import Catalog, Replacement, Selection
+from router.catalog.claims import Claim, Name, group_name, id_name, key_name
+from router.catalog.entries import Entry, Stray
+from router.catalog.selection import Scope
+from router.config import Tier
+from router.policy import strength
+from tests.catalogs import NAMES, TIERS, entry, opened, rewritten
+
+IDS = ["1", "2", "3", "10", "\0", "1\0", "é", "e\u0301", "\U0001f600"]
+OWNERS = [None, "", "a", "b"]
+KEYS = ["k", "k/", "k/a", "k/a/b", "k/ab", "k/a!", "k\0/a", "=", "é/a"]
+SESSIONS = [None, "", "s", "s\0t", "\U0001f600"]
+GROUPS = [None, None, "", "g", "\0g"]
+ROLES = [None, "", "user", "\0"]
+MOMENTS = [1000, 1001, 2000, -1]
+SALIENCES = [1.0, 0.0, 0.5, 7.25, 1e30]
+
+ids = st.sampled_from(IDS)
+owners = st.sampled_from(OWNERS)
+moments = st.sampled_from(MOMENTS)
+homes = st.sampled_from(NAMES)
+scopes = st.builds(Scope, owners)
+some_ids = st.lists(st.sampled_from([*IDS, "nobody's"]), max_size=4)
+entries = st.builds(
+    entry,
+    ids,
+    homes,
+    owner=owners,
+    session=st.sampled_from(SESSIONS),
+    group=st.sampled_from(GROUPS),
+    role=st.sampled_from(ROLES),
+    key=st.none() | st.sampled_from(KEYS),
+    created_at=moments,
+    salience=st.sampled_from(SALIENCES),
+)
+texts = st.sampled_from([*IDS, "", "user", "a", "s", "s\0t", "g", "k", "k/a", "b\0", *NAMES, *map(render, MOMENTS)])
+numbers = st.sampled_from([0, 1, -0.0, 1.0, 0.5, 2, 7.25, 10**30, 1e30, 2**53 + 1, 10**400, -1, 1000])
+scalars = st.none() | st.booleans() | texts | numbers | st.just({}) | st.just([1])
+FIELDS = {
+    "id": lambda e: e.id,
+    "tier": lambda e: e.home,
+    "owner": lambda e: e.owner,
+    "session": lambda e: e.session,
+    "group": lambda e: e.group,
+    "role": lambda e: e.role,
+    "key": lambda e: e.key,
+    "revision": lambda e: e.revision,
+    "created_at": lambda e: render(e.created_at),
+    "salience": lambda e: e.salience,
+    "access_count": lambda e: e.access_count,
+    "accessed_at": lambda e: None if e.accessed_at is None else render(e.accessed_at),
+}
+wheres = st.dictionaries(st.sampled_from(sorted(FIELDS)), scalars | st.lists(scalars, max_size=4), max_size=2)
+likely = {
+    "id": IDS,
+    "tier": NAMES,
+    "owner": OWNERS,
+    "session": SESSIONS,
+    "group": GROUPS,
+    "role": ROLES,
+    "key": [None, *KEYS],
+    "created_at": [render(moment) for moment in MOMENTS],
+}
+likely_wheres = st.sampled_from(sorted(likely)).flatmap(
+    lambda name: st.fixed_dictionaries({name: st.lists(st.sampled_from(likely[name]), min_size=1, max_size=3)})
+)
+prefixes = st.none() | st.sampled_from(["", "k", "k/", "k/a", "k/a/", "é", "\0", "="])
+
+
+def equal(a: Any, b: Any) -> bool:
+    """JSON equality, as plainly as it can be written for what occurs here."""
+    if isinstance(a, bool | None) or isinstance(b, bool | None):
+        return a is b
+    if isinstance(a, str | list | dict) or isinstance(b, str | list | dict):
+        return type(a) is type(b) and bool(a == b)
+    return Decimal(json.dumps(a)) == Decimal(json.dumps(b))
+
+
+def meets(record: Entry, where: dict[str, Any]) -> bool:
+    return all(
+        any(equal(FIELDS[name](record), wanted) for wanted in (value if isinstance(value, list) else [value]))
+        for name, value in where.items()
+    )
+
+
+def beneath(key: str | None, prefix: str) -> bool:
+    if key is None:
+        return False
+    return key == prefix or key.startswith(prefix if prefix == "" or prefix.endswith("/") else prefix + "/")
+
+
+def names(record: Entry) -> set[Name]:
+    found = {id_name(record.id)}
+    if record.key is not None:
+        found.add(key_name(record.owner, record.key))
+    if record.group is not None:
+        found.add(group_name(record.owner, record.group))
+    return found
+
+
+def plain(record: Entry) -> Entry:
+    """What two accounts of a record must agree on: all but the numbers that each gives itself."""
+    return msgspec.structs.replace(record, seq=0, version=0)
+
+
+def plains(records: Iterable[Entry]) -> list[Entry]:
+    return [plain(record) for record in records]
+
+
+class Batch:
+    def __init__(self, claim: Claim, new: list[Entry], replacements: list[Replacement]) -> None:
+        self.claim, self.new, self.replacements = claim, new, replacements
+
+
+class Move:
+    def __init__(self, claim: Claim, units: list[list[Entry]], target: str) -> None:
+        self.claim, self.units, self.target = claim, units, target
+
+
+class Model(RuleBasedStateMachine):
+    """`living` and the few sets beside it are all that there is to know."""
+
+    path: Path | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiers: dict[str, Tier] = {tier.name: tier for tier in TIERS}
+        self.catalog: Catalog = opened(self.path)
+        for name in NAMES:
+            self.catalog.set_scanned(name, True)
+        self.unscanned: set[str] = set()
+        self.living: dict[str, Entry] = {}
+        self.strays: dict[tuple[str, str], tuple[Stray, str | None, str | None]] = {}
+        self.forgotten: set[str] = set()
+        self.due: set[str] = set()
+        self.batches: list[Batch] = []
+        self.moves: list[Move] = []
+        self.written = 0
+        self.digests = 0
+
+    def teardown(self) -> None:
+        self.catalog.close()
+
+    # --- how the model changes
+
+    def holds(self, scope: Scope, record: Entry) -> bool:
+        return scope.owner is None or record.owner is None or record.owner == scope.owner
+
+    def sees(self, scope: Scope, record: Entry) -> bool:
+        return self.holds(scope, record) or self.tiers[record.home].shared
+
+    def note(self, record: Entry, tier: str, kind: Stray) -> None:
+        self.strays[tier, record.id] = (kind, record.owner, record.key)
+
+    def unit(self, record: Entry) -> list[Entry]:
+        if record.group is None:
+            return [record]
+        alike = (r for r in self.living.values() if (r.home, r.owner, r.group) == where)
+        where = (record.home, record.owner, record.group)
+        return sorted(alike, key=lambda r: r.seq)
+
+    def alter(self, id: str, **fields: Any) -> None:
+        self.living[id] = msgspec.structs.replace(self.living[id], **fields)
+
+    def replace(self, replacement: Replacement) -> None:
+        new, old = replacement.entry, self.living[replacement.entry.id]
+        if new.home != old.home:
+            self.strays.pop((new.home, new.id), None)
+            self.note(old, old.home, Stray.UNWANTED)
+            self.due.discard(new.id)
+        self.living[new.id] = msgspec.structs.replace(
+            new,
+            seq=old.seq,
+            access_count=old.access_count,
+            accessed_at=old.accessed_at,
+            salience=old.salience if replacement.salience is None else replacement.salience,
+        )
+
+    def come_true(self, batch: Batch) -> None:
+        for new in batch.new:
+            self.living[new.id] = new
+            self.strays.pop((new.home, new.id), None)
+            self.forgotten.discard(new.id)
+
+    def is_reserved(self, id: str) -> bool:
+        return any(new.id == id for batch in self.batches for new in batch.new)
+
+    # --- writes
+
+    @rule(drafts=st.lists(entries, min_size=1, max_size=3), salience=st.none() | st.sampled_from(SALIENCES))
+    def a_write_begins(self, drafts: list[Entry], salience: float | None) -> None:
+        new: dict[str, Entry] = {}
+        replaced: dict[str, Replacement] = {}
+        for draft in drafts:
+            current = self.catalog.find([draft.id]).get(draft.id)
+            if current is None and draft.key is not None:
+                current = self.catalog.by_key(draft.owner, draft.key)
+            self.digests += 1
+            digest = b"%d" % self.digests
+            if current is None:
+                if draft.id not in new and not any(
+                    n.key == draft.key and n.owner == draft.owner and n.key is not None for n in new.values()
+                ):
+                    self.written += 1
+                    new[draft.id] = msgspec.structs.replace(draft, digest=digest, seq=self.written)
+            elif (draft.key, draft.owner) == (current.key, current.owner) and draft.key is not None:
+                changed = rewritten(
+                    current, digest=digest, home=draft.home, session=draft.session, group=draft.group, role=draft.role
+                )
+                replaced[current.id] = Replacement(changed, current.version, salience)
+        written = [*new.values(), *(r.entry for r in replaced.values())]
+        in_the_way = [stray for each in written for stray in self.catalog.strays_in_the_way(each.home, [each])]
+        wanted = {name for each in written for name in names(each)}
+        wanted |= {name for id in replaced for name in names(self.living[id])}
+        wanted |= {id_name(stray.id) for stray in in_the_way}
+        claim = self.catalog.claims.take_if_free(wanted)
+        if claim is None:
+            return
+        for stray in in_the_way:
+            self.catalog.strike(stray.tier, [stray.id])
+            self.strays.pop((stray.tier, stray.id), None)
+        batch = Batch(claim, list(new.values()), list(replaced.values()))
+        self.catalog.reserve(batch.new, batch.replacements)
+        for each in written:
+            if each.id in new or each.home != self.living[each.id].home:
+                self.note(each, each.home, Stray.PENDING)
+        self.batches.append(batch)
+
+    @precondition(lambda self: self.batches)
+    @rule(which=st.integers(0, 9))
+    def a_write_succeeds(self, which: int) -> None:
+        batch = self.batches.pop(which % len(self.batches))
+        lost = self.catalog.commit_write(batch.new, batch.replacements)
+        self.come_true(batch)
+        expected = []
+        for replacement in batch.replacements:
+            if replacement.entry.id in self.living:
+                self.replace(replacement)
+            else:
+                self.note(replacement.entry, replacement.entry.home, Stray.UNWANTED)
+                expected.append(replacement)
+        assert lost == expected
+        batch.claim.release()
+
+    @precondition(lambda self: self.batches)
+    @rule(which=st.integers(0, 9), found=st.sampled_from(["new", "old", "none", "other"]))
+    def a_write_fails(self, which: int, found: str) -> None:
+        batch = self.batches.pop(which % len(self.batches))
+        self.catalog.abandon(batch.new, batch.replacements)
+        for new in batch.new:
+            self.note(new, new.home, Stray.UNWANTED)
+        for replacement in batch.replacements:
+            old = self.living.get(replacement.entry.id)
+            if old is None or old.home != replacement.entry.home:
+                self.note(replacement.entry, replacement.entry.home, Stray.UNWANTED)
+        self.settle(batch.replacements, found)
+        batch.claim.release()
+
+    def settle(self, replacements: list[Replacement], found: str) -> None:
+        for replacement in replacements:
+            new, old = replacement.entry, self.living.get(replacement.entry.id)
+            digests = {"new": new.digest, "old": old.digest if old else b"gone", "none": None, "other": b"other"}
+            self.catalog.settle_replacement(new.id, digests[found])
+            if found == "new" and old is not None and old.home == new.home:
+                self.replace(replacement)
+
+    # --- moves
+
+    @precondition(lambda self: self.living)
+    @rule(id=ids, others=some_ids, to=homes)
+    def a_move_begins(self, id: str, others: list[str], to: str) -> None:
+        start = self.living.get(id)
+        if start is None or start.home == to:
+            return
+        units = {}
+        for each in [id, *others]:
+            if each in self.living and self.living[each].home == start.home:
+                unit = self.catalog.unit(self.catalog.find([each])[each])
+                units[unit[0].id] = unit
+        moving = [member for unit in units.values() for member in unit]
+        in_the_way = self.catalog.strays_in_the_way(to, moving)
+        wanted = {name for member in moving for name in names(member)} | {id_name(stray.id) for stray in in_the_way}
+        claim = self.catalog.claims.take_if_free(wanted)
+        if claim is None:
+            return
+        for stray in in_the_way:
+            self.catalog.strike(to, [stray.id])
+            self.strays.pop((to, stray.id), None)
+        self.catalog.note_copies(moving, to)
+        for member in moving:
+            self.note(member, to, Stray.PENDING)
+        self.moves.append(Move(claim, list(units.values()), to))
+
+    @precondition(lambda self: self.moves)
+    @rule(which=st.integers(0, 9), salience=st.sampled_from([0.0, 0.5]), given_up=st.booleans())
+    def a_move_ends(self, which: int, salience: float, given_up: bool) -> None:
+        move = self.moves.pop(which % len(self.moves))
+        if not given_up:
+            expected = []
+            for unit in move.units:
+                if {member.id for member in unit} <= self.living.keys():
+                    for member in unit:
+                        was = self.living[member.id]
+                        expected.append(was)
+                        self.alter(member.id, home=move.target, salience=was.salience + salience)
+                        self.strays.pop((move.target, member.id))
+                        self.note(was, was.home, Stray.SUPERSEDED)
+                        self.due.discard(member.id)
+            assert plains(self.catalog.flip(move.units, move.target, salience)) == plains(expected)
+        members = [member for unit in move.units for member in unit]
+        self.catalog.give_up(members, move.target)
+        for member in members:
+            kind, *rest = self.strays.get((move.target, member.id), (Stray.UNWANTED, None, None))
+            if kind == Stray.PENDING:
+                self.strays[move.target, member.id] = (Stray.UNWANTED, rest[0], rest[1])
+        move.claim.release()
+
+    @rule(id=ids, tier=homes, true=st.booleans())
+    def a_home_has_lost_a_record(self, id: str, tier: str, true: bool) -> None:
+        if self.catalog.claims.is_held(id_name(id)):
+            return
+        old = self.living.get(id)
+        came = self.catalog.come_home(id, old.digest if old and true else b"another", tier)
+        assert came == (old is not None and true and old.home != tier)
+        if came:
+            assert old is not None
+            self.alter(id, home=tier)
+            self.strays.pop((tier, id), None)
+            self.note(old, old.home, Stray.UNWANTED)
+            self.due.discard(id)
+
+    @rule(tier=homes)
+    def the_sweeper_comes_by(self, tier: str) -> None:
+        swept = [s for s in self.catalog.strays(tier, "", 100) if not self.catalog.claims.is_held(id_name(s.id))]
+        self.catalog.strike(tier, [stray.id for stray in swept])
+        for stray in swept:
+            del self.strays[tier, stray.id]
+
+    # --- what is forgotten, earned, found
+
+    @rule(wanted=some_ids, scope=scopes)
+    def some_are_forgotten(self, wanted: list[str], scope: Scope) -> None:
+        expected = []
+        for id in dict.fromkeys(wanted):
+            old = self.living.get(id)
+            if old is None:
+                if self.unscanned:
+                    self.forgotten.add(id)
+            elif self.holds(scope, old):
+                expected.append(self.living.pop(id))
+                self.forgotten.add(id)
+                self.due.discard(id)
+                self.note(old, old.home, Stray.UNWANTED)
+                for place, (_, owner, key) in self.strays.items():
+                    if place[1] == id:
+                        self.strays[place] = (Stray.UNWANTED, owner, key)
+        assert plains(self.catalog.forget(wanted, scope, 5000)) == plains(expected)
+
+    @rule(scope=scopes, where=wheres | likely_wheres, prefix=prefixes)
+    def a_selection_is_forgotten(self, scope: Scope, where: dict[str, Any], prefix: str | None) -> None:
+        if where or prefix is not None:
+            self.some_are_forgotten(self.catalog.ids(selection_of(NAMES, scope, where, prefix)), scope)
+
+    @rule(wanted=some_ids, now=moments)
+    def some_are_recalled(self, wanted: list[str], now: int) -> None:
+        earned = False
+        for id in wanted:
+            if id in self.living:
+                count = self.living[id].access_count + 1
+                self.alter(id, access_count=count, accessed_at=now)
+                tier = self.tiers[self.living[id].home]
+                if tier.promote_after is not None and count >= tier.promote_after:
+                    self.due.add(id)
+                    earned = True
+        assert self.catalog.touch(wanted, now) == earned
+
+    @rule(wanted=some_ids, amount=st.sampled_from([1.0, 0.25, -1.0]), scope=scopes)
+    def some_are_reinforced(self, wanted: list[str], amount: float, scope: Scope) -> None:
+        seen = {id for id in wanted if id in self.living and self.sees(scope, self.living[id])}
+        for id in seen:
+            self.alter(id, salience=max(0.0, self.living[id].salience + amount))
+        assert self.catalog.reinforce(wanted, amount, scope) == len(seen)
+
+    @rule(tier=homes)
+    def a_tier_must_be_scanned(self, tier: str) -> None:
+        self.catalog.set_scanned(tier, False)
+        self.unscanned.add(tier)
+
+    @rule(tier=homes, held=st.lists(entries, max_size=3))
+    def a_tier_is_scanned(self, tier: str, held: list[Entry]) -> None:
+        held = [msgspec.structs.replace(each, home=tier) for each in held]
+        adopted, refused = self.catalog.adopt(held)
+        count, expected = 0, []
+        for each in held:
+            current = self.living.get(each.id)
+            known = current is not None and current.home == tier
+            if (tier, each.id) in self.strays or self.is_reserved(each.id) or known:
+                continue
+            if each.id in self.forgotten:
+                self.note(each, tier, Stray.UNWANTED)
+            elif current is not None:
+                self.note(each, tier, Stray.SUPERSEDED)
+            elif each.key is not None and any((r.owner, r.key) == (each.owner, each.key) for r in self.living.values()):
+                expected.append(each)
+            else:
+                self.written += 1
+                self.living[each.id] = msgspec.structs.replace(each, seq=self.written)
+                count += 1
+        assert (adopted, refused) == (count, expected)
+        self.catalog.set_scanned(tier, True)
+        self.unscanned.discard(tier)
+
+    # --- what both must say
+
+    @rule(
+        where=wheres | likely_wheres,
+        tiers=st.just(NAMES) | st.lists(homes, unique=True),
+        scope=scopes,
+        prefix=prefixes,
+        limit=st.none() | st.integers(0, 4),
+    )
+    def a_selection_is_what_a_plain_filter_finds(
+        self, where: dict[str, Any], tiers: list[str], scope: Scope, prefix: str | None, limit: int | None
+    ) -> None:
+        selection = selection_of(tiers, scope, where, prefix)
+        expected = sorted(
+            (
+                record
+                for record in self.living.values()
+                if record.home in tiers
+                and self.sees(scope, record)
+                and meets(record, where)
+                and (prefix is None or beneath(record.key, prefix))
+            ),
+            key=lambda record: (record.created_at, record.seq),
+        )
+        assert sorted(self.catalog.ids(selection)) == sorted(record.id for record in expected)
+        newest = expected if limit is None else expected[len(expected) - min(limit, len(expected)) :]
+        assert plains(self.catalog.newest(selection, limit)) == plains(newest)
+
+    @rule(session=st.sampled_from(["s", "", "s\0t", "t"]), tier=homes, scope=scopes)
+    def a_conversation_leaves_in_whole_units(self, session: str, tier: str, scope: Scope) -> None:
+        there = (r for r in self.living.values() if (r.home, r.session) == (tier, session) and self.holds(scope, r))
+        units = {}
+        for record in sorted(there, key=lambda record: (record.created_at, record.seq)):
+            ids = tuple(member.id for member in self.unit(record))
+            units.setdefault(ids[0], ids)
+        assert [unit.ids for unit in self.catalog.in_session(tier, session, scope)] == list(units.values())
+
+    @invariant()
+    def every_record_is_as_it_should_be(self) -> None:
+        found = self.catalog.find([*IDS, "nobody's"])
+        assert {id: plain(record) for id, record in found.items()} == {
+            id: plain(record) for id, record in self.living.items()
+        }
+        order = sorted(found.values(), key=lambda record: record.seq)
+        assert [record.id for record in order] == sorted(self.living, key=lambda id: self.living[id].seq)
+        for record in found.values():
+            assert plains(self.catalog.unit(record)) == plains(self.unit(self.living[record.id]))
+
+    @invariant()
+    def every_key_leads_to_its_record(self) -> None:
+        keys = {(record.owner, record.key): record for record in self.living.values() if record.key is not None}
+        for owner in OWNERS:
+            for key in KEYS:
+                found = self.catalog.by_key(owner, key)
+                expected = keys.get((owner, key))
+                assert (found and plain(found)) == (expected and plain(expected))
+
+    @invariant()
+    def everything_is_counted(self) -> None:
+        per_tier = Counter(record.home for record in self.living.values())
+        assert {name: self.catalog.records_in(name) for name in NAMES} == {name: per_tier[name] for name in NAMES}
+        for scope in map(Scope, OWNERS):
+            seen = [record for record in self.living.values() if self.sees(scope, record)]
+            visible = Counter(record.home for record in seen)
+            assert self.catalog.counts(scope) == {name: visible[name] for name in NAMES}
+            talks: dict[tuple[str, str | None], list[Entry]] = {}
+            for record in seen:
+                if record.session is not None:
+                    talks.setdefault((record.session, record.owner), []).append(record)
+            assert [
+                (s.session, s.owner, s.tiers, s.opened_at, s.touched_at) for s in self.catalog.sessions(scope)
+            ] == [
+                (
+                    *talk,
+                    Counter(record.home for record in records),
+                    min(record.created_at for record in records),
+                    max(record.created_at for record in records),
+                )
+                for talk, records in sorted(
+                    talks.items(), key=lambda item: (item[0][0], item[0][1] is not None, item[0][1] or "")
+                )
+            ]
+
+    @invariant()
+    def the_weakest_of_every_overfull_bucket_come_first(self) -> None:
+        for name, tier in self.tiers.items():
+            buckets: dict[Any, list[Entry]] = {}
+            for record in self.living.values():
+                if record.home == name:
+                    place = (record.owner, record.session) if tier.per_session else None
+                    buckets.setdefault(place, []).append(record)
+            expected = []
+            for records in buckets.values():
+                if tier.capacity is not None and len(records) > tier.capacity:
+                    units = {self.unit(record)[0].id: self.unit(record) for record in records}
+                    order = sorted(units.values(), key=lambda unit: max(map(self.standing, unit)))
+                    expected.append(
+                        (
+                            len(records),
+                            [(tuple(m.id for m in unit), sum(m in records for m in unit)) for unit in order],
+                        )
+                    )
+            found = [
+                (held, [(unit.ids, unit.weight) for unit in self.catalog.weakest(name, bucket)])
+                for bucket, held in self.catalog.overfull(name)
+            ]
+            assert sorted(found) == sorted(expected)
+
+    def standing(self, record: Entry) -> tuple[float, int]:
+        touched = record.created_at if record.accessed_at is None else record.accessed_at
+        worth = strength(record.salience, record.access_count, touched, self.tiers[record.home].half_life)
+        return worth, record.seq
+
+    @invariant()
+    def what_is_due_is_due(self) -> None:
+        expected = {id for id in self.due if self.tiers[self.living[id].home].promote_to is not None}
+        assert {record.id for record in self.catalog.due()} == expected
+        self.due = expected
+
+    @invariant()
+    def every_stray_is_noted(self) -> None:
+        assert self.catalog.strays_left() == len(self.strays)
+        for name in NAMES:
+            noted = [(s.id, s.tier, s.kind, s.owner, s.key) for s in self.catalog.strays(name, "", 100)]
+            assert noted == [
+                (id, tier, *stray)
+                for (tier, id), stray in sorted(self.strays.items())
+                if tier == name and stray[0] != Stray.PENDING
+            ]
+            assert [stray.id for stray in self.catalog.strays(name, "1", 2)] == [
+                id for id, *_ in noted if id > "1"
+            ][:2]
+
+    @rule(tier=homes, others=st.lists(entries, max_size=2))
+    def the_strays_in_the_way_are_those_of_an_id_or_a_key(self, tier: str, others: list[Entry]) -> None:
+        found = self.catalog.strays_in_the_way(tier, others)
+        assert {(s.id, s.tier, s.kind, s.owner, s.key) for s in found} == {
+            (id, where, kind, owner, key)
+            for (where, id), (kind, owner, key) in self.strays.items()
+            if where == tier
+            and any(o.id == id or (key is not None and (o.owner, o.key) == (owner, key)) for o in others)
+        }
+        assert len({stray.id for stray in found}) == len(found)
+
+    @invariant()
+    def notes_of_forgetting_and_reservations_agree(self) -> None:
+        for id in IDS:
+            assert self.catalog.is_forgotten(id) == (id in self.forgotten)
+            assert self.catalog.is_reserved(id) == self.is_reserved(id)
+
+
+def selection_of(tiers: list[str], scope: Scope, where: dict[str, Any], prefix: str | None) -> Selection:
+    raw = {name: Raw(json.dumps(value).encode()) for name, value in where.items()}
+    return Selection(tiers=tiers, scope=scope, where=parse_where(raw), key_prefix=prefix)
+
+
+class OnFile(Model):
+    """The same, and now and then the file is closed, or left as a crash leaves it, and opened with other settings."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp()
+        self.path = Path(self.folder) / "catalog.db"
+        super().__init__()
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(self.folder)
+
+    def open_anew(
+        self, half_life: float | None, per_session: bool, promote_after: int | None
+    ) -> None:
+        self.catalog.close()
+        before = self.tiers
+        working = msgspec.structs.replace(before["working"], half_life=half_life, per_session=per_session)
+        episodic = msgspec.structs.replace(
+            before["episodic"],
+            half_life=None if half_life is None else half_life * 100,
+            promote_after=promote_after,
+            promote_to=None if promote_after is None else "semantic",
+        )
+        self.tiers = {**before, "working": working, "episodic": episodic}
+        for name, tier in self.tiers.items():
+            if _settings(tier) != _settings(before[name]):
+                self.due -= {id for id in self.due if self.living[id].home == name}
+                if tier.promote_after is not None:
+                    self.due |= {
+                        record.id
+                        for record in self.living.values()
+                        if record.home == name and record.access_count >= tier.promote_after
+                    }
+        self.catalog = opened(self.path, list(self.tiers.values()))
+        assert {name for name in NAMES if not self.catalog.is_scanned(name)} == self.unscanned
+
+    settings_drawn = {
+        "half_life": st.sampled_from([None, 1.0, 300.0]),
+        "per_session": st.booleans(),
+        "promote_after": st.none() | st.integers(1, 3),
+    }
+
+    @precondition(lambda self: not self.batches and not self.moves)
+    @rule(**settings_drawn)
+    def it_is_closed_and_opened(self, **drawn: Any) -> None:
+        self.open_anew(**drawn)
+
+    @rule(arrived=st.sets(ids), in_place=st.sampled_from(["new", "old", "none"]), order=st.permutations(NAMES), **settings_drawn)
+    def it_crashes_and_recovers(self, arrived: set[str], in_place: str, order: list[str], **drawn: Any) -> None:
+        self.open_anew(**drawn)
+        batches, self.batches, self.moves = self.batches, [], []
+        self.catalog.begin_recovery()
+        reserved = {new.id: new for batch in batches for new in batch.new}
+        unsettled = [
+            r
+            for batch in batches
+            for r in batch.replacements
+            if r.entry.id in self.living and self.living[r.entry.id].home == r.entry.home
+        ]
+        for place, (kind, owner, key) in self.strays.items():
+            if kind == Stray.PENDING and place[1] not in reserved:
+                self.strays[place] = (Stray.UNWANTED, owner, key)
+        for tier in order:
+            left, replacing = self.catalog.unfinished(tier)
+            assert {new.id for new in left} == {id for id, new in reserved.items() if new.home == tier}
+            assert set(replacing) == {r.entry.id for r in unsettled if r.entry.home == tier}
+            self.catalog.recover_reservations(tier, {new.id: new.id in arrived for new in left})
+        for batch in batches:
+            if all(new.id in arrived for new in batch.new):
+                self.come_true(batch)
+            else:
+                for new in batch.new:
+                    self.note(new, new.home, Stray.UNWANTED)
+        self.settle(unsettled, in_place)
+
+
+def _settings(tier: Tier) -> tuple[float | None, bool, int | None]:
+    return tier.half_life, tier.per_session, tier.promote_after
+
+
+TestInMemory = Model.TestCase
+TestInMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOnFile = OnFile.TestCase
+TestOnFile.settings = settings(
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,125 @@
+"""Readers: a read sees each record in one home, and holds up the removal of what it may still need."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.catalog.readers import Readers, Reading
+
+TIERS = ["working", "episodic", "semantic"]
+IDS = ["x", "y", ""]
+
+
+class Read:
+    def __init__(self, reading: Reading, ending: ExitStack, homes: dict[str, str]) -> None:
+        self.reading, self.ending, self.homes = reading, ending, homes
+
+
+class Model(RuleBasedStateMachine):
+    """Each read remembers where everything was when it began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers = Readers()
+        self.homes = dict.fromkeys(IDS, TIERS[0])
+        self.reads: list[Read] = []
+        self.left_since = 0
+
+    @rule()
+    def a_read_begins(self) -> None:
+        ending = ExitStack()
+        reading = ending.enter_context(self.readers.reading())
+        self.reads.append(Read(reading, ending, dict(self.homes)))
+
+    @precondition(lambda self: self.reads)
+    @rule(which=st.integers(0, 9))
+    def a_read_ends(self, which: int) -> None:
+        self.reads.pop(which % len(self.reads)).ending.close()
+
+    @rule(id=st.sampled_from(IDS), home=st.sampled_from(TIERS))
+    def a_record_moves(self, id: str, home: str) -> None:
+        if home != self.homes[id]:
+            self.readers.moved(id, self.homes[id])
+            self.homes[id] = home
+
+    @invariant()
+    def each_read_accepts_the_home_now_and_the_home_at_its_beginning(self) -> None:
+        for read in self.reads:
+            for id, home in self.homes.items():
+                accepted = {tier for tier in TIERS if self.readers.accepts(read.reading, id, home, tier)}
+                assert accepted == {home, read.homes[id]}
+
+    @invariant()
+    def without_reads_nothing_is_remembered(self) -> None:
+        if not self.reads:
+            assert remembered(self.readers) == 0
+
+
+def remembered(readers: Readers) -> int:
+    return len(readers._order) + sum(map(len, readers._left.values())) + len(readers._reads)
+
+
+TestReaders: Any = Model.TestCase
+TestReaders.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_memory_does_not_grow_while_reads_always_overlap() -> None:
+    readers = Readers()
+    earlier = ExitStack()
+    earlier.enter_context(readers.reading())
+    most = 0
+    for turn in range(1000):
+        later = ExitStack()
+        later.enter_context(readers.reading())
+        readers.moved(f"{turn % 7}", TIERS[turn % 3])
+        earlier.close()
+        earlier = later
+        most = max(most, remembered(readers))
+    assert most < 10
+    earlier.close()
+
+
+def test_a_long_read_accepts_where_everything_was_when_it_began() -> None:
+    readers = Readers()
+    with readers.reading() as long:
+        for turn in range(100):
+            with readers.reading():
+                readers.moved("x", TIERS[turn % 3])
+        assert readers.accepts(long, "x", TIERS[1], TIERS[0])
+        assert not readers.accepts(long, "x", TIERS[1], TIERS[2])
+    assert remembered(readers) == 0
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_grace_is_over_when_every_read_that_was_under_way_has_ended(backend: str) -> None:
+    async def main() -> None:
+        readers = Readers()
+        over = False
+
+        async def wait() -> None:
+            nonlocal over
+            await readers.grace()
+            over = True
+
+        first, second, late = ExitStack(), ExitStack(), ExitStack()
+        first.enter_context(readers.reading())
+        second.enter_context(readers.reading())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            late.enter_context(readers.reading())
+            second.close()
+            await anyio.wait_all_tasks_blocked()
+            assert not over
+            first.close()
+            await anyio.wait_all_tasks_blocked()
+            assert over
+        late.close()
+        await readers.grace()  # nobody is reading
+
+    anyio.run(main, backend=backend)
