@@ -5,10 +5,8 @@ what ranks by a score (`lexical`, `by_similarity`) gave every one of them itself
 """
 
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from operator import mul, sub
 
 import msgspec
 
@@ -83,50 +81,3 @@ def lexical(query: str, texts: Mapping[str, str]) -> list[str]:
 def by_similarity(similarities: Mapping[str, float]) -> list[str]:
     """The ids, best first; equals keep the order of `similarities`."""
     return sorted(similarities, key=lambda record_id: -similarities[record_id])
-
-
-def similarity(a: Sequence[float], b: Sequence[float], metric: str) -> float:
-    """How near two vectors of finite numbers are: higher is nearer, and the answer is always finite.
-
-    `cosine` is in [-1, 1], and 0 if either vector is zero; `dot` is the inner product; `l2` the negated Euclidean
-    distance. What a float cannot hold becomes the largest or smallest it can.
-
-    Raises:
-        ValueError: the widths differ, or the metric is none of the three.
-    """
-    if len(a) != len(b):
-        raise ValueError(f"expected two vectors of one width, got {len(a)} and {len(b)}")
-    scale_a, scale_b = _exponent(a), _exponent(b)
-    match metric:
-        case "cosine":
-            unit_a, unit_b = _scaled(a, scale_a), _scaled(b, scale_b)
-            lengths = math.hypot(*unit_a) * math.hypot(*unit_b)
-            return max(-1.0, min(1.0, math.fsum(map(mul, unit_a, unit_b)) / lengths)) if lengths else 0.0
-        case "dot":
-            product = math.fsum(map(mul, _scaled(a, scale_a), _scaled(b, scale_b)))
-            return _finite(product, scale_a + scale_b)
-        case "l2":
-            scale = max(scale_a, scale_b)
-            distance = math.hypot(*map(sub, _scaled(a, scale), _scaled(b, scale)))
-            return 0.0 - _finite(distance, scale)
-        case _:
-            raise ValueError(f"expected the metric cosine, dot or l2, got {metric!r}")
-
-
-def _exponent(vector: Sequence[float]) -> int:
-    """The power of two that brings the largest component to between 1/2 and 1, or, if it is minute, nearer to it."""
-    return max(-1000, math.frexp(max(map(abs, vector), default=0.0))[1])
-
-
-def _scaled(vector: Sequence[float], exponent: int) -> list[float]:
-    """`vector` / 2 ** `exponent`, in which no product or sum can overflow; a power of two costs no precision."""
-    factor = math.ldexp(1.0, -exponent)
-    return [component * factor for component in vector]
-
-
-def _finite(value: float, exponent: int) -> float:
-    """`value` * 2 ** `exponent`, or the nearest float there is."""
-    try:
-        return math.ldexp(value, exponent)
-    except OverflowError:
-        return math.copysign(sys.float_info.max, value)

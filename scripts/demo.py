@@ -46,7 +46,9 @@ from router.tiers.starting import executable
 
 _HERE: Final = Path(__file__).resolve().parent
 _CALL_SECONDS: Final = 60.0
+_PATIENCE_SECONDS: Final = 30.0  # for a tier that is down
 _SETTLING_SECONDS: Final = 120.0
+_POLL_SECONDS: Final = 0.5
 _WRITERS: Final = 16  # sessions that are written at the same time
 _SHOWN: Final = 3  # answers printed for a question
 _LIMIT: Final = 10  # answers asked for
@@ -158,6 +160,8 @@ def _metadata(turn: Turn) -> Raw:
 class Tier(msgspec.Struct):
     name: str
     count: int
+    status: str = "up"
+    reason: str | None = None
     capacity: int | None = None
     per_session: bool = False
 
@@ -207,10 +211,19 @@ class Router:
         self._peer = peer
 
     async def call(self, method: str, params: Params, answer: type[T]) -> T:
+        """The answer; a call that a tier could not take part in is repeated for a while, as it asks for."""
+        until = time.monotonic() + _PATIENCE_SECONDS
         try:
-            return msgspec.json.decode(await self._peer.call(method, params, timeout=_CALL_SECONDS), type=answer)
-        except A2MError as error:
-            raise Trouble(f"{method} was refused with {error.code}: {error.message}") from None
+            while True:
+                try:
+                    raw = await self._peer.call(method, params, timeout=_CALL_SECONDS)
+                except A2MError as error:
+                    retry_after = (error.data or {}).get("retry_after")
+                    if retry_after is None or time.monotonic() > until:
+                        raise Trouble(f"{method} was refused with {error.code}: {error.message}") from None
+                    await anyio.sleep(max(retry_after, 0.1))
+                else:
+                    return msgspec.json.decode(raw, type=answer)
         except Unanswered as problem:
             raise Trouble(f"the router did not answer {method}: {problem.reason}") from None
         except msgspec.MsgspecError as problem:
@@ -335,14 +348,21 @@ async def write(router: Router, replay: Replay, shown: Shown) -> None:
 
 
 async def settle(router: Router, shown: Callable[[Mapping[str, Tier]], None]) -> None:
-    """Returns when a pass has found nothing to move. Raises Trouble if that takes too long."""
+    """Returns when every tier is up and a pass has found nothing to move. Raises Trouble if that takes too long."""
+    tiers: Mapping[str, Tier] = {}
     with anyio.move_on_after(_SETTLING_SECONDS):
         while True:
-            report = await router.call("memory/consolidate", Consolidate(), Consolidated)
-            shown(await router.tiers())
-            if not report.moved and not report.promoted:
+            tiers = await router.tiers()
+            moving = await router.call("memory/consolidate", Consolidate(), Consolidated)
+            down = any(tier.status != "up" for tier in tiers.values())
+            tiers = await router.tiers()
+            shown(tiers)
+            if down:
+                await anyio.sleep(_POLL_SECONDS)
+            elif not moving.moved and not moving.promoted:
                 return
-    raise Trouble(f"after {_SETTLING_SECONDS:g} s records are still being moved")
+    down_ones = [f"{tier.name} is {tier.status} ({tier.reason})" for tier in tiers.values() if tier.status != "up"]
+    raise Trouble(f"after {_SETTLING_SECONDS:g} s {' and '.join(down_ones) or 'records are still being moved'}")
 
 
 # --- checking

@@ -308,6 +308,8 @@ class Run:
         groups = [v.fields["group"] for v in self.model.versions.values() if v.group_mates and v.owner == owner]
         if draft.late is not None and groups and object is None:
             fields["group"] = groups[draft.late % len(groups)]
+        if object is not None:
+            fields.pop("created_at", None)
         return self.model.new_version(object, fields, draft.tier, m)
 
     def _sent(self, version: Version, draft: Draft) -> dict[str, Any]:

@@ -357,7 +357,7 @@ class Model:
             assert record.tier in self._shared, f"{selector.owner!r} must not see {record}"
         assert version.id in (None, record.id), (version, record)
         assert self._created.setdefault(version.number, record.created_at) == record.created_at
-        if version.object[0] != "id":
+        if version.object[0] == "new":
             assert self._created_by_id.setdefault(record.id, record.created_at) == record.created_at
         return version.object
 

@@ -498,9 +498,7 @@ class Model(RuleBasedStateMachine):
             for record in seen:
                 if record.session is not None:
                     talks.setdefault((record.session, record.owner), []).append(record)
-            assert [
-                (s.session, s.owner, s.tiers, s.opened_at, s.touched_at) for s in self.catalog.sessions(scope)
-            ] == [
+            assert [(s.session, s.owner, s.tiers, s.opened_at, s.touched_at) for s in self.catalog.sessions(scope)] == [
                 (
                     *talk,
                     Counter(record.home for record in records),
@@ -558,9 +556,7 @@ class Model(RuleBasedStateMachine):
                 for (tier, id), stray in sorted(self.strays.items())
                 if tier == name and stray[0] != Stray.PENDING
             ]
-            assert [stray.id for stray in self.catalog.strays(name, "1", 2)] == [
-                id for id, *_ in noted if id > "1"
-            ][:2]
+            assert [stray.id for stray in self.catalog.strays(name, "1", 2)] == [id for id, *_ in noted if id > "1"][:2]
 
     @rule(tier=homes, others=st.lists(entries, max_size=2))
     def the_strays_in_the_way_are_those_of_an_id_or_a_key(self, tier: str, others: list[Entry]) -> None:
@@ -597,9 +593,7 @@ class OnFile(Model):
         super().teardown()
         shutil.rmtree(self.folder)
 
-    def open_anew(
-        self, half_life: float | None, per_session: bool, promote_after: int | None
-    ) -> None:
+    def open_anew(self, half_life: float | None, per_session: bool, promote_after: int | None) -> None:
         self.catalog.close()
         before = self.tiers
         working = msgspec.structs.replace(before["working"], half_life=half_life, per_session=per_session)
@@ -633,7 +627,12 @@ class OnFile(Model):
     def it_is_closed_and_opened(self, **drawn: Any) -> None:
         self.open_anew(**drawn)
 
-    @rule(arrived=st.sets(ids), in_place=st.sampled_from(["new", "old", "none"]), order=st.permutations(NAMES), **settings_drawn)
+    @rule(
+        arrived=st.sets(ids),
+        in_place=st.sampled_from(["new", "old", "none"]),
+        order=st.permutations(NAMES),
+        **settings_drawn,
+    )
     def it_crashes_and_recovers(self, arrived: set[str], in_place: str, order: list[str], **drawn: Any) -> None:
         self.open_anew(**drawn)
         batches, self.batches, self.moves = self.batches, [], []

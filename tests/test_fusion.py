@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.fusion import Ranking, by_similarity, lexical, reciprocal_rank, similarity
+from router.a2m.vectors import similarity
+from router.fusion import Ranking, by_similarity, lexical, reciprocal_rank
 from router.text import query_tokens, tokens
 
 ids = st.lists(st.sampled_from("abcdefghij"), unique=True)

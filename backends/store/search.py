@@ -14,6 +14,7 @@ import msgspec
 from backends.store import vectors
 from backends.store.filters import Condition, Filter
 from router.a2m.records import vector_from_bytes
+from router.a2m.vectors import similarity
 
 # how many nearest vectors the index gives at most
 MAX_NEAREST: Final = 4096
@@ -113,10 +114,10 @@ def _nearest(connection: apsw.Connection, query: Query, filter: Filter, limit: i
     sql = f"SELECT rowid FROM nearest WHERE vector MATCH ? AND k = ?{test}"
     values = (query.probe, min(limit, MAX_NEAREST), *(condition.values if condition else ()))
     found = [seq for (seq,) in connection.execute(sql, values)]
-    near = {seq: similarity for seq in found if (similarity := similarity_to(connection, query, seq)) is not None}
+    near = {seq: nearness for seq in found if (nearness := similarity_to(connection, query, seq)) is not None}
     return [
-        Ranked(seq, vectors.score(query.metric, similarity))
-        for seq, similarity in sorted(near.items(), key=lambda pair: (-pair[1], -pair[0]))
+        Ranked(seq, vectors.score(query.metric, nearness))
+        for seq, nearness in sorted(near.items(), key=lambda pair: (-pair[1], -pair[0]))
     ]
 
 
@@ -127,7 +128,7 @@ def similarity_to(connection: apsw.Connection, query: Query, seq: int) -> float 
     doubles = connection.execute("SELECT doubles FROM vector WHERE record = ?", (seq,)).get
     if doubles is None:
         return None
-    return vectors.similarity(query.metric, query.vector, vector_from_bytes(doubles))
+    return similarity(query.vector, vector_from_bytes(doubles), query.metric)
 
 
 def _blended(rankings: Sequence[Sequence[Ranked]]) -> list[Ranked]:

@@ -9,7 +9,7 @@ Rules of the door, kept here for every binding:
 """
 
 import re
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -224,9 +224,15 @@ def _on_one_line(raw: Raw) -> Raw:
 _PAIRED: Final = re.compile(
     rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+", re.DOTALL
 )
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_TOKEN: Final = re.compile(_STRING.pattern + rb'|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
-_ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_TOKEN: Final = re.compile(
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{},:]|[^\s\[\]{},:"]+',  # an open string ends with the message
+    re.DOTALL,
+)
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_ALL_BUT_SHAPE: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_STEP: Final = {ord("["): 1, ord("]"): -1}
+# levels that are taken away at once where nothing is in them, before brackets are looked at one by one
+_LEVELS: Final = 16
 # tokens among which the id of a broken message is looked for: a hostile one must not hold up everybody else
 _LOOKED_AT: Final = 100_000
 
@@ -263,13 +269,19 @@ def _has_half_a_pair(message: bytes) -> bool:
 
 
 def _is_too_deep(message: bytes) -> bool:
-    # whatever is long is taken away first, so that only the brackets are looked at one by one
+    # in whole sweeps, since even a hostile message must not hold up everybody else for long
+    unescaped = message.replace(b"\\\\", b"").replace(b'\\"', b"")
+    shape = unescaped.translate(_SQUARE, _ALL_BUT_SHAPE).replace(b'""', b"")
+    brackets = b"".join(shape.split(b'"')[::2])
     depth = 0
-    for bracket in _STRING.sub(b"", message).translate(None, _ALL_BUT_BRACKETS):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MAX_DEPTH:
-            return True
-    return False
+    for _ in range(_LEVELS):
+        within = brackets.replace(b"[]", b"")
+        if within == brackets:
+            break
+        brackets = within
+        depth += 1
+    depths = accumulate(map(_STEP.__getitem__, brackets), initial=depth)
+    return any(map(MAX_DEPTH.__lt__, depths))
 
 
 def _scan_id(message: bytes) -> Raw:

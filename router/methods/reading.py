@@ -15,12 +15,13 @@ from router.a2m.errors import invalid_params, quota
 from router.a2m.messages import Fetch, Recall, Timeline
 from router.a2m.records import Record
 from router.a2m.timestamps import render
+from router.a2m.vectors import similarity
 from router.catalog.catalog import Catalog, Selection
 from router.catalog.entries import Entry
 from router.catalog.readers import Reading
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
-from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank, similarity
+from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank
 from router.methods.drafting import embedding_mismatch
 from router.methods.selecting import Filter, Selecting, owner_for, read_where, tiers_in_question, unanswered
 from router.text import query_tokens

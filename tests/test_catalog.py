@@ -1,0 +1,469 @@
+"""The catalog's promises that take a story to tell: flips that come too late, crashes, settings that change."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.a2m.equality import text_atom
+from router.catalog.catalog import Catalog, Replacement, Selection
+from router.catalog.entries import Stray
+from router.catalog.selection import Scope
+from router.database import DatabaseError
+from tests.catalogs import NAMES, TIERS, entry, move, opened, rewritten, tier, write
+
+ALL = Scope()
+
+
+def home(catalog: Catalog, id: str) -> str | None:
+    return found.home if (found := catalog.find([id]).get(id)) else None
+
+
+def kinds(catalog: Catalog, tier: str) -> dict[str, Stray]:
+    """All strays of a tier, also those of changes under way, which `strays` leaves out."""
+    found = catalog.strays_in_the_way(tier, [entry(id) for id in "xyz"])
+    return {stray.id: stray.kind for stray in found}
+
+
+def recovered(path: Path) -> Catalog:
+    catalog = opened(path)
+    catalog.begin_recovery()
+    return catalog
+
+
+# --- a flip that comes too late
+
+
+def test_a_group_moves_whole_and_leaves_its_old_copies_noted() -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x", group="g"), entry("y", group="g"))
+    assert move(catalog, [unit], "episodic") == unit
+    assert (home(catalog, "x"), home(catalog, "y")) == ("episodic", "episodic")
+    assert kinds(catalog, "working") == {"x": Stray.SUPERSEDED, "y": Stray.SUPERSEDED}
+    assert kinds(catalog, "episodic") == {}
+
+
+def test_a_unit_stays_whole_where_one_of_its_members_was_forgotten() -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x", group="g"), entry("y", group="g"))
+    single = write(catalog, entry("z"))
+    catalog.note_copies([*unit, *single], "episodic")
+    catalog.forget(["y"], ALL, 2000)
+    assert catalog.flip([unit, single], "episodic") == single
+    catalog.give_up([*unit, *single], "episodic")
+    assert (home(catalog, "x"), home(catalog, "y"), home(catalog, "z")) == ("working", None, "episodic")
+    assert kinds(catalog, "episodic") == {"x": Stray.UNWANTED, "y": Stray.UNWANTED}
+    assert kinds(catalog, "working") == {"y": Stray.UNWANTED, "z": Stray.SUPERSEDED}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_unit_stays_where_one_of_its_members_was_replaced(first: bool) -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x", group="g", key="k"), entry("y", group="g", key="l"))
+    replaced = unit[0 if first else 1]
+    replacement = Replacement(rewritten(replaced), replaced.version)
+    catalog.reserve([], [replacement])
+    assert catalog.commit_write([], [replacement]) == []
+    assert move(catalog, [unit], "episodic") == []
+    assert home(catalog, "x") == home(catalog, "y") == "working"
+
+
+def test_a_unit_stays_where_a_member_has_joined_it() -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x", group="g"))
+    write(catalog, entry("y", group="g"))
+    assert move(catalog, [unit], "episodic") == []
+
+
+def test_a_unit_is_not_joined_by_another_owners_group_of_its_name_or_one_in_another_tier() -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x", group="g"))
+    write(catalog, entry("y", group="g", owner="a"), entry("z", "semantic", group="g"))
+    assert move(catalog, [unit], "episodic") == unit
+
+
+def test_what_was_recalled_or_reinforced_meanwhile_moves_all_the_same_and_keeps_it() -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x"))
+    catalog.touch(["x"], 3000)
+    catalog.reinforce(["x"], 2.0, ALL)
+    catalog.note_copies(unit, "episodic")
+    assert len(catalog.flip([unit], "episodic", salience=0.5)) == 1
+    moved = catalog.find(["x"])["x"]
+    assert (moved.access_count, moved.accessed_at, moved.salience) == (1, 3000, 3.5)
+
+
+def test_the_same_unit_twice_moves_once() -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x"))
+    assert move(catalog, [unit, unit], "episodic") == unit
+    assert move(catalog, [unit], "semantic") == []
+
+
+@pytest.mark.parametrize("reopened", [True, False])
+def test_an_id_that_was_forgotten_and_written_again_is_another_record(tmp_path: Path, reopened: bool) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    old = write(catalog, entry("x", group="g"), entry("y", group="g"))
+    catalog.note_copies(old, "episodic")
+    catalog.forget(["x"], ALL, 2000)
+    if reopened:
+        catalog.close()
+        catalog = opened(tmp_path / "catalog.db")
+    [new] = write(catalog, entry("x", group="g"))
+    assert catalog.flip([old], "episodic") == []
+    assert home(catalog, "x") == "working"
+    replacement = Replacement(rewritten(old[0]), old[0].version)
+    catalog.reserve([], [replacement])
+    assert catalog.commit_write([], [replacement]) == [replacement]
+    assert catalog.find(["x"]) == {"x": new}
+    catalog.close()
+
+
+def test_versions_never_repeat(tmp_path: Path) -> None:
+    seen: set[int] = set()
+    for turn in range(3):
+        catalog = opened(tmp_path / "catalog.db")
+        known = catalog.find(["x", "y"])
+        if turn:
+            assert {known["y"].version} <= seen  # opening alone changes nothing
+        catalog.forget(["x"], ALL, 1000)
+        for made in write(catalog, entry("x"), *([] if turn else [entry("y")])):
+            assert made.version not in seen
+            seen.add(made.version)
+        for target in ("episodic", "semantic", "working"):
+            move(catalog, [[catalog.find(["x"])["x"]]], target)
+            version = catalog.find(["x"])["x"].version
+            assert version not in seen
+            seen.add(version)
+        catalog.close()
+
+
+def test_what_a_group_joins_in_its_new_tier_moves_on_with_it() -> None:
+    catalog = opened()
+    write(catalog, entry("y", "episodic", group="g"))
+    unit = write(catalog, entry("x", group="g"))
+    move(catalog, [unit], "episodic")
+    [x] = catalog.find(["x"]).values()
+    assert [member.id for member in catalog.unit(x)] == ["y", "x"]
+
+
+# --- after a crash
+
+
+def test_a_batch_becomes_true_only_whole_over_all_its_tiers(tmp_path: Path) -> None:
+    for arrived in ({"x", "y"}, {"x"}, {"y"}, set()):
+        path = tmp_path / f"{len(arrived)}{min(arrived, default='')}"
+        catalog = opened(path)
+        batch = [entry("x", "working"), entry("y", "episodic", key="k"), entry("z", "episodic")]
+        catalog.reserve(batch, [])
+        catalog.close()
+
+        catalog = recovered(path)
+        assert catalog.find("xyz") == {}
+        assert all(map(catalog.is_reserved, "xyz"))
+        assert [left.id for left in catalog.unfinished("working")[0]] == ["x"]
+        assert catalog.recover_reservations("working", {"x": "x" in arrived}) == 0
+        assert catalog.find("xyz") == {}
+        assert catalog.unfinished("working") == ([], [])
+        catalog.close()  # once more, between the two tiers
+
+        catalog = recovered(path)
+        assert sorted(left.id for left in catalog.unfinished("episodic")[0]) == ["y", "z"]
+        whole = arrived == {"x", "y"}
+        there = {"y": "y" in arrived, "z": True}
+        assert catalog.recover_reservations("episodic", there) == (3 if whole else 0)
+        assert not any(map(catalog.is_reserved, "xyz"))
+        if whole:
+            assert {id: found.home for id, found in catalog.find("xyz").items()} == {
+                each.id: each.home for each in batch
+            }
+            assert catalog.strays_left() == 0
+        else:
+            assert catalog.find("xyz") == {}
+            assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
+            assert kinds(catalog, "episodic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
+        assert catalog.counts(ALL) == {n: sum(e.home == n for e in batch if whole) for n in NAMES}
+        catalog.close()
+
+
+def test_two_interrupted_batches_are_settled_each_by_itself(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    catalog.reserve([entry("x"), entry("y", "episodic")], [])
+    catalog.reserve([entry("z")], [])
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")
+    assert catalog.recover_reservations("working", {"x": True, "z": True, "nobody's": True}) == 1
+    assert set(catalog.find("xyz")) == {"z"}
+    catalog.reserve([entry("w")], [])  # a batch of this run is not taken for one of the last
+    assert catalog.recover_reservations("episodic", {"y": False}) == 0
+    assert catalog.is_reserved("w")
+    catalog.close()
+
+
+def test_an_interrupted_batch_whose_key_was_given_to_another_record_since_does_not_become_true(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    catalog.reserve([entry("x", "episodic", key="k"), entry("y", "episodic")], [])
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")
+    write(catalog, entry("z", "working", key="k"))  # while the tier of the first is still down
+    assert catalog.recover_reservations("episodic", {"x": True, "y": True}) == 0
+    assert set(catalog.find("xyz")) == {"z"}
+    assert kinds(catalog, "episodic") == {"x": Stray.UNWANTED, "y": Stray.UNWANTED}
+    catalog.close()
+
+
+def test_what_was_being_moved_stays_where_it_was(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    unit = write(catalog, entry("x"))
+    catalog.note_copies(unit, "episodic")
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")
+    assert home(catalog, "x") == "working"
+    assert [stray.id for stray in catalog.strays("episodic", "", 9)] == ["x"]
+    catalog.close()
+
+
+def test_a_move_that_was_committed_stays_committed(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    move(catalog, [write(catalog, entry("x"))], "episodic")
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")
+    assert home(catalog, "x") == "episodic"
+    assert kinds(catalog, "working") == {"x": Stray.SUPERSEDED}
+    catalog.close()
+
+
+@pytest.mark.parametrize("found", ["new", "old", "none", "another"])
+@pytest.mark.parametrize("crashed", [True, False])
+def test_the_account_follows_what_the_tier_holds_of_a_replacement_in_place(
+    tmp_path: Path, found: str, crashed: bool
+) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    [old] = write(catalog, entry("x", key="k", salience=3.0))
+    catalog.touch(["x"], 5000)
+    [old] = catalog.find(["x"]).values()
+    new = rewritten(old, session="s")
+    catalog.reserve([], [Replacement(new, old.version)])
+    if crashed:
+        catalog.close()
+        catalog = recovered(tmp_path / "catalog.db")
+        assert catalog.is_left_over("x")
+    else:
+        catalog.abandon([], [Replacement(new, old.version)])
+    assert catalog.find(["x"]) == {"x": old}
+    assert catalog.unfinished("working") == ([], ["x"])
+    catalog.settle_replacement("x", {"new": new.digest, "old": old.digest, "none": None, "another": b"?"}[found])
+    [now] = catalog.find(["x"]).values()
+    if found == "new":
+        assert now.version not in (old.version, new.version)
+        assert msgspec.structs.replace(now, version=0) == msgspec.structs.replace(new, version=0)
+        assert [record.session for record in catalog.sessions(ALL)] == ["s"]
+    else:
+        assert now == old
+    assert catalog.unfinished("working") == ([], [])
+    catalog.settle_replacement("x", new.digest)  # settled is settled
+    assert catalog.find(["x"]) == {"x": now}
+    catalog.close()
+
+
+def test_a_replacement_into_another_tier_that_was_interrupted_never_was(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    [old] = write(catalog, entry("x", key="k"))
+    catalog.reserve([], [Replacement(rewritten(old, home="semantic"), old.version)])
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")
+    assert catalog.find(["x"]) == {"x": old}
+    assert [catalog.unfinished(name) for name in NAMES] == [([], [])] * 4
+    assert kinds(catalog, "semantic") == {"x": Stray.UNWANTED}
+    catalog.close()
+
+
+def test_an_unsettled_replacement_of_what_was_forgotten_since_is_dropped(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    [old] = write(catalog, entry("x", key="k"))
+    new = rewritten(old)
+    catalog.reserve([], [Replacement(new, old.version)])
+    catalog.forget(["x"], ALL, 2000)
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")
+    catalog.settle_replacement("x", new.digest)
+    assert catalog.find(["x"]) == {}
+    assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
+    catalog.close()
+
+
+# --- what is earned, and what settings make of it
+
+
+def test_a_record_that_moves_on_has_to_earn_its_next_promotion() -> None:
+    tiers = [tier("a", promote_to="b", promote_after=2), tier("b", promote_to="c", promote_after=9), tier("c")]
+    for moved in ("flip", "replaced", "come home"):
+        catalog = opened(tiers=tiers)
+        [x] = write(catalog, entry("x", "a", key="k"))
+        assert [catalog.touch(["x"], 2000) for _ in range(2)] == [False, True]
+        assert [due.id for due in catalog.due()] == ["x"]
+        if moved == "flip":
+            move(catalog, [[x]], "b")
+        elif moved == "replaced":
+            replacement = Replacement(rewritten(x, home="b"), x.version)
+            catalog.reserve([], [replacement])
+            catalog.commit_write([], [replacement])
+        else:
+            catalog.come_home("x", x.digest, "b")
+        assert home(catalog, "x") == "b"
+        assert catalog.due() == []
+
+
+def test_a_promotion_that_is_asked_more_of_is_not_due_any_more(tmp_path: Path) -> None:
+    for after, due in ((2, ["x"]), (3, []), (1, ["x", "y"])):
+        changed = [tier("a", promote_to="b", promote_after=after), tier("b")]
+        catalog = opened(tmp_path / "catalog.db", changed)
+        if not catalog.find("x"):
+            write(catalog, entry("x", "a"), entry("y", "a"))
+            catalog.touch(["x", "x", "y"], 2000)
+        assert sorted(each.id for each in catalog.due()) == due
+        catalog.close()
+
+
+@given(st.permutations("abcd"), st.integers(1, 4))
+def test_a_group_stands_where_its_strongest_member_would(order: list[str], size: int) -> None:
+    catalog = opened(tiers=[tier("t", capacity=1)])
+    write(catalog, *(entry(id, "t", group="g" if id in "abcd"[:size] else None) for id in order))
+    write(catalog, entry("late", "t", group="g"))
+    catalog.forget(["late"], ALL, 2000)
+    [(bucket, held)] = catalog.overfull("t")
+    assert held == 4
+    group = tuple(id for id in order if id in "abcd"[:size])
+    expected = [group if id == group[-1] else (id,) for id in order if id == group[-1] or id not in group]
+    assert [unit.ids for unit in catalog.weakest("t", bucket)] == expected
+
+
+def test_salience_never_grows_beyond_what_json_can_say() -> None:
+    catalog = opened()
+    unit = write(catalog, entry("x", salience=1.7e308))
+    catalog.reinforce(["x"], 1.7e308, ALL)
+    assert catalog.find(["x"])["x"].salience == 1.7976931348623157e308
+    catalog.note_copies(unit, "semantic")
+    catalog.flip([unit], "semantic", salience=1e308)
+    assert catalog.find(["x"])["x"].salience == 1.7976931348623157e308
+
+
+def test_a_tier_with_records_cannot_be_taken_out_of_the_settings(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    write(catalog, entry("x", "procedural"))
+    catalog.close()
+    with pytest.raises(DatabaseError, match=r"1 record.* the tier 'procedural', which"):
+        opened(tmp_path / "catalog.db", TIERS[:3])
+    catalog = opened(tmp_path / "catalog.db")  # the refused one has let go of the file
+    catalog.forget(["x"], ALL, 2000)
+    catalog.close()
+    opened(tmp_path / "catalog.db", TIERS[:3]).close()
+
+
+# --- what a scope sees
+
+
+def test_a_conversation_is_as_old_as_what_the_caller_sees_of_it() -> None:
+    catalog = opened()
+    write(catalog, entry("x", owner="b", session="s", created_at=1), entry("y", owner="b", session="s", created_at=9))
+    write(catalog, entry("z", "procedural", owner="b", session="s", created_at=5))
+    [seen] = catalog.sessions(Scope("a"))
+    assert (seen.tiers, seen.opened_at, seen.touched_at) == ({"procedural": 1}, 5, 5)
+    [whole] = catalog.sessions(Scope("b"))
+    assert (whole.tiers, whole.opened_at, whole.touched_at) == ({"working": 2, "procedural": 1}, 1, 9)
+
+
+def test_a_conversation_of_many_owners_is_found_whole_and_in_order() -> None:
+    catalog = opened()
+    write(
+        catalog,
+        *(entry(f"{i}", owner=f"{i % 90}", session="s", created_at=(i * 37) % 100) for i in range(200)),
+        entry("other", session="t"),
+    )
+    selection = Selection(tiers=NAMES, where={"session": (text_atom("s"),)})
+    expected = sorted(range(200), key=lambda i: ((i * 37) % 100, i))
+    assert [found.id for found in catalog.newest(selection, 50)] == [f"{i}" for i in expected[-50:]]
+    assert len(catalog.ids(selection)) == 200
+
+
+@pytest.mark.parametrize("name", ["id", "key", "session", "role", "owner"])
+def test_a_filter_may_list_more_values_than_a_query_takes(name: str) -> None:
+    catalog = opened()
+    fields = {"owner": "a", "session": "s", "role": "r", "key": "k"}
+    write(catalog, entry("x", **fields), entry("y", owner="b"))
+    many = [*(f"nothing {i}" for i in range(40_000)), {"id": "x", **fields}[name]]
+    where = {name: tuple(text_atom(value) for value in [*many, *many])}
+    assert catalog.ids(Selection(tiers=NAMES, where=where)) == ["x"]
+    assert [found.id for found in catalog.newest(Selection(tiers=NAMES, where=where, scope=Scope("a")), 3)] == ["x"]
+
+
+# --- small accounts
+
+
+def test_time_never_goes_back_not_even_over_a_restart(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    assert [catalog.next_moment(now) for now in (5, 3, 7)] == [5, 5, 7]
+    write(catalog, entry("x"))
+    catalog.close()
+    catalog = opened(tmp_path / "catalog.db")
+    assert catalog.next_moment(1) == 7
+    catalog.close()
+
+
+def test_another_identity_means_other_contents() -> None:
+    catalog = opened()
+    assert catalog.identity("working") is None
+    catalog.set_identity("working", "one")
+    catalog.set_scanned("working", True)
+    catalog.set_identity("working", "one")
+    assert catalog.is_scanned("working")
+    catalog.set_identity("working", "another")
+    assert (catalog.identity("working"), catalog.is_scanned("working")) == ("another", False)
+
+
+def test_notes_of_forgetting_go_once_they_are_old_and_no_copy_is_left() -> None:
+    catalog = opened()
+    for name in NAMES:
+        catalog.set_scanned(name, True)
+    write(catalog, entry("x"), entry("y"), entry("z"))
+    catalog.forget(["x", "y"], ALL, 2000)
+    catalog.forget(["z"], ALL, 3000)
+    catalog.strike("working", ["x", "z"])
+    catalog.drop_notes_before(3000)
+    assert [id for id in "xyz" if catalog.is_forgotten(id)] == ["y", "z"]
+
+
+def test_an_id_nobody_knows_is_noted_as_forgotten_only_while_there_may_be_more_to_find() -> None:
+    catalog = opened()
+    for name in NAMES[1:]:
+        catalog.set_scanned(name, True)
+    catalog.forget(["x"], ALL, 2000)
+    catalog.set_scanned(NAMES[0], True)
+    catalog.forget(["y"], ALL, 2000)
+    assert (catalog.is_forgotten("x"), catalog.is_forgotten("y")) == (True, False)
+    assert catalog.adopt([entry("x"), entry("y")]) == (1, [])
+    assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
+
+
+def test_the_federations_vectors_have_one_width_and_metric(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db")
+    assert (catalog.dimensions(), catalog.metric()) == (None, "cosine")
+    catalog.fix_dimensions(384)
+    catalog.set_metric("dot")
+    catalog.close()
+    catalog = opened(tmp_path / "catalog.db")
+    assert (catalog.dimensions(), catalog.metric()) == (384, "dot")
+    catalog.close()
+
+
+def test_a_read_under_way_may_show_a_copy_that_has_just_been_moved() -> None:
+    catalog = opened()
+    [x] = write(catalog, entry("x"))
+    with catalog.readers.reading() as read:
+        move(catalog, [[x]], "episodic")
+        accepted = {name for name in NAMES if catalog.readers.accepts(read, "x", "episodic", name)}
+        assert accepted == {"working", "episodic"}
+    with catalog.readers.reading() as read:
+        assert not catalog.readers.accepts(read, "x", "episodic", "working")

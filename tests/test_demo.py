@@ -1,0 +1,151 @@
+"""The demonstration, run as a person runs it: real processes, and the conversation that comes along."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+def run(*arguments: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=120, check=False, env=environment(temporary)
+    )
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(SCRIPTS / "demo.py"), *arguments]
+
+
+def environment(temporary: Path) -> dict[str, str]:
+    return {"PATH": "", "TMPDIR": str(temporary), "PYTHONUTF8": "1"}
+
+
+def conversation(turns: int) -> dict[str, Any]:
+    """One session longer than a working tier holds, with a needle in its first turn, and a photo."""
+    lines = [f"Plain remark number {number}." for number in range(turns)]
+    lines[0] = "The anchor weighs forty pounds."
+    return {
+        "turns": [
+            {
+                "id": f"t{number}",
+                "session": "one" if number < turns - 2 else "two",
+                "at": "12:05 am on 1 January, 2024" if number < turns - 2 else "1:00 pm on 2 January, 2024",
+                "speaker": ("Zoë", "Max")[number % 2],
+                "text": text,
+                **({"image": 'a "rusty" anchor'} if number == 1 else {}),
+            }
+            for number, text in enumerate(lines)
+        ],
+        "questions": [{"question": "What does the anchor weigh?", "answer": 40, "evidence": ["t0"]}],
+    }
+
+
+def test_a_conversation_is_replayed_checked_and_asked_about(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(conversation(30)), encoding="utf-8")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    done = run("--file", str(file), temporary=temporary)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "30 of 30 turns written: working 26, episodic 4" in [line.strip() for line in lines]
+    assert "checked: all 30 turns are there exactly once" in done.stdout
+    assert "  * episodic   t0      Zoë: The anchor weighs forty pounds." in lines
+    assert "turns      30 in 2 sessions" in lines
+    assert "share among the first 10: 1.000 (mean over 1 questions)" in lines[-1]
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "long.json"
+    file.write_text(json.dumps(conversation(500)), encoding="utf-8")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    with subprocess.Popen(
+        command("--file", str(file)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(temporary),
+    ) as process:
+        assert process.stdout is not None
+        assert "turns written" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+
+    assert (process.returncode, stderr) == (130, "demo: interrupted; nothing is left behind\n")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"turns": [', "is not JSON: "),
+        ('{"turns": []}', "is no conversation: it has no turns"),
+        ('{"turns": [{"id": 7}]}', "is no conversation: Expected `str`, got `int` - at `$.turns[0].id`"),
+        (
+            '{"turns": [{"id": "a", "session": "s", "at": "noon", "speaker": "Z", "text": "x"}]}',
+            "is no conversation: turn 'a': at: expected \"7:12 pm on 4 March, 2025\", got 'noon'",
+        ),
+    ],
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "broken.json"
+    file.write_text(text)
+
+    done = run("--file", str(file), temporary=tmp_path)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"demo: {file} {complaint}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_router_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    done = run("--http", "http://127.0.0.1:9/", temporary=tmp_path)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("demo: the router did not answer memory/describe: cannot be reached: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_federation_with_memories_elsewhere_is_not_touched(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "real"
+    federation = tmp_path / "federation.toml"
+    federation.write_text(
+        f'[tiers.working]\nkind = "working"\ncommand = ["a2m-store", "{elsewhere / "working.db"}"]\n', encoding="utf-8"
+    )
+
+    done = run("--federation", str(federation), temporary=tmp_path)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is not for a trial: tiers.working is kept elsewhere" in done.stderr
+    assert not elsewhere.exists()
+
+
+def test_the_conversation_that_comes_along_is_well_formed() -> None:
+    content = json.loads((SCRIPTS / "demo-conversation.json").read_text(encoding="utf-8"))
+    turns = content["turns"]
+    ids = [turn["id"] for turn in turns]
+    assert len(set(ids)) == len(ids)
+    assert len({turn["speaker"] for turn in turns}) == 2
+    assert all(turn["text"] and datetime.strptime(turn["at"], "%I:%M %p on %d %B, %Y") for turn in turns)
+    sessions = Counter(turn["session"] for turn in turns)
+    assert len(sessions) == 3
+    assert max(sessions.values()) > 24, "one session must be longer than the working tier holds of it"
+    assert len(content["questions"]) == 8
+    for question in content["questions"]:
+        assert question["question"]
+        assert question["answer"]
+        assert question["evidence"]
+        assert set(question["evidence"]) <= set(ids)
