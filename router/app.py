@@ -143,7 +143,7 @@ class Federation:
                 break
             self._welcomed[link.name].set()
             self.sweeper.wake()
-            self.passes.wake()
+            self.passes.tier_changed()
 
     async def _keep_house(self) -> None:
         while True:

@@ -1,6 +1,8 @@
 """`a2m-router --check`: every tier greeted, and what was found in one table."""
 
+import sys
 import time
+from typing import Final
 
 from rich import box
 from rich.console import Console
@@ -11,12 +13,15 @@ from router.a2m.messages import Describe
 from router.app import Federation
 from router.tiers.link import Link, TierDown
 
+# where nobody says how wide a line may be
+_PIPE_WIDTH: Final = 160
+
 
 async def print_check(federation: Federation) -> int:
     """Prints the table to stdout. Returns 0 if every tier is up and taken into the account, else 1."""
     table = Table(title=f"{federation.settings.name}: {federation.settings.state}", box=box.SIMPLE_HEAD)
-    for column in ("tier", "kind", "status", "transport", "server"):
-        table.add_column(column, no_wrap=True)
+    for column in ("tier", "kind", "status", "link", "server"):
+        table.add_column(column, overflow="fold")
     table.add_column("declares")
     for column in ("records", "round trip"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -39,7 +44,7 @@ async def print_check(federation: Federation) -> int:
             f"{federation.catalog.records_in(tier.name):,}",
             "–" if took is None else f"{took * 1000:.1f} ms",
         )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
     for problem in problems:
         console.print(problem, markup=False)

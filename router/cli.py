@@ -1,6 +1,7 @@
 """a2m-router: the command line. Arguments in, one readable error out, and an exit code."""
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from router.tiers.profile import CannotServe
 from router.tiers.starting import links_for
 
 _PROGRAM: Final = "a2m-router"
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _serve(settings: Settings, options: argparse.Namespace) -> int:
     async with open_federation(settings, links_for(settings, os.environ), adopt=options.adopt) as federation:
         if settings.serve.http is not None:
-            await _serve_http(federation, *host_port(settings.serve.http))
+            await _serve_http(federation, *host_port(settings.serve.http), options)
         else:
             await _serve_stdio(federation)
     return 0
@@ -108,7 +111,7 @@ async def _serve_stdio(federation: Federation) -> None:
             await serve_lines(federation.answer, ending, sink, max_message=federation.settings.limits.max_message)
 
 
-async def _serve_http(federation: Federation, host: str, port: int) -> None:
+async def _serve_http(federation: Federation, host: str, port: int, options: argparse.Namespace) -> None:
     serve = federation.settings.serve
     app = application(
         federation.answer,
@@ -119,10 +122,10 @@ async def _serve_http(federation: Federation, host: str, port: int) -> None:
     http = HttpServer(app, host, port)
     async with until_signalled(http.stop), anyio.create_task_group() as tasks:
         host, port = await tasks.start(http.serve)
-        _announce(federation, f"http://{f'[{host}]' if ':' in host else host}:{port}/")
+        _announce(federation, f"http://{f'[{host}]' if ':' in host else host}:{port}/", options)
 
 
-def _announce(federation: Federation, url: str) -> None:
+def _announce(federation: Federation, url: str, options: argparse.Namespace) -> None:
     """Says where the router listens, which tiers are up, and how to try it."""
     up = [name for name, link in federation.links.items() if link.status == "up"]
     down = [f"{name} ({link.reason})" for name, link in federation.links.items() if link.status != "up"]
@@ -134,7 +137,11 @@ def _announce(federation: Federation, url: str) -> None:
         f"""try: curl -s {url} -H 'Content-Type: application/json'{token} """
         """-d '{"jsonrpc":"2.0","id":1,"method":"memory/describe"}'"""
     )
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    for line in lines:
+        if options.log_format == "json":
+            log.info("%s", line)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 async def _check(settings: Settings, options: argparse.Namespace) -> int:
@@ -146,7 +153,7 @@ def _bind(http: str, serve: Serve) -> str:
     try:
         check_bind(http, serve)
     except ConfigError as problem:
-        raise ConfigError(f"--http: {problem}") from None
+        raise CannotListen(f"--http: {problem}") from None
     return http
 
 
@@ -154,3 +161,7 @@ def _sentence(problem: BaseException) -> str:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     return str(problem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

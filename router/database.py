@@ -23,6 +23,8 @@ import apsw
 # predecessor's children still closing their files.
 _HANDOVER_SECONDS: Final = 2.0
 
+_MAGIC: Final = b"SQLite format 3\0"
+
 Migration = str | Callable[[apsw.Connection], None]
 
 
@@ -60,6 +62,7 @@ class Database:
             if path is not None:
                 _make_folder(path.parent)
                 self._resources.enter_context(_lock(path, holder))
+                _refuse_other_files(path)
             self.connection = apsw.Connection(":memory:" if path is None else str(path), statementcachesize=256)
             self._resources.callback(self.connection.close)
             if prepare is not None:
@@ -181,6 +184,14 @@ def _lock(path: Path, holder: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _refuse_other_files(path: Path) -> None:
+    # SQLite would take a file of a few bytes for an empty database and write over it
+    if path.is_file() and path.stat().st_size > 0:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise DatabaseError(f"{path}: this file is not a database")
 
 
 def _make_folder(folder: Path) -> None:

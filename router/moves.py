@@ -96,18 +96,34 @@ class Moves:
         self._copies = copies
         self._sweeper = sweeper
         self._settling = settling
+        self._reasons: dict[tuple[str, str], str] = {}
 
     async def carry_out(self, units: Sequence[Unit], source: str, target: str, salience: float = 0.0) -> Moved:
         """Move whole units from `source` to `target`, adding `salience` on arrival.
 
         A unit that has changed since it was chosen, or that a tier refuses, stays where it is; the reason says why.
         """
+        for tier in (source, target):
+            link = self._copies.link(tier)
+            if link.status != "up":
+                return Moved(0, f"{tier}: {link.reason}")
         result = Moved()
         for batch in in_batches(units, _ROUND):
             part = await self._move(batch, source, target, salience)
             result.records += part.records
             result.reason = part.reason or result.reason
+        self._say(source, target, result)
         return result
+
+    def _say(self, source: str, target: str, result: Moved) -> None:
+        """Why nothing moves is logged when it begins, not with every trial."""
+        known = self._reasons.get((source, target))
+        if result.reason is not None and result.reason != known:
+            log.warning("%s -> %s: not moved: %s", source, target, result.reason)
+        if result.reason is not None:
+            self._reasons[source, target] = result.reason
+        else:
+            self._reasons.pop((source, target), None)
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> Moved:
         claimed = await self._claim(units, source, target)
@@ -123,7 +139,6 @@ class Moves:
             except (TierDown, A2MError, OSError) as failure:
                 failures.append(failure)
                 self._catalog.give_up([entry for unit in groups for entry in unit], target)
-                log.warning("%s -> %s: not moved: %s", source, target, failure)
                 moved.reason = str(failure)
             finally:
                 self._settling.release(claim, failures)
@@ -162,6 +177,8 @@ class Moves:
         entries = [entry for unit in groups for entry in unit]
         if not entries:
             return 0
+        if not self._catalog.is_scanned(target):
+            raise TierDown(target, "what it holds is still being taken into the account", 1.0, None)
         await self._sweeper.clear(target, entries)
         self._catalog.note_copies(entries, target)
         records, _ = _all_well(
@@ -196,15 +213,16 @@ class Moves:
     async def _write(self, target: str, records: Sequence[Record]) -> None:
         """Write the records to `target` and see that they are there as they were. Once more for those that are not."""
         left = list(records)
+        if not left:
+            return
         for _ in range(2):
-            if not left:
-                return
             await self._copies.write(target, [_draft(record) for record in left])
             found = await self._copies.read(target, [record.id for record in left], embeddings=True)
             left = [record for record in left if not _same(record, found.get(record.id))]
-            if left:
-                # a tier that holds an id keeps the old content and still answers with the id
-                await self._copies.remove(target, [record.id for record in left])
+            if not left:
+                return
+            # a tier that holds an id keeps the old content and still answers with the id
+            await self._copies.remove(target, [record.id for record in left])
         raise TierDown(target, f"does not keep what it is given: {left[0].id!r} came back altered", 60.0, None)
 
 

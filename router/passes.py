@@ -6,6 +6,7 @@ lost.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -52,24 +53,29 @@ class Passes:
         self._sweeper = sweeper
         self._clock = clock
         self._turn = anyio.Lock()
+        self._rests: dict[tuple[str, str], _Rest] = {}
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
 
     def wake(self) -> None:
-        """Something was written, or earned, or a tier can be reached again."""
+        """Something was written, or has been earned."""
+        self._wanted.set()
+
+    def tier_changed(self) -> None:
+        """What could not be moved may be movable now."""
+        self._rests.clear()
         self._wanted.set()
 
     async def run(self) -> None:
         """Run a pass whenever woken. Ends only by being cancelled."""
-        wait = _FIRST_WAIT
         while True:
             self._wanted = anyio.Event()
-            report = await self.consolidate()
-            wait = min(wait * 2, _LONGEST_WAIT) if report.left else _FIRST_WAIT
+            await self.consolidate(patient=True)
             if not self._wanted.is_set():
                 self._idle.set()
                 self._idle = anyio.Event()
-            with anyio.move_on_after(wait if report.left else None):
+            until = self._rested()
+            with anyio.move_on_after(until - anyio.current_time()):
                 await self._wanted.wait()
 
     async def idle(self) -> None:
@@ -77,9 +83,14 @@ class Passes:
         self.wake()
         await self._idle.wait()
 
-    async def consolidate(self) -> Report:
-        """One pass over everything that is due or over capacity (§4.7)."""
+    async def consolidate(self, *, patient: bool = False) -> Report:
+        """One pass over everything that is due or over capacity (§4.7).
+
+        A `patient` pass does not try again what was refused a moment ago.
+        """
         async with self._turn:
+            if not patient:
+                self._rests.clear()
             report = Report()
             stuck = _Stuck(set(), set())
             while await self._promote(report, stuck) or await self._spill(report, stuck):
@@ -101,6 +112,12 @@ class Passes:
         for field in ("moved", "promoted", "dropped", "summarized", "left"):
             setattr(report, field, getattr(report, field) + getattr(after, field))
         return flushed, report
+
+    def _rested(self) -> float:
+        """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
+        now = anyio.current_time()
+        self._rests = {way: rest for way, rest in self._rests.items() if rest.until > now}
+        return min((rest.until for rest in self._rests.values()), default=math.inf)
 
     async def _promote(self, report: Report, stuck: "_Stuck") -> bool:
         progress = False
@@ -145,11 +162,27 @@ class Passes:
         return moved.records > 0
 
     async def _carry_out(self, units: Sequence[Unit], source: str, target: str, stuck: "_Stuck") -> Moved:
-        moved = await self._moves.carry_out(units, source, target)
+        rest = self._rests.get((source, target))
+        if rest is not None and anyio.current_time() < rest.until:
+            moved = Moved()
+        else:
+            moved = await self._moves.carry_out(units, source, target)
+            if moved.reason is None:
+                self._rests.pop((source, target), None)
+            else:
+                wait = _FIRST_WAIT if rest is None else min(2 * rest.wait, _LONGEST_WAIT)
+                self._rests[source, target] = _Rest(wait, anyio.current_time() + wait)
         for unit in units:
             if any(entry.home == source for entry in self._catalog.find(unit.ids).values()):
                 stuck.units.add(unit.ids)
         return moved
+
+
+class _Rest(msgspec.Struct, frozen=True):
+    """A way between two tiers that is not tried before a moment of the event loop's clock."""
+
+    wait: float
+    until: float
 
 
 class _Stuck(msgspec.Struct):

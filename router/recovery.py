@@ -121,6 +121,8 @@ class Recovery:
         store = read_profile(raw).store
         expected = self._catalog.records_in(tier)
         if not self._catalog.is_scanned(tier) or store.records != expected:
+            # until all is accounted for, nothing is written there that a page read before might bring back
+            self._catalog.set_scanned(tier, False)
             if store.records or expected:
                 log.info("%s holds %d records, %d are accounted for: scanning", tier, store.records, expected)
                 await self._scan(tier)
@@ -131,7 +133,7 @@ class Recovery:
         after: str | None = None
         while True:
             raw = await self._copies.link(tier).call(
-                "memory/timeline", Timeline(after=after or "", page=_PAGE, embeddings=True), timeout=60.0
+                "memory/timeline", Timeline(after=after, page=_PAGE, embeddings=True), timeout=60.0
             )
             try:
                 page = msgspec.json.decode(raw, type=_Page)

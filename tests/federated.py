@@ -4,7 +4,7 @@ Tiers are in-process servers reached by the protocol like any other; between the
 `Weather`, which delays, drops or alters what passes. Nothing here runs on threads, so a virtual clock can jump.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ import msgspec
 
 from backends.store.server import serving
 from backends.store.store import Store
+from router.a2m.child import CannotStart
 from router.a2m.client import Connection, Peer, connect_local
-from router.a2m.messages import Timeline
-from router.a2m.records import Record
+from router.a2m.errors import A2MError, Code
+from router.a2m.jsonrpc import render_error
+from router.a2m.messages import Forget, Remember, Timeline
+from router.a2m.records import Draft, Record
 from router.a2m.server import Caller
 from router.app import Federation, open_federation
 from router.catalog.catalog import Catalog
@@ -58,6 +61,67 @@ shared = true
 
 # Sees every message to a tier and its answer: (tier, method, message, go on) -> the answer, or None for none.
 Weather = Callable[[str, bytes, Callable[[], Awaitable[bytes | None]]], Awaitable[bytes | None]]
+
+
+class Hold:
+    """A call to a tier that is stopped on its way: `reached` is set when it is there, `release` lets it go on."""
+
+    def __init__(self, tier: str, method: str, *, after: bool, having: bytes) -> None:
+        self.reached = anyio.Event()
+        self.after = after
+        self._wanted = (tier, method, having)
+        self._released = anyio.Event()
+
+    def release(self) -> None:
+        self._released.set()
+
+    def is_for(self, tier: str, message: bytes) -> bool:
+        wanted_tier, method, having = self._wanted
+        return tier == wanted_tier and method_of(message) == f"memory/{method}" and having in message
+
+    async def pass_by(self) -> None:
+        self.reached.set()
+        await self._released.wait()
+
+
+class Steered:
+    """Weather that a test steers; calls that nobody speaks of pass at once, and a tier works in order."""
+
+    def __init__(self) -> None:
+        self._holds: list[Hold] = []
+        self._refused: set[tuple[str, str]] = set()
+        self._turns: dict[str, anyio.Lock] = {}
+        self.seen: list[tuple[str, bytes]] = []  # every message, and the tier that it went to
+
+    def hold(self, tier: str, method: str, *, after: bool = False, having: bytes = b"") -> Hold:
+        """Stop the next call of a method whose message contains `having`; `after`: when the tier has done it."""
+        hold = Hold(tier, method, after=after, having=having)
+        self._holds.append(hold)
+        return hold
+
+    def refuse(self, tier: str, method: str) -> None:
+        """From now on the tier answers these calls with an error, and does nothing."""
+        self._refused.add((tier, f"memory/{method}"))
+
+    def allow(self, tier: str, method: str) -> None:
+        self._refused.remove((tier, f"memory/{method}"))
+
+    async def __call__(self, tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        self.seen.append((tier, message))
+        hold = next((hold for hold in self._holds if hold.is_for(tier, message)), None)
+        if hold is not None:
+            self._holds.remove(hold)
+        if (tier, method_of(message)) in self._refused:
+            refusal = A2MError(Code.INTERNAL_ERROR, "not today")
+            return render_error(msgspec.Raw(msgspec.json.encode(msgspec.json.decode(message)["id"])), refusal)
+        # what is stopped before the tier has seen it stops all that comes behind it, as in a pipe
+        async with self._turns.setdefault(tier, anyio.Lock()):
+            if hold is not None and not hold.after:
+                await hold.pass_by()
+            answer = await go_on()
+        if hold is not None and hold.after:
+            await hold.pass_by()
+        return answer
 
 
 class Clock:
@@ -156,12 +220,16 @@ async def trial(
     weather: Weather | None = None,
     folder: Path | None = None,
     clock: Clock | None = None,
+    down: Container[str] = (),
+    adopt: bool = False,
 ) -> AsyncIterator[Trial]:
     """A federation with one in-process store a tier.
 
     Args:
         weather: stands between the router and its tiers.
         folder: where the files are; without, all is in memory.
+        down: tiers that cannot be connected, for as long as they are in it.
+        adopt: another store behind a tier than last time is taken as it is.
     """
     settings = settings or settings_of()
     clock = clock or Clock()
@@ -170,6 +238,8 @@ async def trial(
     def connect(tier: str) -> Callable[[], AbstractAsyncContextManager[Peer]]:
         @asynccontextmanager
         async def connected() -> AsyncIterator[Peer]:
+            if tier in down:
+                raise CannotStart("it is not there")
             if tier not in stores:
                 path = None if folder is None else folder / f"{tier}.db"
                 stores[tier] = Store(path, clock=clock, name=tier)
@@ -189,7 +259,7 @@ async def trial(
     catalog = Catalog(None if folder is None else folder / "router.db", settings.managed, strength, threads=False)
     try:
         async with (
-            open_federation(settings, links, clock=clock, catalog=catalog) as federation,
+            open_federation(settings, links, clock=clock, catalog=catalog, adopt=adopt) as federation,
             connect_local(federation.answer, name="router") as client,
         ):
             yield Trial(federation, client, stores, clock)
@@ -222,3 +292,51 @@ async def at_once(*calls: Callable[[], Awaitable[object]]) -> None:
     async with anyio.create_task_group() as tasks:
         for call in calls:
             tasks.start_soon(run, call)
+
+
+class Task:
+    """A call under way beside the test."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, call: Callable[[], Awaitable[Any]]) -> None:
+        self.result: Any = None
+        self.error: A2MError | None = None
+        self._done = anyio.Event()
+        self._call = call
+        tasks.start_soon(self._run)
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    async def ended(self) -> Any:
+        await self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    async def settled(self) -> None:
+        """Return when it has ended, in whichever way."""
+        await self._done.wait()
+
+    async def _run(self) -> None:
+        try:
+            self.result = await self._call()
+        except A2MError as error:
+            self.error = error
+        self._done.set()
+
+
+def contents(records: list[dict[str, Any]]) -> dict[str, str]:
+    return {record["content"]: record["tier"] for record in records}
+
+
+def lose(fed: Trial, tier: str, *ids: str) -> None:
+    """The tier loses records behind the router's back."""
+    with fed.stores[tier].transaction():
+        fed.stores[tier].forget(Forget(ids=list(ids)), LOCAL)
+
+
+def plant(fed: Trial, tier: str, **fields: Any) -> None:
+    """The tier comes to hold a record behind the router's back."""
+    with fed.stores[tier].transaction():
+        fed.stores[tier].remember(Remember(records=[Draft(**fields)]), LOCAL)

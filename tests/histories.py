@@ -166,9 +166,7 @@ writes = st.builds(
     owners,
     st.none() | st.just("s"),
 )
-groups = st.builds(
-    WriteGroup, st.lists(st.builds(Draft, fields, metadata), min_size=2, max_size=3), owners, some_tier
-)
+groups = st.builds(WriteGroup, st.lists(st.builds(Draft, fields, metadata), min_size=2, max_size=3), owners, some_tier)
 reads = st.builds(
     Read,
     st.sampled_from(["timeline", "recall"]),
@@ -288,7 +286,7 @@ class Run:
     def _version(self, draft: Draft, owner: str | None, session: str | None) -> Version:
         fields = dict(draft.fields)
         object: Object | None = None
-        m: object = None
+        m: Any = None
         if draft.metadata is not None:
             raw, m = METADATA[draft.metadata]
             fields["metadata"] = Raw(raw)

@@ -7,9 +7,9 @@ may show whatever a touch has left that is not certainly overwritten before the 
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from itertools import count
-from typing import Any, Final, Literal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import count, pairwise
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -18,7 +18,7 @@ from router.a2m.records import Record, vector_bytes
 from router.a2m.timestamps import parse
 
 # one record: ("new", number) | ("id", id) | ("key", owner, key)
-Object = tuple[Any, ...]
+Object: TypeAlias = tuple[Any, ...]
 
 
 class Version(msgspec.Struct, eq=False):
@@ -28,7 +28,7 @@ class Version(msgspec.Struct, eq=False):
     object: Object
     fields: dict[str, Any]
     tier: str | None
-    m: object
+    m: Any
     began: int  # the clock's time when it was written
     id: str | None = None
     ended: int | None = None
@@ -135,7 +135,7 @@ class Model:
 
     # --- writes
 
-    def new_version(self, object: Object | None, fields: dict[str, Any], tier: str | None, m: object) -> Version:
+    def new_version(self, object: Object | None, fields: dict[str, Any], tier: str | None, m: Any) -> Version:
         number = next(self._numbers)
         fields = {**fields, "content": f"n{number} alpha {fields.get('content', '')}".strip()}
         version = Version(number, object or ("new", number), fields, tier, m, self._clock())
@@ -239,7 +239,7 @@ class Model:
         self.end_read(begin, selector, records, newest=True, **options)
         moments = [record.created_at for record in records]
         assert moments == sorted(moments), "a timeline ascends"
-        for earlier, later in zip(records, records[1:], strict=False):
+        for earlier, later in pairwise(records):
             if earlier.created_at == later.created_at:
                 assert not self._written_before(later, earlier), "ties come in the order of writing"
 
@@ -270,7 +270,7 @@ class Model:
     def end_reinforce(self, begin: int, ids: tuple[str, ...], amount: float) -> None:
         self._reinforced.append((begin, self.tick(), ids, amount))
 
-    def begin_promote(self, ids: Iterable[str]) -> None:
+    def begin_promote(self, ids: Collection[str | None]) -> None:
         """One that adds salience: to what it moves, whole groups, and to nothing else; which is not followed here."""
         for version in self.versions.values():
             if version.id in ids:
@@ -383,7 +383,11 @@ class Model:
         """What the record must have earned; None where that is not certain."""
         version = self.version_of(record)
         touches = [t for t in self._touches[version.object] if t.begin > 0]
-        if not self._salience_unknown.isdisjoint({record.id, record.group}) or len(touches) != 1 or touches[0].end is None:
+        if (
+            not self._salience_unknown.isdisjoint({record.id, record.group})
+            or len(touches) != 1
+            or touches[0].end is None
+        ):
             return None
         salience: float = version.fields.get("salience", 1.0)
         for begin, _, ids, amount in self._reinforced:

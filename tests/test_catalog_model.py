@@ -174,9 +174,8 @@ class Model(RuleBasedStateMachine):
     def unit(self, record: Entry) -> list[Entry]:
         if record.group is None:
             return [record]
-        alike = (r for r in self.living.values() if (r.home, r.owner, r.group) == where)
         where = (record.home, record.owner, record.group)
-        return sorted(alike, key=lambda r: r.seq)
+        return sorted((r for r in self.living.values() if (r.home, r.owner, r.group) == where), key=lambda r: r.seq)
 
     def alter(self, id: str, **fields: Any) -> None:
         self.living[id] = msgspec.structs.replace(self.living[id], **fields)
@@ -473,7 +472,7 @@ class Model(RuleBasedStateMachine):
             id: plain(record) for id, record in self.living.items()
         }
         order = sorted(found.values(), key=lambda record: record.seq)
-        assert [record.id for record in order] == sorted(self.living, key=lambda id: self.living[id].seq)
+        assert [record.id for record in order] == sorted(self.living, key=lambda each: self.living[each].seq)
         for record in found.values():
             assert plains(self.catalog.unit(record)) == plains(self.unit(self.living[record.id]))
 
@@ -581,6 +580,13 @@ def selection_of(tiers: list[str], scope: Scope, where: dict[str, Any], prefix: 
     return Selection(tiers=tiers, scope=scope, where=parse_where(raw), key_prefix=prefix)
 
 
+CHANGES = {
+    "half_life": st.sampled_from([None, 1.0, 300.0]),
+    "per_session": st.booleans(),
+    "promote_after": st.none() | st.integers(1, 3),
+}
+
+
 class OnFile(Model):
     """The same, and now and then the file is closed, or left as a crash leaves it, and opened with other settings."""
 
@@ -616,14 +622,8 @@ class OnFile(Model):
         self.catalog = opened(self.path, list(self.tiers.values()))
         assert {name for name in NAMES if not self.catalog.is_scanned(name)} == self.unscanned
 
-    settings_drawn = {
-        "half_life": st.sampled_from([None, 1.0, 300.0]),
-        "per_session": st.booleans(),
-        "promote_after": st.none() | st.integers(1, 3),
-    }
-
     @precondition(lambda self: not self.batches and not self.moves)
-    @rule(**settings_drawn)
+    @rule(**CHANGES)
     def it_is_closed_and_opened(self, **drawn: Any) -> None:
         self.open_anew(**drawn)
 
@@ -631,7 +631,7 @@ class OnFile(Model):
         arrived=st.sets(ids),
         in_place=st.sampled_from(["new", "old", "none"]),
         order=st.permutations(NAMES),
-        **settings_drawn,
+        **CHANGES,
     )
     def it_crashes_and_recovers(self, arrived: set[str], in_place: str, order: list[str], **drawn: Any) -> None:
         self.open_anew(**drawn)
@@ -665,9 +665,9 @@ def _settings(tier: Tier) -> tuple[float | None, bool, int | None]:
     return tier.half_life, tier.per_session, tier.promote_after
 
 
-TestInMemory = Model.TestCase
+TestInMemory: Any = Model.TestCase
 TestInMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestOnFile = OnFile.TestCase
+TestOnFile: Any = OnFile.TestCase
 TestOnFile.settings = settings(
     max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

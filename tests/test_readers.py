@@ -95,31 +95,28 @@ def test_a_long_read_accepts_where_everything_was_when_it_began() -> None:
     assert remembered(readers) == 0
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_grace_is_over_when_every_read_that_was_under_way_has_ended(backend: str) -> None:
-    async def main() -> None:
-        readers = Readers()
-        over = False
+@pytest.mark.anyio
+async def test_grace_is_over_when_every_read_that_was_under_way_has_ended() -> None:
+    readers = Readers()
+    over = False
 
-        async def wait() -> None:
-            nonlocal over
-            await readers.grace()
-            over = True
+    async def wait() -> None:
+        nonlocal over
+        await readers.grace()
+        over = True
 
-        first, second, late = ExitStack(), ExitStack(), ExitStack()
-        first.enter_context(readers.reading())
-        second.enter_context(readers.reading())
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            late.enter_context(readers.reading())
-            second.close()
-            await anyio.wait_all_tasks_blocked()
-            assert not over
-            first.close()
-            await anyio.wait_all_tasks_blocked()
-            assert over
-        late.close()
-        await readers.grace()  # nobody is reading
-
-    anyio.run(main, backend=backend)
+    first, second, late = ExitStack(), ExitStack(), ExitStack()
+    first.enter_context(readers.reading())
+    second.enter_context(readers.reading())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        late.enter_context(readers.reading())
+        second.close()
+        await anyio.wait_all_tasks_blocked()
+        assert not over
+        first.close()
+        await anyio.wait_all_tasks_blocked()
+        assert over
+    late.close()
+    await readers.grace()  # nobody is reading

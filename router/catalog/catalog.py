@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.a2m.equality import Where, text_of
+from router.a2m.equality import Where, text_atom, text_of
 from router.catalog.claims import Claims, id_name
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
 from router.catalog.readers import Readers
@@ -208,6 +208,12 @@ class Catalog:
         )
         newest_first = islice(merge(*arms, key=lambda row: (-row[9], -row[0])), limit)
         return [row_entry(row, self._name[row[2]]) for row in newest_first][::-1]
+
+    def among(self, ids: Iterable[str], selection: Selection) -> list[Entry]:
+        """Those of `ids` that belong to a selection, in the order of `newest`; costs by the ids, not the selection."""
+        given = frozenset(selection.where["id"]) if "id" in selection.where else None
+        atoms = tuple(atom for atom in map(text_atom, ids) if given is None or atom in given)
+        return self.newest(msgspec.structs.replace(selection, where={**selection.where, "id": atoms}), None)
 
     def ids(self, selection: Selection) -> list[str]:
         """The ids of a selection, in no particular order."""

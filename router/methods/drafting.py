@@ -20,6 +20,9 @@ from router.config import Settings, Tier
 
 _JSON_NULL: Final = b"null"
 
+# every JSON parser can hold it, and a record that comes with it can still be replaced
+_MOST_REVISIONS: Final = 2**53 - 1
+
 
 def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensions: int | None) -> list[Draft]:
     """The drafts of a batch with owner, session and tier filled in; `metadata` and `created_at` are checked.
@@ -88,6 +91,8 @@ def _check_text(draft: Draft, where: str, longest: int) -> None:
         raise quota(f"{where}.content", longest, len(draft.content), "characters")
     if draft.id == "":
         raise invalid_params(f"{where}.id", "expected a string that is not empty, or no id at all")
+    if draft.revision is not None and draft.revision > _MOST_REVISIONS:
+        raise invalid_params(f"{where}.revision", f"expected at most {_MOST_REVISIONS:,}, so that it can be counted on")
     if draft.key == "":
         raise invalid_params(f"{where}.key", "expected a string that is not empty, or no key at all")
 

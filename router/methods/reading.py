@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 # A tier is asked for no more than this in one recall, whatever the caller's limit.
 _MOST_CANDIDATES: Final = 1000
 
+# A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's.
+_LOOKS: Final = 3
+
 
 class Degraded(msgspec.Struct, frozen=True):
     """A tier that an answer had to do without, and why."""
@@ -94,7 +97,7 @@ class Readings:
             ask = self._question(params, where, limit, terms, scope, tiers)
             found = await outcomes([partial(self._recall_from, tier, ask, scope) for tier in tiers])
             lists, degraded = self._answers(tiers, found)
-            shown, entries = self._homes(lists, read, where, scope, params.key_prefix)
+            shown, entries = self._homes(tiers, lists, read, scope)
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
         else:
@@ -122,28 +125,36 @@ class Readings:
         with self._catalog.readers.reading() as read:
             if not where.foreign:
                 entries = self._catalog.newest(selection, limit)
-                degraded: list[Degraded] = []
+                records, missing = await self._read(entries, read, embeddings=params.embeddings)
+                self._refuse_if_nothing(tiers, missing)
+                degraded = self._with_unaccounted(tiers, missing)
             else:
-                entries, degraded = await self._matching(selection, tiers, where, scope, params.key_prefix)
+                found = await outcomes([partial(self._timeline_from, tier, params, where, scope) for tier in tiers])
+                lists, degraded = self._answers(tiers, found)
+                shown, now = self._homes(tiers, lists, read, scope)
+                records = {id: _laid_over(record, now[id], None, params.embeddings) for id, record in shown.items()}
+                entries = self._catalog.among(records, selection)
                 entries = entries[-limit:] if limit is not None else entries
-            records, missing = await self._read(entries, read, embeddings=params.embeddings)
-        degraded += [each for each in missing if each.tier not in {other.tier for other in degraded}]
-        self._refuse_if_nothing(tiers, degraded)
+        asked = {tier.name for tier in tiers}
         ordered = [records[entry.id] for entry in entries if entry.id in records]
-        return Records(ordered, degraded or None)
+        # what has left the tiers in question meanwhile is not shown as if it were still there
+        return Records([record for record in ordered if record.tier in asked], degraded)
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
         """The caller's record at a key, else the ownerless one, else none (§4.9)."""
         if params.key == "":
             raise invalid_params("key", "expected a string that is not empty")
         with self._catalog.readers.reading() as read:
-            entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
-            if entry is None:
-                return Fetched(None)
-            records, missing = await self._read([entry], read, embeddings=params.embeddings)
-        for down in missing:
-            raise unanswered(down.tier, down.reason, 1.0)
-        return Fetched(records.get(entry.id))
+            for _ in range(_LOOKS):
+                entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
+                if entry is None:
+                    break
+                records, missing = await self._read([entry], read, embeddings=params.embeddings)
+                for down in missing:
+                    raise unanswered(down.tier, down.reason, 1.0)
+                if entry.id in records:
+                    return Fetched(records[entry.id])
+        return Fetched(None)
 
     # --- recall, step by step
 
@@ -200,10 +211,7 @@ class Readings:
                 embeddings=question.embeddings or (question.embedding is not None and not similar),
             ),
         )
-        try:
-            return msgspec.json.decode(raw, type=_Answer).records
-        except msgspec.MsgspecError as problem:
-            raise TierDown(tier.name, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
+        return _records_in(raw, tier)
 
     def _answers(
         self, tiers: Sequence[Tier], found: Sequence[list[Record] | Failure]
@@ -215,7 +223,7 @@ class Readings:
             if not isinstance(failure, list)
         ]
         self._refuse_if_nothing(tiers, degraded)
-        return lists, degraded or None
+        return lists, self._with_unaccounted(tiers, degraded)
 
     def _refuse_if_nothing(self, tiers: Sequence[Tier], degraded: Sequence[Degraded]) -> None:
         """No answer at all without a required tier, or when none of those asked has answered."""
@@ -224,15 +232,24 @@ class Readings:
             if down.tier in required or len(tiers) <= len(degraded):
                 raise unanswered(down.tier, down.reason, 1.0)
 
+    def _with_unaccounted(self, tiers: Sequence[Tier], degraded: Sequence[Degraded]) -> list[Degraded] | None:
+        """The tiers that an answer had to do without, and those that hold what is not accounted for yet."""
+        silent = {down.tier for down in degraded}
+        unaccounted = [
+            Degraded(tier.name, "what it holds is still being taken into the account")
+            for tier in tiers
+            if not tier.mount and tier.name not in silent and not self._catalog.is_scanned(tier.name)
+        ]
+        return [*degraded, *unaccounted] or None
+
     def _homes(
-        self,
-        lists: dict[str, list[Record]],
-        read: Reading,
-        where: Filter,
-        scope: Scope,
-        key_prefix: str | None,
+        self, tiers: Sequence[Tier], lists: dict[str, list[Record]], read: Reading, scope: Scope
     ) -> tuple[dict[str, Record], dict[str, Entry]]:
-        """The copies that may be shown, one a record, and their entries; the others are struck from the lists."""
+        """The copies that may be shown, one a record, and their entries; the others are struck from the lists.
+
+        What has left the tiers in question meanwhile is not shown as if it were still there.
+        """
+        asked = {tier.name for tier in tiers}
         entries = self._catalog.find({record.id for records in lists.values() for record in records})
         shown: dict[str, Record] = {}
         for tier, records in lists.items():
@@ -240,6 +257,8 @@ class Readings:
             for record in records:
                 entry = entries.get(record.id)
                 if entry is None or record.id in shown or not self._catalog.sees(scope, entry):
+                    continue
+                if entry.home not in asked:
                     continue
                 if self._catalog.readers.accepts(read, record.id, entry.home, tier):
                     shown[record.id] = record
@@ -276,19 +295,13 @@ class Readings:
 
     # --- timeline and fetch, step by step
 
-    async def _matching(
-        self, selection: Selection, tiers: Sequence[Tier], where: Filter, scope: Scope, key_prefix: str | None
-    ) -> tuple[list[Entry], list[Degraded]]:
-        """The entries of a selection that their tiers find too, oldest first, and the tiers that did not answer."""
-        calls = [partial(self._selecting.ask, [tier], where, scope, key_prefix=key_prefix) for tier in tiers]
-        found = await outcomes(calls)
-        matched = {id for answer in found if isinstance(answer, dict) for ids in answer.values() for id in ids}
-        degraded = [
-            Degraded(tier.name, reason_of(answer))
-            for tier, answer in zip(tiers, found, strict=True)
-            if not isinstance(answer, dict)
-        ]
-        return [entry for entry in self._catalog.newest(selection, None) if entry.id in matched], degraded
+    async def _timeline_from(self, tier: Tier, params: Timeline, where: Filter, scope: Scope) -> list[Record]:
+        """What a tier finds by content or metadata. It is shown as it was found: another look might find it changed."""
+        question = Timeline(
+            where=where.sent, owner=owner_for(tier, scope), key_prefix=params.key_prefix, embeddings=params.embeddings
+        )
+        raw = await self._copies.link(tier.name).call("memory/timeline", question)
+        return _records_in(raw, tier)
 
     async def _read(
         self, entries: Sequence[Entry], read: Reading, *, embeddings: bool
@@ -320,20 +333,30 @@ class Readings:
         return found, list(degraded.values())
 
 
+def _records_in(raw: msgspec.Raw, tier: Tier) -> list[Record]:
+    try:
+        return msgspec.json.decode(raw, type=_Answer).records
+    except msgspec.MsgspecError as problem:
+        raise TierDown(tier.name, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
+
+
 def reason_of(failure: object) -> str:
     """Why a tier did not answer, for `degraded`."""
     return failure.reason if isinstance(failure, TierDown) else str(failure)
 
 
 def _laid_over(record: Record, entry: Entry, score: float | None, embeddings: bool) -> Record:
-    """The record with what the router keeps account of: where it lives and what it has earned."""
+    """The record with what the router keeps account of: where it lives and what it has earned.
+
+    Its revision is the tier's word: it belongs to the content, which may have been replaced since it was read.
+    """
     return msgspec.structs.replace(
         record,
         tier=entry.home,
         salience=entry.salience,
         access_count=entry.access_count,
         accessed_at=None if entry.accessed_at is None else render(entry.accessed_at),
-        revision=entry.revision if entry.key is not None else None,
+        revision=None if entry.key is None else record.revision or 0,
         embedding=record.embedding if embeddings else None,
         similarity=None,
         score=score,

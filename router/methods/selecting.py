@@ -23,6 +23,7 @@ OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at"})
 
 class _Found(msgspec.Struct):
     id: str
+    revision: int | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -102,32 +103,33 @@ class Selecting:
         selection = Selection(
             tiers=[tier.name for tier in managed], scope=scope, where=known, key_prefix=params.key_prefix
         )
-        ids = self._catalog.ids(selection)
         if params.query is None and not where.foreign:
-            return ids
-        asked = await self.ask(managed, where, scope, query=params.query, key_prefix=params.key_prefix)
-        wanted = frozenset(ids)
-        homes = self._catalog.find(id for found in asked.values() for id in found if id in wanted)
-        return [id for tier, found in asked.items() for id in found if id in homes and homes[id].home == tier]
+            return self._catalog.ids(selection)
+        with self._catalog.readers.reading() as read:
+            asked = await self._ask_all(managed, where, scope, params.query, params.key_prefix)
+            accepts = self._catalog.readers.accepts
+            # with every other content a record has another revision: what was replaced meanwhile was not found
+            return [
+                entry.id
+                for entry in self._catalog.among({id for found in asked.values() for id in found}, selection)
+                if any(
+                    found.get(entry.id) == entry.revision and accepts(read, entry.id, entry.home, tier)
+                    for tier, found in asked.items()
+                )
+            ]
 
-    async def ask(
-        self,
-        tiers: Sequence[Tier],
-        where: Filter,
-        scope: Scope,
-        *,
-        query: str | None = None,
-        key_prefix: str | None = None,
-    ) -> dict[str, list[str]]:
-        """The ids that each tier finds. Raises INTERNAL_ERROR if one of them does not answer."""
+    async def _ask_all(
+        self, tiers: Sequence[Tier], where: Filter, scope: Scope, query: str | None, key_prefix: str | None
+    ) -> dict[str, dict[str, int]]:
+        """The ids that each tier finds, with their revisions. Raises INTERNAL_ERROR if one of them does not answer."""
         found = await outcomes([partial(self._ask, tier, where, scope, query, key_prefix) for tier in tiers])
         for failure in failures_in(found):
             raise _as_answer(failure)
-        return {tier.name: ids for tier, ids in zip(tiers, found, strict=True) if isinstance(ids, list)}
+        return {tier.name: ids for tier, ids in zip(tiers, found, strict=True) if isinstance(ids, dict)}
 
     async def _ask(
         self, tier: Tier, where: Filter, scope: Scope, query: str | None, key_prefix: str | None
-    ) -> list[str]:
+    ) -> dict[str, int]:
         link = self._copies.link(tier.name)
         owner = owner_for(tier, scope)
         if query is None:
@@ -137,7 +139,7 @@ class Selecting:
             params = Recall(query=query, where=where.sent, owner=owner, key_prefix=key_prefix, limit=most)
             raw = await link.call("memory/recall", params)
         try:
-            return [record.id for record in msgspec.json.decode(raw, type=_Answer).records]
+            return {record.id: record.revision or 0 for record in msgspec.json.decode(raw, type=_Answer).records}
         except msgspec.MsgspecError as problem:
             raise TierDown(tier.name, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
 

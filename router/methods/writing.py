@@ -299,12 +299,13 @@ def _whole(draft: Draft, id: str, created_at: str | None, revision: int) -> Draf
 
 
 def _rewrites(drafts: Iterable[Draft], entry: Entry) -> int:
-    """How often these writes under a known id replace its record: each that carries its key, with another content."""
+    """How often these writes under a known id replace its record: each that carries its owner's key, with another
+    content. The same key under another owner is another key."""
     rewrites = 0
     current = entry.digest
     for draft in drafts:
         same = digest(_whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites))
-        if draft.key is not None and draft.key == entry.key and same != current:
+        if draft.key is not None and (draft.key, draft.owner) == (entry.key, entry.owner) and same != current:
             rewrites += 1
             current = digest(_whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites))
     return rewrites

@@ -1,0 +1,205 @@
+"""No question that is asked all day looks at the whole catalog: each follows an index, and the right one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import apsw
+import pytest
+
+from router.a2m.equality import text_atom
+from router.catalog.catalog import Catalog, Replacement, Selection
+from router.catalog.entries import Entry
+from router.catalog.selection import Scope
+from tests.catalogs import NAMES, entry, move, opened, rewritten, write
+
+MINE = Scope("a")
+X = entry("x", owner="a", session="s", group="g", key="k")
+
+
+def atoms(*texts: str | None) -> tuple[bytes, ...]:
+    return tuple(map(text_atom, texts))
+
+
+def newest(limit: int | None = 5, tiers: list[str] = NAMES, **fields: Any) -> Callable[[Catalog], object]:
+    return lambda catalog: catalog.newest(Selection(tiers=tiers, **fields), limit)
+
+
+def replace(catalog: Catalog) -> None:
+    known = catalog.find("x")["x"]
+    for home in ("working", "semantic"):
+        replacement = Replacement(rewritten(known, home=home), known.version)
+        catalog.reserve([], [replacement])
+        catalog.commit_write([], [replacement])
+        known = catalog.find("x")["x"]
+
+
+QUESTIONS: dict[str, Callable[[Catalog], object]] = {
+    "find": lambda catalog: catalog.find(["x", "y"]),
+    "by_key": lambda catalog: (catalog.by_key("a", "k"), catalog.by_key(None, "k")),
+    "group": lambda catalog: catalog.group("working", "a", "g"),
+    "newest of a session": newest(where={"session": atoms("s")}),
+    "newest of no session": newest(where={"session": atoms(None)}, scope=MINE),
+    "newest of an owner": newest(scope=MINE),
+    "newest of a tier": newest(tiers=["working"]),
+    "newest of all": newest(),
+    "all of an owner in a tier": newest(None, ["procedural"], scope=MINE),
+    "newest of some ids": newest(where={"id": atoms("x", "y")}),
+    "newest of a key": newest(where={"key": atoms("k")}),
+    "newest beneath a key": newest(key_prefix="k"),
+    "newest beneath a key's slash": newest(key_prefix="k/", scope=MINE),
+    "newest of a group": newest(where={"group": atoms("g")}),
+    "ids of a session": lambda catalog: catalog.ids(Selection(tiers=NAMES, where={"session": atoms("s")})),
+    "in_session": lambda catalog: catalog.in_session("working", "s", MINE),
+    "sessions of an owner": lambda catalog: catalog.sessions(MINE),
+    "counts of an owner": lambda catalog: catalog.counts(MINE),
+    "overfull": lambda catalog: [catalog.overfull(name) for name in NAMES],
+    "weakest": lambda catalog: [list(catalog.weakest("working", bucket)) for bucket, _ in catalog.overfull("working")],
+    "a write": lambda catalog: write(catalog, entry("new", group="g", key="new", owner="a")),
+    "a write that fails": lambda catalog: (catalog.reserve([entry("new")], []), catalog.abandon([entry("new")], [])),
+    "replacements": replace,
+    "settling": lambda catalog: catalog.settle_replacement("x", b""),
+    "a move": lambda catalog: move(catalog, [catalog.unit(catalog.find("x")["x"])], "episodic"),
+    "giving up": lambda catalog: catalog.give_up([X], "episodic"),
+    "coming home": lambda catalog: catalog.come_home("x", X.digest, "semantic"),
+    "forget": lambda catalog: catalog.forget(["x", "y", "nobody's"], MINE, 2000),
+    "touch": lambda catalog: catalog.touch(["x", "y"], 2000),
+    "reinforce": lambda catalog: catalog.reinforce(["x", "y"], 1.0, MINE),
+    "strays": lambda catalog: catalog.strays("working", "1", 5),
+    "strays_in_the_way": lambda catalog: catalog.strays_in_the_way("working", [X]),
+    "strike": lambda catalog: catalog.strike("working", ["x"]),
+    "adopt": lambda catalog: catalog.adopt([entry("new", key="new")]),
+    "is_reserved": lambda catalog: catalog.is_reserved("x"),
+    "is_forgotten": lambda catalog: catalog.is_forgotten("x"),
+}
+
+
+@pytest.fixture
+def catalog() -> Iterator[Catalog]:
+    catalog = opened()
+    known = write(catalog, X, entry("y", owner="a", session="s"), entry("z", "procedural", owner="b"))
+    write(catalog, entry("v", owner="a", session="s"), entry("w", owner="a", session="s"))
+    catalog.note_copies(known, "semantic")
+    move(catalog, [[known[1]]], "episodic")
+    yield catalog
+    catalog.close()
+
+
+@contextmanager
+def statements_of(connection: apsw.Connection) -> Iterator[list[str]]:
+    """The statements that are executed meanwhile."""
+    seen: dict[str, None] = {}
+    connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.setdefault(event["sql"]))
+    statements: list[str] = []
+    try:
+        yield statements
+    finally:
+        connection.trace_v2(0, None)
+        statements += seen
+
+
+def plan(connection: apsw.Connection, statement: str) -> list[str]:
+    if not statement.startswith(("SELECT", "UPDATE", "DELETE", "INSERT")):
+        return []
+    bindings = tuple(range(statement.count("?")))
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", bindings)]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_nothing_is_looked_for_without_an_index(catalog: Catalog, name: str) -> None:
+    connection = catalog._database.connection
+    with statements_of(connection) as statements:
+        QUESTIONS[name](catalog)
+    plans = {statement: plan(connection, statement) for statement in statements}
+    assert any(plans.values())
+    for statement, steps in plans.items():
+        for step in steps:
+            if "CONSTANT ROW" not in step and "SCAN tiers" not in step:
+                assert not step.startswith("SCAN"), f"{statement}: {steps}"
+
+
+INDEXES: dict[str, str] = {
+    "by_key": "record_by_key (key=? AND owner=?)",
+    "group": "record_by_group (grp=? AND owner=? AND home=?)",
+    "newest of a session": "record_by_session (session=? AND owner=?)",
+    "newest of an owner": "record_by_owner (owner=?)",
+    "newest of a tier": "record_by_home (home=?)",
+    "newest beneath a key": "record_by_key (key>? AND key<?)",
+    "weakest": "record_by_strength (bucket=?)",
+    "a move": "record_by_group (grp=? AND owner=? AND home=?)",
+    "strays": "PRIMARY KEY (tier=? AND id>?)",
+    "strays_in_the_way": "stray_by_key (tier=? AND key=? AND owner=?)",
+}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_the_narrowest_index_is_the_one_that_is_followed(catalog: Catalog, name: str) -> None:
+    connection = catalog._database.connection
+    with statements_of(connection) as statements:
+        QUESTIONS[name](catalog)
+    assert any(INDEXES[name] in step for statement in statements for step in plan(connection, statement))
+
+
+@pytest.mark.parametrize(
+    "name", ["newest of a session", "newest of an owner", "newest of a tier", "newest of all", "weakest"]
+)
+def test_the_first_few_are_found_without_sorting_the_rest(catalog: Catalog, name: str) -> None:
+    connection = catalog._database.connection
+    with statements_of(connection) as statements:
+        QUESTIONS[name](catalog)
+    searched = [plan(connection, s) for s in statements if "LIMIT" in s or "ORDER BY strength, seq" in s]
+    assert searched
+    assert not any("TEMP B-TREE" in step for steps in searched for step in steps)
+
+
+def rows_stepped_over(catalog: Catalog, ask: Callable[[Catalog], object]) -> int:
+    """How many steps SQLite's machine takes for a question."""
+    steps = 0
+
+    def count(event: dict[str, Any]) -> None:
+        nonlocal steps
+        steps += event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
+
+    catalog._database.connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, count)
+    try:
+        ask(catalog)
+    finally:
+        catalog._database.connection.trace_v2(0, None)
+    return steps
+
+
+def grown(size: int) -> Catalog:
+    catalog = opened()
+    owners = ["a", "b", None]
+    records: list[Entry] = [
+        entry(
+            f"{i}",
+            NAMES[i % 4],
+            owner=owners[i % 3],
+            session=f"{i % 7}",
+            group=f"{i // 5}" if i % 2 else None,
+            key=f"{i}/k",
+            created_at=i,
+        )
+        for i in range(size)
+    ]
+    write(catalog, X, entry("y", owner="a", session="s"), *records)
+    catalog.forget([f"{i}" for i in range(0, size, 10)], Scope(), 2000)
+    return catalog
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(set(QUESTIONS) - {"in_session", "ids of a session", "overfull", "weakest", "all of an owner in a tier"}),
+)
+def test_a_catalog_ten_times_as_large_takes_no_more_work(name: str, grown_catalogs: tuple[Catalog, Catalog]) -> None:
+    small, large = (rows_stepped_over(catalog, QUESTIONS[name]) for catalog in grown_catalogs)
+    assert large <= 2 * small + 50
+
+
+@pytest.fixture
+def grown_catalogs() -> Iterator[tuple[Catalog, Catalog]]:
+    both = grown(300), grown(3000)
+    yield both
+    for catalog in both:
+        catalog.close()

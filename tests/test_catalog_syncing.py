@@ -1,0 +1,144 @@
+"""Waiting for the disk together: one sync serves all who wait, and nobody is told of what is not certain."""
+
+import threading
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from router.catalog.syncing import Syncing
+
+pytestmark = pytest.mark.anyio
+
+
+class Disk:
+    """A disk whose syncs end when they are let."""
+
+    def __init__(self) -> None:
+        self.committed = 0
+        self.durable: list[int] = []  # what each sync has covered, in order
+        self.failing: set[int] = set()
+        self.started = [threading.Event() for _ in range(9)]
+        self.let = [threading.Event() for _ in range(9)]
+        self.turn = 0
+
+    def sync(self) -> None:
+        turn, covered = self.turn, self.committed
+        self.turn += 1
+        self.started[turn].set()
+        assert self.let[turn].wait(20)
+        if turn in self.failing:
+            raise OSError(5, "Input/output error")
+        self.durable.append(covered)
+
+
+class Waiters:
+    """Callers that commit, and then wait for it to be durable."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, disk: Disk, syncing: Syncing) -> None:
+        self.tasks, self.disk, self.syncing = tasks, disk, syncing
+        self.told: list[int] = []
+        self.refused: list[int] = []
+
+    async def commit(self) -> anyio.CancelScope:
+        self.disk.committed += 1
+        scope = anyio.CancelScope()
+        self.tasks.start_soon(self._wait, self.disk.committed, scope)
+        await anyio.wait_all_tasks_blocked()
+        return scope
+
+    async def _wait(self, commit: int, scope: anyio.CancelScope) -> None:
+        with scope:
+            try:
+                await self.syncing.wait()
+            except OSError:
+                self.refused.append(commit)
+            else:
+                assert max(self.disk.durable) >= commit
+                self.told.append(commit)
+
+
+async def begun(event: threading.Event) -> None:
+    assert await anyio.to_thread.run_sync(event.wait, 20)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_who_commits_after_a_sync_began_waits_for_the_next_and_one_serves_them_all() -> None:
+    disk = Disk()
+    syncing = Syncing(disk.sync)
+    async with anyio.create_task_group() as tasks:
+        waiters = Waiters(tasks, disk, syncing)
+        await waiters.commit()
+        await begun(disk.started[0])
+        for _ in range(20):
+            await waiters.commit()
+        assert not disk.started[1].is_set()
+        disk.let[0].set()
+        await begun(disk.started[1])
+        await until(lambda: waiters.told == [1])
+        await waiters.commit()
+        disk.let[1].set()
+        disk.let[2].set()
+    assert sorted(waiters.told) == list(range(1, 23))
+    assert disk.durable == [1, 21, 22]
+
+
+async def test_a_sync_that_fails_is_said_to_all_who_wait_and_the_next_one_works() -> None:
+    disk = Disk()
+    disk.failing = {0}
+    syncing = Syncing(disk.sync)
+    async with anyio.create_task_group() as tasks:
+        waiters = Waiters(tasks, disk, syncing)
+        await waiters.commit()
+        await begun(disk.started[0])
+        for _ in range(3):
+            await waiters.commit()
+        disk.let[0].set()
+        await until(lambda: len(waiters.refused) == 4)
+        assert not disk.started[1].is_set()  # a lost write is told once only: a later success would say nothing of it
+        disk.let[1].set()
+        await waiters.commit()
+    assert sorted(waiters.refused) == [1, 2, 3, 4]
+    assert waiters.told == [5]
+
+
+async def test_those_who_wait_do_not_depend_on_who_began() -> None:
+    disk = Disk()
+    syncing = Syncing(disk.sync)
+    async with anyio.create_task_group() as tasks:
+        waiters = Waiters(tasks, disk, syncing)
+        first = await waiters.commit()
+        await begun(disk.started[0])
+        second = await waiters.commit()
+        await waiters.commit()
+        first.cancel()
+        second.cancel()
+        disk.let[0].set()
+        disk.let[1].set()
+    assert waiters.told[-1] == 3
+    assert 2 not in waiters.told
+    assert waiters.refused == []
+
+
+async def test_one_who_is_cancelled_before_its_sync_begins_leaves_the_next_to_begin_it() -> None:
+    disk = Disk()
+    syncing = Syncing(disk.sync)
+    disk.let[0].set()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await syncing.wait()
+    await syncing.wait()
+    assert len(disk.durable) == 1
+
+
+async def test_without_threads_the_sync_is_done_at_once() -> None:
+    calls: list[None] = []
+    syncing = Syncing(lambda: calls.append(None), threads=False)
+    await syncing.wait()
+    await syncing.wait()
+    assert len(calls) == 2

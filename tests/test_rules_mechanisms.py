@@ -1,0 +1,703 @@
+"""What makes the rules hold while much happens at once: each mechanism in the scenario that needs it.
+
+Where a mechanism can be taken out, a second test does so and sees the same scenario go wrong:
+so the first one tests it.
+"""
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from anyio import wait_all_tasks_blocked
+from anyio.lowlevel import checkpoint
+
+import router.methods.writing
+import router.moves
+from router.a2m.errors import A2MError, Code
+from router.catalog.catalog import Catalog
+from router.catalog.claims import Claim, Claims
+from router.catalog.readers import Readers
+from router.methods.writing import Writing
+from router.moves import Settling
+from router.sweeping import Sweeper
+from tests.federated import (
+    FOUR_TIERS,
+    LOCAL,
+    Steered,
+    Task,
+    Trial,
+    assert_nothing_under_way,
+    contents,
+    lose,
+    plant,
+    settings_of,
+    trial,
+)
+
+pytestmark = pytest.mark.anyio
+
+Scenario = Callable[[], Awaitable[None]]
+
+# a tier that does not answer is given up soon
+IMPATIENT = FOUR_TIERS.replace('command = ["-"]', 'command = ["-"]\ntimeout = "300ms"')
+
+
+def patient(text: str = FOUR_TIERS, policy: str = "explicit") -> Any:
+    return settings_of(text, policy=policy)
+
+
+async def goes_wrong(scenario: Scenario) -> None:
+    """The scenario fails one of its own assertions."""
+    try:
+        await scenario()
+    except AssertionError:
+        return
+    except BaseExceptionGroup as group:
+        wrong, other = group.split(AssertionError)
+        assert wrong is not None, other
+        return
+    raise AssertionError("nothing went wrong without the mechanism: the scenario does not test it")
+
+
+# --- claims
+
+
+async def a_late_member_of_a_moving_group() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("one", "two", group="g")
+        copying = steer.hold("episodic", "remember")
+        move = Task(tasks, lambda: fed.call("promote", ids=ids[:1], tier="episodic"))
+        await copying.reached.wait()
+        late = Task(tasks, lambda: fed.remember("late", group="g"))
+        await wait_all_tasks_blocked()
+        waited = not late.done
+        copying.release()
+        assert await move.ended() == {"promoted": 2}
+        await late.ended()
+        assert waited
+        assert contents(await fed.timeline()) == {"one": "episodic", "two": "episodic", "late": "working"}
+
+
+async def test_a_late_member_of_a_moving_group_waits_and_is_then_written_where_the_caller_said() -> None:
+    await a_late_member_of_a_moving_group()
+
+
+async def test_without_claims_a_late_member_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take(self: Claims, names: Any) -> Claim:
+        await checkpoint()
+        return Claim(self, ())
+
+    monkeypatch.setattr(Claims, "take", take)
+    await goes_wrong(a_late_member_of_a_moving_group)
+
+
+# --- forgetting claims nothing
+
+STEPS = [("working", "recall", False), ("working", "recall", True), ("episodic", "remember", False),
+         ("episodic", "remember", True), ("episodic", "recall", False), ("episodic", "recall", True)]  # fmt: skip
+
+
+async def a_forget_during_a_move(tier: str, method: str, after: bool) -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("one", "two", group="g")
+        step = steer.hold(tier, method, after=after)
+        move = Task(tasks, lambda: fed.call("promote", ids=ids[:1], tier="episodic"))
+        await step.reached.wait()
+        assert await fed.call("forget", ids=ids[:1]) == {"forgotten": 1}
+        assert not move.done
+        step.release()
+        await move.ended()
+        assert set(contents(await fed.timeline())) == {"two"}
+        await fed.settled()
+        [record] = await fed.timeline()
+        assert fed.copies() == {ids[1]: [record["tier"]]}
+        assert_nothing_under_way(fed)
+
+
+@pytest.mark.parametrize(("tier", "method", "after"), STEPS)
+async def test_what_is_forgotten_during_any_step_of_a_move_stays_forgotten(tier: str, method: str, after: bool) -> None:
+    await a_forget_during_a_move(tier, method, after)
+
+
+async def test_without_a_version_check_at_the_flip_the_forgotten_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flip(self: Catalog, units: Any, target: str, salience: float = 0.0) -> list[Any]:
+        moved = [entry for unit in units for entry in unit]
+        with self._database.transaction():
+            for entry in moved:
+                if self._find(entry.id) is not None:
+                    self._leave(entry)
+                    self._execute("DELETE FROM records WHERE id = ?", (entry.id,))
+                self._strike(target, entry.id)
+                self._insert(msgspec.structs.replace(entry, home=target))
+        return moved
+
+    monkeypatch.setattr(Catalog, "flip", flip)
+    await goes_wrong(lambda: a_forget_during_a_move("episodic", "remember", True))
+
+
+# --- readers see one home
+
+
+async def a_recall_that_overlaps_a_flip(*, source_first: bool) -> None:
+    """One tier answers before the record moves, the other after."""
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("alpha", tier="episodic")
+        early, late = ("episodic", "semantic") if source_first else ("semantic", "episodic")
+        answered = steer.hold(early, "recall", after=True, having=b"alpha")
+        asked = steer.hold(late, "recall", after=False, having=b"alpha")
+        recall = Task(tasks, lambda: fed.call("recall", query="alpha"))
+        await answered.reached.wait()
+        await asked.reached.wait()
+        if late == "semantic":
+            # the tier works in order: what is to be copied there would wait behind the question
+            asked.release()
+            asked = answered
+        move = Task(tasks, lambda: fed.call("promote", ids=ids, tier="semantic"))
+        if late == "semantic":
+            await move.ended()
+        else:
+            asked.release()
+            await move.ended()
+            asked = answered
+        await wait_all_tasks_blocked()
+        answered.release()
+        asked.release()
+        records = (await recall.ended())["records"]
+        assert [record["content"] for record in records] == ["alpha"]
+        await fed.settled()
+        assert fed.copies() == {ids[0]: ["semantic"]}
+
+
+async def test_a_recall_that_overlaps_a_flip_sees_the_record_once() -> None:
+    await a_recall_that_overlaps_a_flip(source_first=True)
+    await a_recall_that_overlaps_a_flip(source_first=False)
+
+
+async def test_without_the_home_that_a_record_had_it_falls_between_two_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Readers, "accepts", lambda self, read, record, home, found_in: found_in == home)
+    await goes_wrong(lambda: a_recall_that_overlaps_a_flip(source_first=True))
+
+
+async def a_copy_that_is_not_at_home() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        await fed.remember("alpha old", key="k")
+        steer.refuse("working", "forget")
+        await fed.remember("alpha new", key="k", tier="semantic")
+        records = (await fed.call("recall", query="alpha"))["records"]
+        assert [record["content"] for record in records] == ["alpha new"]
+        assert [record["content"] for record in await fed.timeline()] == ["alpha new"]
+
+
+async def test_a_copy_that_is_not_in_its_records_home_is_never_shown() -> None:
+    await a_copy_that_is_not_at_home()
+
+
+async def test_a_reader_that_takes_any_copy_sees_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Readers, "accepts", lambda *_: True)
+    await goes_wrong(a_copy_that_is_not_at_home)
+
+
+async def a_read_that_still_needs_the_old_copy() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("alpha", tier="procedural")
+        # the read's answer from the new home came before the copy did, its question to the old one is still on its way
+        answered = steer.hold("semantic", "recall", after=True, having=b"alpha")
+        recall = Task(tasks, lambda: fed.call("recall", query="alpha", where={"tier": ["semantic"]}))
+        await answered.reached.wait()
+        await fed.call("promote", ids=ids, tier="semantic")
+        await wait_all_tasks_blocked()
+        assert fed.copies() == {ids[0]: ["procedural", "semantic"]} or fed.copies() == {
+            ids[0]: ["semantic", "procedural"]
+        }
+        answered.release()
+        await recall.ended()
+        await fed.settled()
+        assert fed.copies() == {ids[0]: ["semantic"]}
+
+
+async def test_an_old_copy_stays_until_the_last_read_that_may_need_it_has_ended() -> None:
+    await a_read_that_still_needs_the_old_copy()
+
+
+async def test_without_that_wait_the_copy_goes_under_a_readers_eyes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def grace(self: Readers) -> None:
+        await checkpoint()
+
+    monkeypatch.setattr(Readers, "grace", grace)
+    await goes_wrong(a_read_that_still_needs_the_old_copy)
+
+
+# --- the sweeper trusts nothing
+
+
+async def a_tier_that_loses_a_record_after_the_flip() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        ids = await fed.remember("precious", tier="episodic")
+        # the first read by id is the move's own, the second is the sweeper's
+        verified = steer.hold("semantic", "recall")
+        seen = steer.hold("semantic", "recall")
+        async with anyio.create_task_group() as tasks:
+            move = Task(tasks, lambda: fed.call("promote", ids=ids, tier="semantic"))
+            await verified.reached.wait()
+            verified.release()
+            await move.ended()
+            await seen.reached.wait()
+            lose(fed, "semantic", *ids)
+            seen.release()
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"precious": "episodic"}
+        assert fed.copies() == {ids[0]: ["episodic"]}
+
+
+async def test_a_true_copy_becomes_home_again_when_the_new_home_loses_the_record() -> None:
+    await a_tier_that_loses_a_record_after_the_flip()
+
+
+async def test_a_sweeper_that_does_not_read_the_home_first_removes_the_last_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def believed(self: Sweeper, entries: Any, tier: str) -> set[str]:
+        for home in {entry.home for entry in entries}:
+            await self._copies.read(home, [entry.id for entry in entries])
+        return {entry.id for entry in entries}
+
+    monkeypatch.setattr(Sweeper, "_seen_at_home", believed)
+    await goes_wrong(a_tier_that_loses_a_record_after_the_flip)
+
+
+async def test_a_copy_with_other_content_does_not_become_home() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        ids = await fed.remember("precious", tier="episodic")
+        verified = steer.hold("semantic", "recall")
+        seen = steer.hold("semantic", "recall")
+        async with anyio.create_task_group() as tasks:
+            move = Task(tasks, lambda: fed.call("promote", ids=ids, tier="semantic"))
+            await verified.reached.wait()
+            verified.release()
+            await move.ended()
+            await seen.reached.wait()
+            lose(fed, "semantic", *ids)
+            lose(fed, "episodic", *ids)
+            plant(fed, "episodic", id=ids[0], content="forged")
+            seen.release()
+        await fed.settled()
+        assert await fed.timeline() == []
+
+
+async def a_move_leaves_one_copy() -> None:
+    async with trial(patient()) as fed:
+        ids = await fed.remember("one")
+        await fed.call("promote", ids=ids, tier="semantic")
+        await fed.settled()
+        assert fed.copies() == {ids[0]: ["semantic"]}
+
+
+async def test_a_move_leaves_one_copy() -> None:
+    await a_move_leaves_one_copy()
+
+
+async def test_a_copy_of_which_there_is_no_note_stays_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Catalog, "_note", lambda self, entry, tier, kind: None)
+    await goes_wrong(a_move_leaves_one_copy)
+
+
+# --- idempotence bites
+
+
+async def a_forgotten_id_written_on_purpose() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        await fed.call("remember", records=[{"id": "x", "content": "old"}])
+        steer.refuse("working", "forget")
+        assert await fed.call("forget", ids=["x"]) == {"forgotten": 1}
+        with pytest.raises(A2MError):
+            await fed.call("remember", records=[{"id": "x", "content": "new"}])
+        assert await fed.timeline() == []
+        steer.allow("working", "forget")
+        await fed.call("remember", records=[{"id": "x", "content": "new"}])
+        assert [record["content"] for record in await fed.timeline()] == ["new"]
+        assert not fed.federation.catalog.is_forgotten("x")
+
+
+async def test_a_forgotten_id_can_be_written_anew_on_purpose() -> None:
+    await a_forgotten_id_written_on_purpose()
+
+
+async def a_key_that_a_stray_still_holds() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        [old] = await fed.remember("old", key="k")
+        held = steer.hold("working", "forget")
+        await fed.call("forget", ids=[old])
+        await held.reached.wait()
+        async with anyio.create_task_group() as tasks:
+            write = Task(tasks, lambda: fed.remember("new", key="k"))
+            await wait_all_tasks_blocked()
+            held.release()
+            [new] = await write.ended()
+        await fed.settled()
+        assert new != old
+        [record] = await fed.timeline()
+        assert (record["id"], record["content"], record["revision"]) == (new, "new", 0)
+        assert fed.copies() == {new: ["working"]}
+
+
+async def test_a_new_record_at_a_forgotten_key_is_a_new_record() -> None:
+    await a_key_that_a_stray_still_holds()
+
+
+async def test_without_clearing_the_way_a_tier_keeps_what_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def clear(self: Sweeper, tier: str, entries: Any) -> None:
+        await checkpoint()
+
+    monkeypatch.setattr(Sweeper, "clear", clear)
+
+    async def refused_forget() -> None:
+        steer = Steered()
+        async with trial(patient(), weather=steer) as fed:
+            await fed.call("remember", records=[{"id": "x", "content": "old"}])
+            steer.refuse("working", "forget")
+            await fed.call("forget", ids=["x"])
+            await fed.call("remember", records=[{"id": "x", "content": "new"}])
+            assert [record["content"] for record in await fed.timeline()] == ["new"]
+
+    await goes_wrong(refused_forget)
+
+
+async def a_target_that_holds_the_id_with_other_content() -> None:
+    async with trial(patient()) as fed:
+        ids = await fed.remember("true", metadata={"m": 1})
+        plant(fed, "semantic", id=ids[0], content="forged")
+        await fed.call("promote", ids=ids, tier="semantic")
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"true": "semantic"}
+        assert fed.copies() == {ids[0]: ["semantic"]}
+
+
+async def test_a_tier_that_keeps_old_content_for_an_id_is_made_to_take_the_true_one() -> None:
+    await a_target_that_holds_the_id_with_other_content()
+
+
+async def test_a_move_that_does_not_compare_takes_any_content_for_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.moves, "_same", lambda record, copy: copy is not None)
+    await goes_wrong(a_target_that_holds_the_id_with_other_content)
+
+
+# --- a call without an answer may still land
+
+
+async def an_id_whose_first_write_is_still_on_its_way(tier: str = "semantic") -> None:
+    steer = Steered()
+    async with trial(patient(IMPATIENT), weather=steer) as fed, anyio.create_task_group() as tasks:
+        held = steer.hold(tier, "remember")
+        with pytest.raises(A2MError) as failed:
+            await fed.call("remember", records=[{"id": "x", "content": "first", "tier": tier}])
+        assert failed.value.code == Code.INTERNAL_ERROR
+        assert failed.value.data is not None
+        assert failed.value.data["tier"] == tier
+        seen = len(steer.seen)
+        again = Task(tasks, lambda: fed.call("remember", records=[{"id": "x", "content": "second", "tier": tier}]))
+        await wait_all_tasks_blocked()
+        meanwhile = steer.seen[seen:]
+        assert await fed.timeline() == []
+        held.release()
+        await again.ended()
+        assert not [message for where, message in meanwhile if where == tier and b'"x"' in message]
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"second": tier}
+        assert fed.copies() == {"x": [tier]}
+
+
+async def test_nothing_is_written_for_an_id_whose_write_may_still_land() -> None:
+    await an_id_whose_first_write_is_still_on_its_way()
+
+
+async def test_without_settling_a_tier_is_told_more_while_a_write_may_land(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(self: Settling, claim: Claim, failures: Any = (), then: Any = None) -> None:
+        claim.release()
+
+    monkeypatch.setattr(Settling, "release", release)
+    await goes_wrong(an_id_whose_first_write_is_still_on_its_way)
+
+
+async def test_a_write_that_landed_late_is_removed_and_never_seen() -> None:
+    steer = Steered()
+    async with trial(patient(IMPATIENT), weather=steer) as fed:
+        held = steer.hold("semantic", "remember")
+        with pytest.raises(A2MError):
+            await fed.remember("never", tier="semantic")
+        held.release()
+        await claims_released(fed)
+        await fed.settled()
+        assert fed.copies() == {}
+        assert await fed.timeline() == []
+        assert_nothing_under_way(fed)
+
+
+async def test_a_moves_copy_that_landed_late_is_removed_and_the_move_can_be_made_again() -> None:
+    steer = Steered()
+    async with trial(patient(IMPATIENT), weather=steer) as fed:
+        ids = await fed.remember("one")
+        held = steer.hold("semantic", "remember")
+        with pytest.raises(A2MError):
+            await fed.call("promote", ids=ids, tier="semantic")
+        assert contents(await fed.timeline(tier="working")) == {"one": "working"}
+        held.release()
+        await claims_released(fed)
+        await fed.settled()
+        assert fed.copies() == {ids[0]: ["working"]}
+        assert await fed.call("promote", ids=ids, tier="semantic") == {"promoted": 1}
+        await fed.settled()
+        assert fed.copies() == {ids[0]: ["semantic"]}
+
+
+async def test_a_forget_that_lands_late_does_not_take_what_was_written_since() -> None:
+    steer = Steered()
+    async with trial(patient(IMPATIENT), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.call("remember", records=[{"id": "x", "content": "first"}])
+        held = steer.hold("working", "forget")
+        await fed.call("forget", ids=["x"])
+        await held.reached.wait()
+        again = Task(tasks, lambda: fed.call("remember", records=[{"id": "x", "content": "second"}]))
+        await wait_all_tasks_blocked()
+        held.release()
+        await again.ended()
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"second": "working"}
+        assert fed.copies() == {"x": ["working"]}
+
+
+async def claims_released(fed: Trial) -> None:
+    """Return when every claim has been let go, whose ids were not settled yet."""
+    claims = fed.federation.catalog.claims
+    while claims._waiting:
+        released = anyio.Event()
+        with claims.on_release(lambda names, event=released: event.set()):  # type: ignore[misc]
+            if claims._waiting:
+                await released.wait()
+
+
+# --- known means readable
+
+
+async def a_known_record_that_its_home_has_lost() -> None:
+    async with trial(patient()) as fed:
+        await fed.call("remember", records=[{"id": "x", "content": "one"}])
+        lose(fed, "working", "x")
+        await fed.call("remember", records=[{"id": "x", "content": "one"}])
+        assert contents(await fed.timeline()) == {"one": "working"}
+        lose(fed, "working", "x")
+        with pytest.raises(A2MError):
+            await fed.call("remember", records=[{"id": "x", "content": "another"}])
+
+
+async def test_a_write_is_answered_known_only_if_the_record_can_be_read() -> None:
+    await a_known_record_that_its_home_has_lost()
+
+
+async def test_known_without_a_read_is_a_promise_nobody_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def believed(self: Writing, plan: Any) -> None:
+        await checkpoint()
+
+    monkeypatch.setattr(Writing, "_check_known", believed)
+    await goes_wrong(a_known_record_that_its_home_has_lost)
+
+
+# --- batches
+
+
+async def test_a_batch_that_one_tier_refuses_is_never_seen_and_can_be_written_again() -> None:
+    steer = Steered()
+    records = [{"id": "w", "content": "here"}, {"id": "s", "content": "there", "tier": "semantic", "key": "k"}]
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        steer.refuse("semantic", "remember")
+        held = steer.hold("working", "remember", after=True)
+        write = Task(tasks, lambda: fed.call("remember", records=records))
+        await held.reached.wait()
+        assert await fed.timeline() == []
+        held.release()
+        with pytest.raises(A2MError):
+            await write.ended()
+        assert await fed.timeline() == []
+        assert (await fed.call("recall"))["records"] == []
+        assert (await fed.call("fetch", key="k"))["record"] is None
+        await fed.settled()
+        assert fed.copies() == {}
+        steer.allow("semantic", "remember")
+        await fed.call("remember", records=records)
+        assert contents(await fed.timeline()) == {"here": "working", "there": "semantic"}
+
+
+# --- cancellation
+
+
+async def a_write_cancelled_between_answer_and_commit() -> None:
+    steer = Steered()
+    message = b'{"jsonrpc":"2.0","id":1,"method":"memory/remember","params":{"records":[{"id":"x","content":"one"}]}}'
+    async with trial(patient(), weather=steer) as fed:
+        held = steer.hold("working", "remember", after=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fed.federation.answer, message, LOCAL)
+            await held.reached.wait()
+            tasks.cancel_scope.cancel()
+            held.release()
+        assert fed.copies() == {"x": ["working"]}
+        assert contents(await fed.timeline()) == {"one": "working"}
+        assert_nothing_under_way(fed)
+
+
+async def test_a_request_cancelled_between_the_tiers_answer_and_the_commit_is_carried_out() -> None:
+    await a_write_cancelled_between_answer_and_commit()
+
+
+async def test_without_the_shield_the_reservation_has_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_scope = SimpleNamespace(CancelScope=lambda **_: anyio.CancelScope(), fail_after=anyio.fail_after)
+    monkeypatch.setattr(router.methods.writing, "anyio", open_scope)
+    await goes_wrong(a_write_cancelled_between_answer_and_commit)
+
+
+async def test_a_promotion_cancelled_in_the_middle_leaves_one_copy() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        [id] = await fed.remember("one")
+        promote = {"ids": [id], "tier": "semantic"}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "memory/promote", "params": promote}
+        held = steer.hold("semantic", "remember", after=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fed.federation.answer, msgspec.json.encode(message), LOCAL)
+            await held.reached.wait()
+            tasks.cancel_scope.cancel()
+            held.release()
+        await fed.settled()
+        [record] = await fed.timeline()
+        assert fed.copies() == {id: [record["tier"]]}
+        assert_nothing_under_way(fed)
+
+
+# --- what two changes at once must not do to each other
+
+
+async def test_a_forget_by_what_only_a_tier_can_tell_finds_a_record_that_moves_meanwhile() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("one", tier="episodic", metadata={"m": 1})
+        # the new home answers before the copy is there, the old one had it when it was asked
+        answered = steer.hold("episodic", "timeline", after=True)
+        forget = Task(tasks, lambda: fed.call("forget", where={"m": 1}))
+        await answered.reached.wait()
+        await fed.call("promote", ids=ids, tier="semantic")
+        answered.release()
+        assert await forget.ended() == {"forgotten": 1}
+        assert await fed.timeline() == []
+
+
+async def test_a_forget_does_not_take_what_a_record_was_replaced_by_meanwhile() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("old", key="k", metadata={"m": 1})
+        answered = steer.hold("working", "timeline", after=True)
+        forget = Task(tasks, lambda: fed.call("forget", where={"m": 1}))
+        await answered.reached.wait()
+        await fed.remember("new", key="k", metadata={"m": 2})
+        answered.release()
+        assert await forget.ended() == {"forgotten": 0}
+        assert [record["content"] for record in await fed.timeline()] == ["new"]
+
+
+async def test_a_timeline_never_shows_what_does_not_match_its_filter() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("old", key="k", metadata={"m": 1})
+        answered = steer.hold("working", "timeline", after=True)
+        read = Task(tasks, lambda: fed.timeline(where={"m": 1}))
+        await answered.reached.wait()
+        await fed.remember("new", key="k", metadata={"m": 2})
+        answered.release()
+        assert [(r["content"], r["metadata"], r["revision"]) for r in await read.ended()] in (
+            [], [("old", {"m": 1}, 0)]
+        )  # fmt: skip
+
+
+async def test_a_stray_copy_does_not_answer_for_the_record() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        await fed.remember("old", key="k", metadata={"m": 1})
+        steer.refuse("working", "forget")
+        await fed.remember("new", key="k", tier="semantic", metadata={"m": 2})
+        assert await fed.timeline(where={"m": 1}) == []
+        assert await fed.call("forget", where={"m": 1}) == {"forgotten": 0}
+        assert [record["content"] for record in await fed.timeline(where={"m": 2})] == ["new"]
+
+
+@pytest.mark.parametrize("method", ["timeline", "recall"])
+async def test_a_read_of_one_tier_shows_nothing_that_has_left_it(method: str) -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("one", tier="episodic")
+        answered = steer.hold("episodic", "recall", after=True)
+        read = Task(tasks, lambda: fed.call(method, tier="episodic"))
+        await answered.reached.wait()
+        await fed.call("promote", ids=ids, tier="semantic")
+        answered.release()
+        assert {record["tier"] for record in (await read.ended())["records"]} <= {"episodic"}
+
+
+async def test_a_content_is_never_shown_with_anothers_revision() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("old", key="k")
+        answered = steer.hold("working", "recall", after=True)
+        read = Task(tasks, lambda: fed.call("fetch", key="k"))
+        await answered.reached.wait()
+        await fed.remember("new", key="k")
+        answered.release()
+        record = (await read.ended())["record"]
+        assert (record["content"], record["revision"]) in (("old", 0), ("new", 1))
+
+
+async def test_a_fetch_falls_back_to_nobodys_record_when_the_own_one_goes_meanwhile() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("everybody's", key="k")
+        ids = await fed.remember("mine", key="k", owner="a")
+        answered = steer.hold("working", "recall", after=True)
+        read = Task(tasks, lambda: fed.call("fetch", key="k", owner="a"))
+        await answered.reached.wait()
+        await fed.call("forget", ids=ids)
+        answered.release()
+        assert (await read.ended())["record"]["content"] in ("mine", "everybody's")
+
+
+async def test_a_replacement_whose_record_is_forgotten_meanwhile_keeps_the_id_that_the_caller_gave() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.call("remember", records=[{"id": "x", "content": "old", "key": "k"}])
+        done = steer.hold("working", "remember", after=True)
+        write = Task(tasks, lambda: fed.call("remember", records=[{"id": "x", "content": "new", "key": "k"}]))
+        await done.reached.wait()
+        assert await fed.call("forget", ids=["x"]) == {"forgotten": 1}
+        done.release()
+        assert await write.ended() == {"ids": ["x"]}
+        await fed.settled()
+        [record] = await fed.timeline()
+        assert (record["id"], record["content"], record["revision"]) == ("x", "new", 0)
+        assert fed.copies() == {"x": ["working"]}
+
+
+async def test_the_same_key_of_another_owner_is_another_key() -> None:
+    async with trial(patient()) as fed:
+        await fed.call("remember", records=[{"id": "x", "content": "everybody's", "key": "k"}])
+        await fed.remember("a's", key="k", owner="a")
+        answer = await fed.call("remember", records=[{"id": "x", "content": "changed", "key": "k"}], owner="a")
+        assert answer == {"ids": ["x"]}
+        assert {record["content"] for record in await fed.timeline()} == {"everybody's", "a's"}

@@ -1,0 +1,409 @@
+"""What is left when a router dies at the worst moment, and what the next one makes of it.
+
+A crash is a copy of all files at that moment: nothing that was going on then takes any further part.
+"""
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+from anyio.lowlevel import checkpoint
+
+import router.database
+import router.recovery
+from backends.store.store import Store
+from router.a2m.errors import A2MError
+from router.a2m.messages import Remember
+from router.a2m.records import Draft
+from router.catalog.catalog import Catalog
+from router.database import DatabaseError
+from router.policy import strength
+from router.recovery import Recovery
+from router.tiers.profile import CannotServe
+from tests.federated import (
+    LOCAL,
+    Clock,
+    Hold,
+    Steered,
+    Task,
+    Trial,
+    assert_nothing_under_way,
+    contents,
+    lose,
+    plant,
+    settings_of,
+    trial,
+)
+
+pytestmark = pytest.mark.anyio
+
+Act = Callable[[Trial], Awaitable[Any]]
+
+CALM = settings_of(policy="explicit")
+
+
+def photograph(folder: Path, into: Path) -> Path:
+    """All files as they are at this moment, but for what a process that died does not leave: locks and mappings."""
+    into.mkdir()
+    for file in folder.iterdir():
+        if file.suffix in (".db", ".db-wal") or file.name.endswith(".db-wal"):
+            shutil.copy(file, into / file.name)
+    return into
+
+
+async def crash(
+    folder: Path, at: Callable[[Steered], Hold], act: Act, prepare: Act | None = None, clock: Clock | None = None
+) -> Path:
+    """The folder of a router that died while `act` was at the call that `at` says."""
+    (folder / "before").mkdir()
+    steer = Steered()
+    async with (
+        trial(CALM, weather=steer, folder=folder / "before", clock=clock) as fed,
+        anyio.create_task_group() as tasks,
+    ):
+        if prepare is not None:
+            await prepare(fed)
+        hold = at(steer)
+        task = Task(tasks, lambda: act(fed))
+        await hold.reached.wait()
+        await wait_all_tasks_blocked()
+        after = photograph(folder / "before", folder / "after")
+        hold.release()
+        await task.settled()
+    return after
+
+
+async def one_home_each(fed: Trial) -> None:
+    await fed.settled()
+    assert {id: tiers for id, tiers in fed.copies().items()} == {r["id"]: [r["tier"]] for r in await fed.timeline()}
+    assert_nothing_under_way(fed)
+
+
+RECORD = {"id": "x", "content": "one", "key": "k", "metadata": {"m": 1}}
+
+
+async def write_one(fed: Trial) -> None:
+    await fed.call("remember", records=[RECORD])
+
+
+async def test_a_write_that_no_tier_has_seen_is_as_if_it_had_never_been(tmp_path: Path) -> None:
+    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember"), write_one)
+    async with trial(CALM, folder=folder) as fed:
+        assert await fed.timeline() == []
+        await one_home_each(fed)
+        await write_one(fed)
+        assert contents(await fed.timeline()) == {"one": "working"}
+
+
+async def test_a_write_that_its_tier_has_becomes_true(tmp_path: Path) -> None:
+    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=True), write_one)
+    async with trial(CALM, folder=folder) as fed:
+        [record] = await fed.timeline()
+        assert (record["content"], record["metadata"], record["revision"]) == ("one", {"m": 1}, 0)
+        assert (await fed.call("fetch", key="k"))["record"]["id"] == "x"
+        await one_home_each(fed)
+
+
+BATCH = [{"id": "w", "content": "here"}, {"id": "s", "content": "there", "tier": "semantic"}]
+
+
+async def write_two(fed: Trial) -> None:
+    await fed.call("remember", records=BATCH)
+
+
+async def test_a_batch_that_only_one_of_its_tiers_has_is_not_seen_and_is_removed(tmp_path: Path) -> None:
+    folder = await crash(tmp_path, lambda steer: steer.hold("semantic", "remember"), write_two)
+    async with trial(CALM, folder=folder) as fed:
+        assert await fed.timeline() == []
+        await fed.settled()
+        assert fed.copies() == {}
+        await write_two(fed)
+        await one_home_each(fed)
+
+
+async def test_a_batch_that_all_of_its_tiers_have_becomes_true(tmp_path: Path) -> None:
+    def both_done(steer: Steered) -> Hold:
+        steer.hold("working", "remember", after=True).release()
+        return steer.hold("semantic", "remember", after=True)
+
+    folder = await crash(tmp_path, both_done, write_two)
+    async with trial(CALM, folder=folder) as fed:
+        assert contents(await fed.timeline()) == {"here": "working", "there": "semantic"}
+        await one_home_each(fed)
+
+
+async def test_a_batch_waits_for_the_tier_that_comes_up_last(tmp_path: Path) -> None:
+    def both_done(steer: Steered) -> Hold:
+        return steer.hold("semantic", "remember", after=True)
+
+    folder = await crash(tmp_path, both_done, write_two)
+    down = {"semantic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        assert await fed.timeline(tier="working") == []
+        with pytest.raises(A2MError):
+            await fed.call("remember", records=BATCH[:1])
+        down.clear()
+        await joined(fed, "semantic")
+        assert contents(await fed.timeline()) == {"here": "working", "there": "semantic"}
+        await one_home_each(fed)
+
+
+async def joined(fed: Trial, tier: str) -> None:
+    """Return when a tier has been taken into the account."""
+    await fed.federation.links[tier].wait_up()
+    await fed.federation._welcomed[tier].wait()
+
+
+async def write_group(fed: Trial) -> None:
+    await fed.call(
+        "remember", records=[{"id": "a", "content": "a", "group": "g"}, {"id": "b", "content": "b", "group": "g"}]
+    )
+
+
+async def promote(fed: Trial) -> None:
+    await fed.call("promote", ids=["a"], tier="episodic")
+
+
+BEFORE_THE_FLIP: list[Callable[[Steered], Hold]] = [
+    lambda steer: steer.hold("working", "recall"),
+    lambda steer: steer.hold("working", "recall", after=True),
+    lambda steer: steer.hold("episodic", "remember"),
+    lambda steer: steer.hold("episodic", "remember", after=True),
+    lambda steer: steer.hold("episodic", "recall"),
+    lambda steer: steer.hold("episodic", "recall", after=True),
+]
+
+
+@pytest.mark.parametrize("step", range(len(BEFORE_THE_FLIP)))
+async def test_a_move_that_had_not_flipped_stays_where_it_was(tmp_path: Path, step: int) -> None:
+    folder = await crash(tmp_path, BEFORE_THE_FLIP[step], promote, write_group)
+    async with trial(CALM, folder=folder) as fed:
+        assert contents(await fed.timeline()) == {"a": "working", "b": "working"}
+        await one_home_each(fed)
+        await promote(fed)
+        assert contents(await fed.timeline()) == {"a": "episodic", "b": "episodic"}
+        await one_home_each(fed)
+
+
+async def test_a_move_that_had_flipped_is_finished(tmp_path: Path) -> None:
+    def sweeping(steer: Steered) -> Hold:
+        return steer.hold("working", "forget")
+
+    folder = await crash(tmp_path, sweeping, promote, write_group)
+    async with trial(CALM, folder=folder) as fed:
+        assert contents(await fed.timeline()) == {"a": "episodic", "b": "episodic"}
+        await one_home_each(fed)
+
+
+async def test_what_was_forgotten_before_the_crash_stays_forgotten(tmp_path: Path) -> None:
+    async def forget(fed: Trial) -> None:
+        await fed.call("forget", ids=["a"])
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("working", "forget"), forget, write_group)
+    async with trial(CALM, folder=folder) as fed:
+        assert contents(await fed.timeline()) == {"b": "working"}
+        await one_home_each(fed)
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_replacement_in_place_is_what_its_tier_has(tmp_path: Path, after: bool) -> None:
+    async def replace(fed: Trial) -> None:
+        await fed.remember("two", key="k")
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=after), replace, write_one)
+    async with trial(CALM, folder=folder) as fed:
+        [record] = await fed.timeline()
+        assert (record["id"], record["content"], record["revision"]) == (("x", "two", 1) if after else ("x", "one", 0))
+        await one_home_each(fed)
+        await fed.call("promote", ids=["x"], tier="semantic")
+        await one_home_each(fed)
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_replacement_elsewhere_that_was_not_acknowledged_did_not_happen(tmp_path: Path, after: bool) -> None:
+    async def replace(fed: Trial) -> None:
+        await fed.remember("two", key="k", tier="semantic")
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("semantic", "remember", after=after), replace, write_one)
+    async with trial(CALM, folder=folder) as fed:
+        [record] = await fed.timeline()
+        assert (record["content"], record["tier"]) == ("one", "working")
+        await one_home_each(fed)
+
+
+async def test_what_all_has_earned_survives_a_clean_restart(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        ids = await fed.remember("alpha", "beta", session="s", metadata={"m": 1})
+        await fed.call("recall", query="alpha")
+        await fed.call("reinforce", ids=ids[:1], amount=2.5)
+        await fed.call("promote", ids=ids[1:], tier="semantic")
+        before = await fed.timeline()
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert await fed.timeline() == before
+        await one_home_each(fed)
+
+
+# --- a tier that brings a past
+
+
+def past(folder: Path, tier: str, *ids: str) -> None:
+    store = Store(folder / f"{tier}.db", clock=Clock())
+    with store.transaction():
+        store.remember(Remember(records=[Draft(id=id, content=f"past {id}", session="s") for id in ids]), LOCAL)
+    store.close()
+
+
+async def a_store_that_brings_a_past(folder: Path) -> None:
+    past(folder, "episodic", *(f"e{n:02d}" for n in range(11)))
+    down = {"episodic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        # nobody knows it yet, and it is forgotten all the same
+        assert await fed.call("forget", ids=["e03"]) == {"forgotten": 0}
+        with pytest.raises(A2MError):
+            await fed.call("forget", tier="episodic")
+        down.clear()
+        await joined(fed, "episodic")
+        assert [record["id"] for record in await fed.timeline()] == [f"e{n:02d}" for n in range(11) if n != 3]
+        await one_home_each(fed)
+
+
+async def test_a_store_that_brings_a_past_is_adopted_page_by_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.recovery, "_PAGE", 3)
+    await a_store_that_brings_a_past(tmp_path)
+
+
+async def test_a_scan_that_ignores_notes_of_forgetting_brings_the_forgotten_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Catalog, "is_forgotten", lambda self, id: False)
+    with pytest.raises(BaseExceptionGroup) as wrong:
+        await a_store_that_brings_a_past(tmp_path)
+    assert wrong.group_contains(AssertionError)
+
+
+async def test_a_second_copy_found_by_a_scan_is_a_stray(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "x", "content": "one"}])
+        plant(fed, "semantic", id="x", content="one")
+        plant(fed, "semantic", id="y", content="two")
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"one": "working", "two": "semantic"}
+        await one_home_each(fed)
+
+
+async def test_a_tier_that_is_down_at_the_start_joins_later(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.remember("one", tier="semantic")
+        await fed.remember("two")
+    down = {"semantic"}
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        answer = await fed.call("timeline")
+        assert contents(answer["records"]) == {"two": "working"}
+        assert [each["tier"] for each in answer["degraded"]] == ["semantic"]
+        with pytest.raises(A2MError):
+            await fed.remember("three", tier="semantic")
+        down.clear()
+        await joined(fed, "semantic")
+        assert contents(await fed.timeline()) == {"one": "semantic", "two": "working"}
+        await fed.remember("three", tier="semantic")
+        await one_home_each(fed)
+
+
+async def test_a_move_does_not_go_to_a_tier_whose_past_is_not_accounted_for(tmp_path: Path) -> None:
+    past(tmp_path, "semantic", "old")
+    steer = Steered()
+    down = {"semantic"}
+    async with trial(CALM, folder=tmp_path, down=down, weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("one")
+        scan = steer.hold("semantic", "timeline")
+        down.clear()
+        await scan.reached.wait()
+        with pytest.raises(A2MError):
+            await fed.call("promote", ids=ids, tier="semantic")
+        scan.release()
+        await joined(fed, "semantic")
+        assert await fed.call("promote", ids=ids, tier="semantic") == {"promoted": 1}
+        assert contents(await fed.timeline()) == {"past old": "semantic", "one": "semantic"}
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_record_that_a_tier_has_lost_while_the_router_was_away_is_missed_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        ids = await fed.remember("one", "two")
+        lose(fed, "working", ids[0])
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"two": "working"}
+
+
+async def test_a_key_written_while_an_interrupted_write_of_it_cannot_be_looked_into(tmp_path: Path) -> None:
+    async def write(fed: Trial) -> None:
+        await fed.call("remember", records=[{"id": "x", "content": "interrupted", "key": "k", "tier": "semantic"}])
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("semantic", "remember", after=True), write)
+    down = {"semantic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        try:
+            await fed.call("remember", records=[{"id": "y", "content": "new", "key": "k"}])
+            written = True
+        except A2MError:
+            written = False
+        down.clear()
+        await joined(fed, "semantic")
+        await one_home_each(fed)
+        assert (await fed.call("fetch", key="k"))["record"]["id"] == ("y" if written else "x")
+
+
+# --- whose files these are
+
+
+async def another_store_behind_a_tier(folder: Path) -> None:
+    async with trial(CALM, folder=folder) as fed:
+        await fed.remember("one")
+    for file in folder.glob("working.db*"):
+        file.unlink()
+    past(folder, "working", "other")
+    refused = False
+    try:
+        async with trial(CALM, folder=folder):
+            pass
+    except* CannotServe:
+        refused = True
+    assert refused
+
+
+async def test_another_store_than_last_time_is_refused_unless_it_is_adopted(tmp_path: Path) -> None:
+    await another_store_behind_a_tier(tmp_path)
+    async with trial(CALM, folder=tmp_path, adopt=True) as fed:
+        assert contents(await fed.timeline()) == {"past other": "working"}
+
+
+async def test_without_a_check_of_identity_another_store_is_taken_for_the_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recovery, "check", lambda self, tier, profile: None)
+    with pytest.raises(AssertionError):
+        await another_store_behind_a_tier(tmp_path)
+
+
+async def a_second_router_on_the_same_file(folder: Path) -> None:
+    async with trial(CALM, folder=folder) as fed:
+        await checkpoint()
+        refused = False
+        try:
+            Catalog(folder / "router.db", fed.federation.settings.managed, strength).close()
+        except DatabaseError:
+            refused = True
+        assert refused
+
+
+async def test_one_router_has_a_state_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.database, "_HANDOVER_SECONDS", 0.0)
+    await a_second_router_on_the_same_file(tmp_path)
