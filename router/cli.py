@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = msgspec.structs.replace(
                 settings, serve=msgspec.structs.replace(settings.serve, http=_bind(options.http, settings.serve))
             )
-        run = _check if options.check else _serve
-        code = anyio.run(run, settings, options, backend_options={"use_uvloop": sys.platform != "win32"})
+        code = anyio.run(_run, settings, options, backend_options={"use_uvloop": sys.platform != "win32"})
     except* ConfigError as problems:
         print(f"{_PROGRAM}: {options.config} cannot be used:\n{_sentence(problems)}", file=sys.stderr)
         code = 1
@@ -89,16 +88,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _serve(settings: Settings, options: argparse.Namespace) -> int:
-    async with open_federation(settings, links_for(settings, os.environ), adopt=options.adopt) as federation:
-        if settings.serve.http is not None:
-            await _serve_http(federation, *host_port(settings.serve.http), options)
-        else:
-            await _serve_stdio(federation)
-    return 0
+class _Ending:
+    """What a signal does: it calls off the start; and once there is a door, closes that, which answers what is under
+    way."""
+
+    def __init__(self) -> None:
+        self.start = anyio.CancelScope()
+        self.close: Callable[[], None] = self.start.cancel
 
 
-async def _serve_stdio(federation: Federation) -> None:
+async def _run(settings: Settings, options: argparse.Namespace) -> int:
+    """Opens the federation and does what the options say; returns the exit code."""
+    links = links_for(settings, os.environ)
+    ending = _Ending()
+    async with until_signalled(lambda: ending.close()):
+        with ending.start:
+            async with open_federation(settings, links, adopt=options.adopt) as federation:
+                if options.check:
+                    return await print_check(federation)
+                if settings.serve.http is not None:
+                    await _serve_http(federation, *host_port(settings.serve.http), options, ending)
+                else:
+                    await _serve_stdio(federation, ending)
+    return 1 if options.check else 0
+
+
+async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
     if sys.stdin.isatty():
         print(
             f"{_PROGRAM} speaks JSON-RPC on stdin and stdout, one message a line; to serve HTTP instead: "
@@ -106,12 +121,14 @@ async def _serve_stdio(federation: Federation) -> None:
             file=sys.stderr,
         )
     with standard_streams() as (source, sink):
-        ending = EndingStream(source)
-        async with until_signalled(ending.end):
-            await serve_lines(federation.answer, ending, sink, max_message=federation.settings.limits.max_message)
+        requests = EndingStream(source)
+        ending.close = requests.end
+        await serve_lines(federation.answer, requests, sink, max_message=federation.settings.limits.max_message)
 
 
-async def _serve_http(federation: Federation, host: str, port: int, options: argparse.Namespace) -> None:
+async def _serve_http(
+    federation: Federation, host: str, port: int, options: argparse.Namespace, ending: _Ending
+) -> None:
     serve = federation.settings.serve
     app = application(
         federation.answer,
@@ -120,7 +137,8 @@ async def _serve_http(federation: Federation, host: str, port: int, options: arg
         max_message=federation.settings.limits.max_message,
     )
     http = HttpServer(app, host, port)
-    async with until_signalled(http.stop), anyio.create_task_group() as tasks:
+    ending.close = http.stop
+    async with anyio.create_task_group() as tasks:
         host, port = await tasks.start(http.serve)
         _announce(federation, f"http://{f'[{host}]' if ':' in host else host}:{port}/", options)
 
@@ -142,11 +160,6 @@ def _announce(federation: Federation, url: str, options: argparse.Namespace) -> 
             log.info("%s", line)
         else:
             print(line, file=sys.stderr, flush=True)
-
-
-async def _check(settings: Settings, options: argparse.Namespace) -> int:
-    async with open_federation(settings, links_for(settings, os.environ), adopt=options.adopt) as federation:
-        return await print_check(federation)
 
 
 def _bind(http: str, serve: Serve) -> str:

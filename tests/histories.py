@@ -7,6 +7,7 @@ some client has heard of) is looked up when it runs.
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any, Final
 
 import anyio
@@ -209,11 +210,13 @@ def histories(
 
 
 def restless(seed: int) -> Weather:
-    """Tiers that take their time: each call waits for some turns of the event loop before and after it is served."""
+    """Tiers that take their time: each call waits for some turns of the event loop before and after it is served, in
+    some tiers for many more than in others."""
     chance = random.Random(seed)
+    longest = {tier: chance.choice([1, 4, 20, 80]) for tier in TIERS}
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        before, after = chance.choice([0, 0, 1, 3, 10, 40]), chance.choice([0, 0, 2, 10, 40])
+        before, after = (int(longest.get(tier, 10) * chance.random() ** 2) for _ in range(2))
         for _ in range(before):
             await anyio.lowlevel.checkpoint()
         answer = await go_on()
@@ -230,10 +233,25 @@ class Run:
     def __init__(self, fed: Trial, clock: Clock) -> None:
         self.fed = fed
         self.model = Model(lambda: clock.now, SHARED)
+        self.done = False
 
     async def client(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
             await self.carry_out(operation)
+
+    async def watch(self) -> None:
+        """Look at everything, over and over, until all clients are done."""
+        looks = [
+            Read("recall", limit=100),
+            Read("timeline"),
+            Read("timeline", where={"m": 1}),
+            Read("recall", limit=100, query="alpha"),
+            Read("timeline", owner="a"),
+        ]
+        for look in cycle(looks):
+            if self.done:
+                return
+            await self.carry_out(look)
 
     async def carry_out(self, operation: Operation) -> None:
         match operation:
@@ -390,7 +408,10 @@ async def run_history(history: History, finish: Callable[[Run], Awaitable[None]]
     clock = Clock()
     async with trial(settings, weather=restless(history.seed), clock=clock) as fed:
         run = Run(fed, clock)
-        await at_once(*(partial(run.client, operations) for operations in history.clients))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.watch)
+            await at_once(*(partial(run.client, operations) for operations in history.clients))
+            run.done = True
         await fed.settled()
         await check_the_end(run)
         if finish is not None:

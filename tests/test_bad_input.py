@@ -272,8 +272,10 @@ def accepted(type: msgspec.inspect.Type) -> set[str]:
             return {"an object"}
         case msgspec.inspect.NoneType():
             return {"null"}
-        case msgspec.inspect.CustomType(cls):  # raw JSON is metadata; the other is what is left out
-            return {"an object", "null"} if cls is msgspec.Raw else set()
+        case msgspec.inspect.RawType():  # metadata
+            return {"an object", "null"}
+        case msgspec.inspect.CustomType():  # what is left out
+            return set()
     raise NotImplementedError(type)
 
 

@@ -402,6 +402,15 @@ def test_a_filter_may_list_more_values_than_a_query_takes(name: str) -> None:
 # --- small accounts
 
 
+def test_what_a_scan_finds_at_a_key_that_is_just_being_written_does_not_take_it() -> None:
+    catalog = opened()
+    new, old = entry("x", key="k", owner="a"), entry("y", "semantic", key="k", owner="a")
+    catalog.reserve([new], [])
+    assert catalog.adopt([old, entry("z", "semantic", key="k")]) == (1, [old])
+    assert catalog.commit_write([new], []) == []
+    assert set(catalog.find("xyz")) == {"x", "z"}
+
+
 def test_time_never_goes_back_not_even_over_a_restart(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "catalog.db")
     assert [catalog.next_moment(now) for now in (5, 3, 7)] == [5, 5, 7]

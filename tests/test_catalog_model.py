@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ entries = st.builds(
 )
 texts = st.sampled_from([*IDS, "", "user", "a", "s", "s\0t", "g", "k", "k/a", "b\0", *NAMES, *map(render, MOMENTS)])
 numbers = st.sampled_from([0, 1, -0.0, 1.0, 0.5, 2, 7.25, 10**30, 1e30, 2**53 + 1, 10**400, -1, 1000])
-scalars = st.none() | st.booleans() | texts | numbers | st.just({}) | st.just([1])
-FIELDS = {
+scalars: st.SearchStrategy[Any] = st.none() | st.booleans() | texts | numbers | st.just({}) | st.just([1])
+FIELDS: dict[str, Callable[[Entry], Any]] = {
     "id": lambda e: e.id,
     "tier": lambda e: e.home,
     "owner": lambda e: e.owner,
@@ -70,7 +70,7 @@ FIELDS = {
     "accessed_at": lambda e: None if e.accessed_at is None else render(e.accessed_at),
 }
 wheres = st.dictionaries(st.sampled_from(sorted(FIELDS)), scalars | st.lists(scalars, max_size=4), max_size=2)
-likely = {
+likely: dict[str, list[Any]] = {
     "id": IDS,
     "tier": NAMES,
     "owner": OWNERS,
@@ -199,6 +199,10 @@ class Model(RuleBasedStateMachine):
             self.living[new.id] = new
             self.strays.pop((new.home, new.id), None)
             self.forgotten.discard(new.id)
+
+    def keys_taken(self) -> set[tuple[str | None, str | None]]:
+        reserved = [new for batch in self.batches for new in batch.new]
+        return {(record.owner, record.key) for record in [*self.living.values(), *reserved]}
 
     def is_reserved(self, id: str) -> bool:
         return any(new.id == id for batch in self.batches for new in batch.new)
@@ -418,7 +422,7 @@ class Model(RuleBasedStateMachine):
                 self.note(each, tier, Stray.UNWANTED)
             elif current is not None:
                 self.note(each, tier, Stray.SUPERSEDED)
-            elif each.key is not None and any((r.owner, r.key) == (each.owner, each.key) for r in self.living.values()):
+            elif each.key is not None and (each.owner, each.key) in self.keys_taken():
                 expected.append(each)
             else:
                 self.written += 1
@@ -459,7 +463,7 @@ class Model(RuleBasedStateMachine):
     @rule(session=st.sampled_from(["s", "", "s\0t", "t"]), tier=homes, scope=scopes)
     def a_conversation_leaves_in_whole_units(self, session: str, tier: str, scope: Scope) -> None:
         there = (r for r in self.living.values() if (r.home, r.session) == (tier, session) and self.holds(scope, r))
-        units = {}
+        units: dict[str, tuple[str, ...]] = {}
         for record in sorted(there, key=lambda record: (record.created_at, record.seq)):
             ids = tuple(member.id for member in self.unit(record))
             units.setdefault(ids[0], ids)
@@ -580,7 +584,7 @@ def selection_of(tiers: list[str], scope: Scope, where: dict[str, Any], prefix: 
     return Selection(tiers=tiers, scope=scope, where=parse_where(raw), key_prefix=prefix)
 
 
-CHANGES = {
+CHANGES: dict[str, Any] = {
     "half_life": st.sampled_from([None, 1.0, 300.0]),
     "per_session": st.booleans(),
     "promote_after": st.none() | st.integers(1, 3),
@@ -666,8 +670,8 @@ def _settings(tier: Tier) -> tuple[float | None, bool, int | None]:
 
 
 TestInMemory: Any = Model.TestCase
-TestInMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestInMemory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestOnFile: Any = OnFile.TestCase
 TestOnFile.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -25,6 +25,11 @@ def newest(limit: int | None = 5, tiers: list[str] = NAMES, **fields: Any) -> Ca
     return lambda catalog: catalog.newest(Selection(tiers=tiers, **fields), limit)
 
 
+def fail(catalog: Catalog) -> None:
+    catalog.reserve([entry("new")], [])
+    catalog.abandon([entry("new")], [])
+
+
 def replace(catalog: Catalog) -> None:
     known = catalog.find("x")["x"]
     for home in ("working", "semantic"):
@@ -56,7 +61,7 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "overfull": lambda catalog: [catalog.overfull(name) for name in NAMES],
     "weakest": lambda catalog: [list(catalog.weakest("working", bucket)) for bucket, _ in catalog.overfull("working")],
     "a write": lambda catalog: write(catalog, entry("new", group="g", key="new", owner="a")),
-    "a write that fails": lambda catalog: (catalog.reserve([entry("new")], []), catalog.abandon([entry("new")], [])),
+    "a write that fails": fail,
     "replacements": replace,
     "settling": lambda catalog: catalog.settle_replacement("x", b""),
     "a move": lambda catalog: move(catalog, [catalog.unit(catalog.find("x")["x"])], "episodic"),
@@ -114,7 +119,8 @@ def test_nothing_is_looked_for_without_an_index(catalog: Catalog, name: str) -> 
     assert any(plans.values())
     for statement, steps in plans.items():
         for step in steps:
-            if "CONSTANT ROW" not in step and "SCAN tiers" not in step:
+            # there are few tiers, and few writes under way
+            if not any(few in step for few in ("CONSTANT ROW", "SCAN tiers", "record_by_reservation")):
                 assert not step.startswith("SCAN"), f"{statement}: {steps}"
 
 

@@ -1,4 +1,4 @@
-"""What a client wrote comes back: metadata to the byte, vectors to the bit, every other field as it was, after any moves.
+"""What a client wrote comes back after any moves: metadata to the byte, vectors to the bit, all else as it was.
 
 Line breaks between the tokens of metadata are the one thing that is not kept: stdio frames by line.
 """
@@ -81,7 +81,8 @@ def json_strings(draw: st.DrawFn) -> str:
     for character in draw(st.text(characters, max_size=12)):
         code = ord(character)
         must = character in '"\\' or code < 0x20
-        if must or draw(st.booleans()):
+        escaped: bool = must or draw(st.booleans())
+        if escaped:
             units = character.encode("utf-16-be")
             form = draw(st.sampled_from(["%04x", "%04X"]))
             pieces = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
@@ -118,10 +119,16 @@ def values(depth: int) -> st.SearchStrategy[str]:
     return st.one_of(simple, arrays, objects(depth))
 
 
+async def told(fed: Trial, method: str = "timeline") -> dict[str, Told]:
+    """The records of an answer, by id. Not decoded further: a decoder cannot hold all that JSON can say."""
+    answer = msgspec.json.decode(await fed.raw(method, b'{"embeddings":true}'), type=Answer)
+    return {record.id: record for record in answer.records}
+
+
 async def moved_twice(fed: Trial, ids: Sequence[str], session: str, way: str) -> None:
     """Working to episodic by closing the session; then on to semantic."""
     await fed.call("session/close", session=session)
-    assert {record["tier"] for record in await fed.timeline(where={"id": list(ids)})} == {"episodic"}
+    assert {record.tier for record in (await told(fed)).values()} == {"episodic"}
     if way == "promote":
         await fed.call("promote", ids=list(ids), tier="semantic")
     else:
@@ -129,7 +136,8 @@ async def moved_twice(fed: Trial, ids: Sequence[str], session: str, way: str) ->
         await fed.call("remember", records=[{"content": "later", "tier": "episodic"} for _ in range(6)])
         await fed.call("consolidate")
     await fed.settled()
-    assert {record["tier"] for record in await fed.timeline(where={"id": list(ids)})} == {"semantic"}
+    after = await told(fed)
+    assert {after[id].tier for id in ids} == {"semantic"}
 
 
 @pytest.mark.parametrize("way", ["promote", "consolidate"])
@@ -139,14 +147,12 @@ async def test_metadata_is_kept_to_the_byte_through_two_moves(way: str) -> None:
         async with trial(settings_of(policy="explicit")) as fed:
             await fed.raw("remember", remember((case, metadata)))
             await moved_twice(fed, [case], "s", way)
-            answer = msgspec.json.decode(await fed.raw("timeline", b'{"embeddings":true}'), type=Answer)
-            told = {record.id: record for record in answer.records}[case]
-            assert bytes(told.metadata) == metadata
-            assert vector_bytes(told.embedding) == vector_bytes(json.loads(VECTOR))
-            assert fed.copies()[case] == ["semantic"]
+            record = (await told(fed))[case]
+            assert bytes(record.metadata) == metadata
+            assert vector_bytes(record.embedding) == vector_bytes(json.loads(VECTOR))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(written=st.lists(objects(), min_size=1, max_size=4))
 def test_any_metadata_is_kept_to_the_byte_through_two_moves(written: list[str]) -> None:
     async def run() -> None:
@@ -156,14 +162,13 @@ def test_any_metadata_is_kept_to_the_byte_through_two_moves(written: list[str]) 
             await fed.raw("remember", remember(*zip(ids, raw, strict=True)))
             await moved_twice(fed, ids, "s", "promote")
             for method in ("timeline", "recall"):
-                answer = msgspec.json.decode(await fed.raw(method, b"{}"), type=Answer)
-                told = {record.id: bytes(record.metadata) for record in answer.records}
-                assert told == dict(zip(ids, raw, strict=True))
+                kept = {id: bytes(record.metadata) for id, record in (await told(fed, method)).items()}
+                assert kept == dict(zip(ids, raw, strict=True))
 
     anyio.run(run)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     vectors=st.integers(1, 5).flatmap(
         lambda width: st.lists(
@@ -179,8 +184,8 @@ def test_any_vector_is_kept_to_the_bit_through_two_moves(vectors: list[list[floa
             records = [{"content": str(n), "embedding": vector} for n, vector in enumerate(vectors)]
             ids = (await fed.call("remember", records=records, session="s"))["ids"]
             await moved_twice(fed, ids, "s", "promote")
-            told = await fed.timeline(embeddings=True)
-            assert [vector_bytes(record["embedding"]) for record in told] == list(map(vector_bytes, vectors))
+            after = await told(fed)
+            assert [vector_bytes(after[id].embedding) for id in ids] == list(map(vector_bytes, vectors))
 
     anyio.run(run)
 
@@ -189,7 +194,7 @@ texts = st.text(characters, max_size=20)
 names = st.text(characters, min_size=1, max_size=20)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     record=st.fixed_dictionaries(
         {"id": names, "content": texts},
@@ -271,10 +276,8 @@ async def test_a_move_changes_nothing_but_the_tier(move: Callable[[Trial], Any])
         await fed.call("remember", records=[WHOLE])
         await fed.call("recall", query="Rome")
         [before] = await fed.timeline(embeddings=True, where={"id": "whole"})
-        assert before == WHOLE | {
-            **{"tier": "working", "access_count": 1},
-            "accessed_at": before["accessed_at"],
-        }
+        earned = {"access_count": 1, "accessed_at": before["accessed_at"]}
+        assert before == WHOLE | earned | {"tier": "working"}
         await move(fed)
         await fed.settled()
         [after] = await fed.timeline(embeddings=True, where={"id": "whole"})
@@ -305,7 +308,13 @@ def served(folder: Path) -> Iterator[httpx.Client]:
     for tier in ("working", "episodic", "semantic", "procedural"):
         text = text.replace('command = ["-"]', f'command = ["a2m-store", "{tier}.db"]', 1)
     (folder / "federation.toml").write_text(text)
-    command = [Path(sys.executable).with_name("a2m-router"), "--config", "federation.toml", "--http", "127.0.0.1:0"]
+    command = [
+        str(Path(sys.executable).with_name("a2m-router")),
+        "--config",
+        "federation.toml",
+        "--http",
+        "127.0.0.1:0",
+    ]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE)
     try:
         assert process.stderr is not None

@@ -701,3 +701,27 @@ async def test_the_same_key_of_another_owner_is_another_key() -> None:
         answer = await fed.call("remember", records=[{"id": "x", "content": "changed", "key": "k"}], owner="a")
         assert answer == {"ids": ["x"]}
         assert {record["content"] for record in await fed.timeline()} == {"everybody's", "a's"}
+
+
+async def test_a_record_that_goes_from_a_shared_tier_into_a_private_one_is_not_followed_there() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("published", key="k", owner="a", tier="procedural")
+        answered = steer.hold("procedural", "recall", after=True)
+        read = Task(tasks, lambda: fed.timeline(owner="b"))
+        await answered.reached.wait()
+        await fed.remember("private", key="k", owner="a", tier="working")
+        answered.release()
+        assert [record["tier"] for record in await read.ended()] in ([], ["procedural"])
+
+
+async def test_a_timelines_limit_is_filled_when_the_newest_is_forgotten_meanwhile() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("older", "newest")
+        answered = steer.hold("working", "recall", after=True)
+        read = Task(tasks, lambda: fed.timeline(limit=1))
+        await answered.reached.wait()
+        await fed.call("forget", ids=ids[1:])
+        answered.release()
+        assert [record["content"] for record in await read.ended()] in (["older"], ["newest"])

@@ -79,7 +79,7 @@ async def crash(
 
 async def one_home_each(fed: Trial) -> None:
     await fed.settled()
-    assert {id: tiers for id, tiers in fed.copies().items()} == {r["id"]: [r["tier"]] for r in await fed.timeline()}
+    assert fed.copies() == {r["id"]: [r["tier"]] for r in await fed.timeline()}
     assert_nothing_under_way(fed)
 
 
@@ -281,7 +281,7 @@ async def test_a_store_that_brings_a_past_is_adopted_page_by_page(
 async def test_a_scan_that_ignores_notes_of_forgetting_brings_the_forgotten_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Catalog, "is_forgotten", lambda self, id: False)
+    monkeypatch.setattr(Catalog, "is_forgotten", lambda *_: False)
     with pytest.raises(BaseExceptionGroup) as wrong:
         await a_store_that_brings_a_past(tmp_path)
     assert wrong.group_contains(AssertionError)
@@ -364,12 +364,16 @@ async def test_a_key_written_while_an_interrupted_write_of_it_cannot_be_looked_i
 # --- whose files these are
 
 
+def exchange(folder: Path, tier: str) -> None:
+    for file in folder.glob(f"{tier}.db*"):
+        file.unlink()
+    past(folder, tier, "other")
+
+
 async def another_store_behind_a_tier(folder: Path) -> None:
     async with trial(CALM, folder=folder) as fed:
         await fed.remember("one")
-    for file in folder.glob("working.db*"):
-        file.unlink()
-    past(folder, "working", "other")
+    exchange(folder, "working")
     refused = False
     try:
         async with trial(CALM, folder=folder):

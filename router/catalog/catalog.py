@@ -594,7 +594,8 @@ class Catalog:
         """Take records that a tier was found to hold into the account, forgotten ones excepted; a second copy of what
         already has a home is a stray.
 
-        Returns how many became known, and those that could not: their owner's key already has another record.
+        Returns how many became known, and those that could not: their owner's key has another record, or is just being
+        given one.
         """
         adopted = 0
         refused = []
@@ -608,7 +609,7 @@ class Catalog:
                     self._note(entry, entry.home, Stray.UNWANTED)
                 elif current is not None:
                     self._note(entry, entry.home, Stray.SUPERSEDED)
-                elif entry.key is not None and self.by_key(entry.owner, entry.key) is not None:
+                elif entry.key is not None and self._is_taken(entry.owner, entry.key):
                     refused.append(entry)
                 else:
                     self._insert(entry)
@@ -756,6 +757,14 @@ class Catalog:
             self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
             self._note(entry, entry.home, Stray.UNWANTED)
         return 0
+
+    def _is_taken(self, owner: str | None, key: str) -> bool:
+        reserved = self._execute(
+            "SELECT 1 FROM records INDEXED BY record_by_reservation"
+            " WHERE home IS NULL AND key = ? AND owner = ? LIMIT 1",
+            (present(key), present(owner)),
+        ).get
+        return reserved is not None or self.by_key(owner, key) is not None
 
     def _account(self, entry: Entry) -> tuple[Any, ...]:
         return (

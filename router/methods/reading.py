@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 # A tier is asked for no more than this in one recall, whatever the caller's limit.
 _MOST_CANDIDATES: Final = 1000
 
-# A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's.
+# A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
+# does a timeline with a limit: older ones come into it.
 _LOOKS: Final = 3
 
 
@@ -124,8 +125,11 @@ class Readings:
         )
         with self._catalog.readers.reading() as read:
             if not where.foreign:
-                entries = self._catalog.newest(selection, limit)
-                records, missing = await self._read(entries, read, embeddings=params.embeddings)
+                for _ in range(_LOOKS):
+                    entries = self._catalog.newest(selection, limit)
+                    records, missing = await self._read(entries, tiers, scope, read, embeddings=params.embeddings)
+                    if limit is None or len(self._catalog.find(entry.id for entry in entries)) == len(entries):
+                        break
                 self._refuse_if_nothing(tiers, missing)
                 degraded = self._with_unaccounted(tiers, missing)
             else:
@@ -135,10 +139,7 @@ class Readings:
                 records = {id: _laid_over(record, now[id], None, params.embeddings) for id, record in shown.items()}
                 entries = self._catalog.among(records, selection)
                 entries = entries[-limit:] if limit is not None else entries
-        asked = {tier.name for tier in tiers}
-        ordered = [records[entry.id] for entry in entries if entry.id in records]
-        # what has left the tiers in question meanwhile is not shown as if it were still there
-        return Records([record for record in ordered if record.tier in asked], degraded)
+        return Records([records[entry.id] for entry in entries if entry.id in records], degraded)
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
         """The caller's record at a key, else the ownerless one, else none (§4.9)."""
@@ -149,7 +150,9 @@ class Readings:
                 entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
                 if entry is None:
                     break
-                records, missing = await self._read([entry], read, embeddings=params.embeddings)
+                records, missing = await self._read(
+                    [entry], self._settings.managed, scope, read, embeddings=params.embeddings
+                )
                 for down in missing:
                     raise unanswered(down.tier, down.reason, 1.0)
                 if entry.id in records:
@@ -304,9 +307,13 @@ class Readings:
         return _records_in(raw, tier)
 
     async def _read(
-        self, entries: Sequence[Entry], read: Reading, *, embeddings: bool
+        self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, read: Reading, *, embeddings: bool
     ) -> tuple[dict[str, Record], list[Degraded]]:
-        """The records of `entries`, read at their homes; those that have moved on meanwhile are followed once."""
+        """The records of `entries`, read at their homes; those that have moved on meanwhile are followed once.
+
+        What has left the tiers in question meanwhile, or the caller's sight, is not shown.
+        """
+        asked = {tier.name for tier in tiers}
         found: dict[str, Record] = {}
         degraded: dict[str, Degraded] = {}
         wanted = list(entries)
@@ -317,7 +324,11 @@ class Readings:
             copies = await outcomes(
                 [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
             )
-            now = self._catalog.find(entry.id for entry in wanted)
+            now = {
+                id: entry
+                for id, entry in self._catalog.find(entry.id for entry in wanted).items()
+                if entry.home in asked and self._catalog.sees(scope, entry)
+            }
             for home, answer in zip(homes, copies, strict=True):
                 if not isinstance(answer, dict):
                     degraded[home] = Degraded(home, reason_of(answer))

@@ -1,0 +1,323 @@
+"""Two tiny A2M clients: a child process on its pipes, and HTTP. Every wait has a deadline.
+
+They hide nothing: what a server sent can be looked at as it came (`Stdio.arrived`, `Http.post`).
+"""
+
+import http.client
+import itertools
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+PROTOCOL: Final = "a2m/0.1"
+WELL_KNOWN: Final = "/.well-known/a2m-server.json"
+
+Message = dict[str, Any]
+
+
+class NoAnswer(Exception):
+    """The server did not answer, or not as its binding demands; one sentence."""
+
+
+class Client(Protocol):
+    """What all checks use; those of one binding use more.
+
+    `binding` is "stdio", "http", or "process" for a server in this process.
+    """
+
+    binding: str
+
+    def request(self, method: str, params: Any = None, id: Any = None) -> Message:
+        """The whole response to one call; without `params` none are sent. Raises NoAnswer."""
+        ...
+
+    def raw(self, body: bytes) -> Message:
+        """The response to something that need not be a message. Raises NoAnswer."""
+        ...
+
+    def notify(self, method: str, params: Any) -> None:
+        """Sends a call without an id."""
+        ...
+
+    def close(self) -> None:
+        """Ends the connection."""
+        ...
+
+
+def rendered(method: str, params: Any, id: Any) -> bytes:
+    """One request on one line."""
+    message: Message = {"jsonrpc": "2.0", "id": id, "method": method}
+    if params is not None:
+        message["params"] = params
+    return json.dumps(message).encode()
+
+
+def notification(method: str, params: Any) -> bytes:
+    """One notification on one line."""
+    return json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode()
+
+
+class Arrived(NamedTuple):
+    """One line of the server's: its bytes, and the message in it, or None if it holds none."""
+
+    line: bytes
+    message: Message | None
+
+    @property
+    def is_notification(self) -> bool:
+        return self.message is not None and "method" in self.message and "id" not in self.message
+
+    @property
+    def is_response(self) -> bool:
+        return self.message is not None and "method" not in self.message
+
+
+class Stdio:
+    """A server as a child process. A thread reads its stdout; `arrived` is all that it has read, in order."""
+
+    binding = "stdio"
+
+    def __init__(self, command: Sequence[str], timeout: float = 20) -> None:
+        self.timeout = timeout
+        self.arrived: list[Arrived] = []
+        self.ended = False
+        self._changed = threading.Condition()
+        self._ids = itertools.count(1)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def request(self, method: str, params: Any = None, id: Any = None) -> Message:
+        id = next(self._ids) if id is None else id
+        since = len(self.arrived)
+        self.send(rendered(method, params, id))
+        return self.response(id, since, method)
+
+    def raw(self, body: bytes) -> Message:
+        since = len(self.arrived)
+        self.send(body)
+        return self._first(lambda came: came.is_response, since, "what was sent")
+
+    def notify(self, method: str, params: Any) -> None:
+        self.send(notification(method, params))
+
+    def send(self, line: bytes) -> None:
+        """Writes one line, without waiting for anything."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            raise NoAnswer("the server no longer reads its stdin") from None
+
+    def response(self, id: Any, since: int, asked: str) -> Message:
+        """The response to `id` among what arrived after the first `since` lines."""
+        came = self._first(lambda came: came.is_response, since, asked)
+        seen = since
+        while came.get("id") != id or type(came.get("id")) is not type(id):
+            # an answer to nobody is most likely this call's, spoilt
+            if came.get("id") is None or not self._is_awaited(came["id"]):
+                raise NoAnswer(f"{asked} was sent with id {id!r} and answered with id {came.get('id')!r}: {came}")
+            seen = self._place(came, seen) + 1
+            came = self._first(lambda came: came.is_response, seen, asked)
+        return came
+
+    def responses(self, count: int, since: int) -> list[Message]:
+        """The first `count` responses after the first `since` lines, in their order."""
+        self._until(lambda: sum(came.is_response for came in self.arrived[since:]) >= count, f"{count} requests")
+        return [came.message for came in self.arrived[since:] if came.is_response and came.message is not None]
+
+    def wait_for(self, wanted: Callable[[Arrived], bool], since: int, seconds: float) -> bool:
+        """Whether what is wanted is among what arrived after the first `since` lines, or comes within `seconds`."""
+        try:
+            self._until(lambda: any(map(wanted, self.arrived[since:])), "", seconds)
+        except NoAnswer:
+            return False
+        return True
+
+    def end_input(self) -> int | None:
+        """Closes stdin; returns the exit code once stdout has ended too, or None if that takes too long."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass
+        try:
+            code = self._process.wait(self.timeout)
+            self._until(lambda: self.ended, "the end of stdin")
+        except (subprocess.TimeoutExpired, NoAnswer):
+            return None
+        return code
+
+    def close(self) -> None:
+        self.end_input()
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        if self.ended:
+            self._process.stdout.close()
+
+    def _is_awaited(self, id: Any) -> bool:
+        return isinstance(id, str) and id.startswith("pipelined-")
+
+    def _place(self, message: Message, since: int) -> int:
+        return next(place for place in range(since, len(self.arrived)) if self.arrived[place].message is message)
+
+    def _first(self, wanted: Callable[[Arrived], bool], since: int, asked: str) -> Message:
+        self._until(lambda: any(map(wanted, self.arrived[since:])), asked)
+        found = next(came.message for came in self.arrived[since:] if wanted(came))
+        assert found is not None
+        return found
+
+    def _until(self, true: Callable[[], bool], asked: str, seconds: float | None = None) -> None:
+        deadline = time.monotonic() + (self.timeout if seconds is None else seconds)
+        with self._changed:
+            while not true():
+                left = deadline - time.monotonic()
+                if self.ended:
+                    raise NoAnswer(f"the server closed its stdout; {asked} was not answered")
+                if left <= 0:
+                    raise NoAnswer(f"{asked} was not answered within {self.timeout:g} s")
+                self._changed.wait(left)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            arrived = Arrived(line, message_in(line))
+            with self._changed:
+                self.arrived.append(arrived)
+                self._changed.notify_all()
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
+
+
+def message_in(line: bytes) -> Message | None:
+    """The JSON-RPC message that a line is, or None."""
+    try:
+        message = json.loads(line.decode())
+    except ValueError:
+        return None
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+        return None
+    is_response = "id" in message and (("result" in message) != ("error" in message))
+    return message if isinstance(message.get("method"), str) or is_response else None
+
+
+class Reply(NamedTuple):
+    """An HTTP response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def media_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def message(self) -> Message:
+        """The JSON object in the body. Raises NoAnswer."""
+        try:
+            message = json.loads(self.body)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise NoAnswer(f"expected a JSON object as the body, got {self.status} with {self.body[:200]!r}")
+        return message
+
+
+class Http:
+    """A server behind an address; one connection for each request."""
+
+    binding = "http"
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = 20) -> None:
+        self.timeout = timeout
+        self.token = token
+        self._url = urlsplit(url)
+        self._ids = itertools.count(1)
+
+    def request(self, method: str, params: Any = None, id: Any = None) -> Message:
+        id = next(self._ids) if id is None else id
+        reply = self.post(rendered(method, params, id), {"A2M-Protocol-Version": PROTOCOL})
+        if reply.status != 200:
+            raise NoAnswer(f"{method} was answered {reply.status} and not 200: {reply.body[:200]!r}")
+        message = reply.message()
+        if message.get("id") != id or type(message.get("id")) is not type(id):
+            raise NoAnswer(f"{method} was sent with id {id!r} and answered with id {message.get('id')!r}: {message}")
+        return message
+
+    def raw(self, body: bytes) -> Message:
+        return self.post(body).message()
+
+    def notify(self, method: str, params: Any) -> None:
+        self.post(notification(method, params))
+
+    def post(self, body: bytes, headers: Mapping[str, str] | None = None, *, authorized: bool = True) -> Reply:
+        """The answer to a POST on the endpoint. Raises NoAnswer."""
+        return self.send("POST", self._url.path or "/", body, headers, authorized=authorized)
+
+    def get(self, path: str | None = None, headers: Mapping[str, str] | None = None) -> Reply:
+        """The answer to a GET, on the endpoint if no path is given. Raises NoAnswer."""
+        return self.send("GET", path or self._url.path or "/", None, headers)
+
+    def send(
+        self,
+        verb: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        authorized: bool = True,
+    ) -> Reply:
+        sent = {} if body is None else {"Content-Type": "application/json"}
+        if self.token is not None and authorized:
+            sent["Authorization"] = f"Bearer {self.token}"
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._url.hostname or "", self._url.port, timeout=self.timeout)
+        try:
+            connection.request(verb, path, body, {**sent, **(headers or {})})
+            response = connection.getresponse()
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, named, response.read())
+        except (OSError, http.client.HTTPException) as problem:
+            raise NoAnswer(f"{verb} {path} was not answered: {problem or type(problem).__name__}") from problem
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class InProcess:
+    """A server that is a function of this process: a message in, its answer or None out."""
+
+    binding = "process"
+
+    def __init__(self, answer: Callable[[bytes], bytes | None]) -> None:
+        self._answer = answer
+        self._ids = itertools.count(1)
+
+    def request(self, method: str, params: Any = None, id: Any = None) -> Message:
+        id = next(self._ids) if id is None else id
+        message = self.raw(rendered(method, params, id))
+        if message.get("id") != id or type(message.get("id")) is not type(id):
+            raise NoAnswer(f"{method} was sent with id {id!r} and answered with id {message.get('id')!r}: {message}")
+        return message
+
+    def raw(self, body: bytes) -> Message:
+        answer = self._answer(body)
+        message = None if answer is None else message_in(answer)
+        if message is None:
+            raise NoAnswer(f"expected a response, got {answer!r}")
+        return message
+
+    def notify(self, method: str, params: Any) -> None:
+        self._answer(notification(method, params))
+
+    def close(self) -> None:
+        """Nothing is held open."""
