@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -22,10 +23,11 @@ from router.methods.selecting import Selecting
 from router.methods.table import CAPABILITIES, Methods
 from router.methods.upkeep import Upkeep
 from router.methods.writing import Writing
-from router.moves import Moves, Settling
+from router.moves import Moves
 from router.passes import Passes
 from router.policy import strength
 from router.recovery import Recovery
+from router.settling import Settling
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import Link, TierDown
@@ -69,15 +71,15 @@ class Federation:
         self._clock = clock
         copies = Copies(links)
         managed = [tier.name for tier in settings.managed]
-        self.sweeper = Sweeper(catalog, copies, managed)
-        settling = Settling(copies, self.sweeper, self._spawn)
+        settling = Settling(copies, self._spawn)
+        self.sweeper = Sweeper(catalog, copies, settling, managed)
         self.moves = Moves(catalog, copies, self.sweeper, settling)
         self.passes = Passes(settings, catalog, self.moves, self.sweeper, clock)
         self.recovery = Recovery(settings, catalog, copies, self.sweeper, adopt=adopt)
         selecting = Selecting(settings, catalog, copies)
         wake = self.passes.wake
         writing = Writing(settings, catalog, copies, self.sweeper, settling, selecting, clock, wake)
-        readings = Readings(settings, catalog, copies, selecting, clock, wake)
+        readings = Readings(settings, catalog, copies, clock, wake)
         upkeep = Upkeep(settings, catalog, self.moves, self.passes, wake)
         self.methods = Methods(settings, catalog, copies, writing, readings, upkeep)
         self.answer = Dispatcher(self.methods.table(), CAPABILITIES)
@@ -94,11 +96,17 @@ class Federation:
             for link in self.links.values():
                 await link.wait_greeted()
         profiles = []
+        problems = []
         for tier in self.settings.managed:
             profile = self.links[tier.name].profile
             if profile is not None:
-                self.recovery.check(tier, profile)
                 profiles.append((tier, profile))
+                try:
+                    self.recovery.check(tier, profile)
+                except CannotServe as problem:
+                    problems.append(str(problem))
+        if problems:
+            raise CannotServe("\n".join(problems))
         self.recovery.agree_on_metric(profiles)
         for link in self.links.values():
             link.on_change(self._tier_changed)
@@ -114,11 +122,19 @@ class Federation:
         self._tasks.start_soon(_kept_running, self._keep_house)
 
     def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks.start_soon(function)
+        """Start work that outlives the call it began in. A fault of it is its own, and goes to the log."""
+
+        async def guarded() -> None:
+            try:
+                await function()
+            except Exception:
+                log.exception("background work failed; what is left undone is noted in the catalog")
+
+        self._tasks.start_soon(guarded)
 
     def _tier_changed(self, link: Link) -> None:
         if link.status == "up":
-            self._tasks.start_soon(self._welcome, link)
+            self._spawn(partial(self._welcome, link))
 
     async def _welcome(self, link: Link) -> None:
         """Bring the account and a tier that has come up together; again until it works or the tier is down."""
@@ -132,7 +148,7 @@ class Federation:
                     if link.profile is not None:
                         self.recovery.check(self.settings.tier(link.name), link.profile)
                     await self.recovery.welcome(link.name)
-                except (TierDown, A2MError) as problem:
+                except (TierDown, A2MError, OSError) as problem:
                     log.warning("%s: not taken into the account yet: %s", link.name, problem)
                     await anyio.sleep(_WELCOME_SECONDS)
                     continue

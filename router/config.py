@@ -380,6 +380,10 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
     else:
         if tier.capacity and not table.has("spill_to") and tier.overflow != "drop":
             table.note("capacity", 'says nowhere to spill to; add spill_to, or overflow = "drop" to lose the weakest')
+        if table.has("spill_to") and tier.overflow == "drop":
+            table.note("overflow", '"drop" loses what spill_to would keep; leave one of the two out')
+        if tier.weight == 0:
+            table.note("weight", "expected more than 0: a tier without a say is better left out of `rankings`")
         if table.has("promote_after") and not table.has("promote_to"):
             table.note("promote_after", "says nowhere to promote to; add promote_to")
     return tier

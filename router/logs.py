@@ -19,7 +19,9 @@ def log_to_stderr(level: str, form: str) -> None:
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).isoformat(sep=" ", timespec="milliseconds")
-        line = f"{moment} {record.levelname.lower():7} {record.getMessage()}"
+        # one line an event, whatever a tier or a caller has put into it
+        message = record.getMessage().replace("\n", "\\n").replace("\r", "\\r")
+        line = f"{moment} {record.levelname.lower():7} {message}"
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
 
 

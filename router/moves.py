@@ -10,21 +10,22 @@ The steps, in their order; ARCHITECTURE's table says what remains when anything 
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 import anyio
 import msgspec
 
 from router.a2m.errors import A2MError
-from router.a2m.records import Draft, Record, digest
+from router.a2m.records import Record, digest, draft_of
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, group_name, id_name, key_name
 from router.catalog.entries import Entry
 from router.policy import Unit, in_batches
+from router.settling import Settling
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
-from router.tiers.link import TierDown
+from router.tiers.link import AnswerTooLong, TierDown
 from router.tiers.together import failures_in, outcomes
 
 log = logging.getLogger(__name__)
@@ -37,55 +38,18 @@ _ROUND: Final = 200
 
 
 class Moved(msgspec.Struct):
-    """What came of a move: how many records have a new home, and why the others have not."""
+    """What came of a move: how many records have a new home, and why the others have not.
+
+    `blocked`: a tier did not take part at all, so that it is no use to try others on the same way now.
+    """
 
     records: int = 0
     reason: str | None = None
+    blocked: bool = False
 
 
-class Spawn(Protocol):
-    """Starts a task that outlives the call, owned by the federation."""
-
-    def __call__(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
-
-
-class Settling:
-    """Keeps claims while a tier's answer is open: nothing more is written or removed for their ids until it is certain
-    that a call whose outcome is unknown cannot land any more."""
-
-    def __init__(self, copies: Copies, sweeper: Sweeper, spawn: Spawn) -> None:
-        self._copies = copies
-        self._sweeper = sweeper
-        self._spawn = spawn
-
-    def release(
-        self,
-        claim: Claim,
-        failures: Sequence[object] = (),
-        then: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Release `claim`: at once if nothing is open, else when every call among `failures` is settled and `then` is
-        done."""
-        open_calls = [
-            f for f in failures if isinstance(f, TierDown) and f.settled is not None and not f.settled.is_set()
-        ]
-        if not open_calls and then is None:
-            claim.release()
-            self._sweeper.wake()
-            return
-
-        async def settle() -> None:
-            try:
-                for failure in open_calls:
-                    assert failure.settled is not None
-                    await self._copies.link(failure.tier).settle(failure.settled)
-                if then is not None:
-                    await then()
-            finally:
-                claim.release()
-                self._sweeper.wake()
-
-        self._spawn(settle)
+class Altered(Exception):
+    """A tier does not give back what it was given."""
 
 
 class Moves:
@@ -103,46 +67,66 @@ class Moves:
 
         A unit that has changed since it was chosen, or that a tier refuses, stays where it is; the reason says why.
         """
-        for tier in (source, target):
-            link = self._copies.link(tier)
-            if link.status != "up":
-                return Moved(0, f"{tier}: {link.reason}")
         result = Moved()
-        for batch in in_batches(units, _ROUND):
-            part = await self._move(batch, source, target, salience)
-            result.records += part.records
-            result.reason = part.reason or result.reason
-        self._say(source, target, result)
+        waiting = in_batches(units, _ROUND)[::-1]
+        while waiting and not result.blocked:
+            batch = waiting.pop()
+            try:
+                records = await self._move(batch, source, target, salience)
+            except (A2MError, Altered, AnswerTooLong) as refused:
+                # of several units one may be at fault: halved until it stands alone
+                if len(batch) > 1:
+                    waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
+                else:
+                    result.reason = f"{batch[0].ids[0]!r}: {refused}"
+            except (TierDown, OSError) as failure:
+                result.reason, result.blocked = str(failure), True
+            else:
+                if records is None:
+                    result.reason = "an earlier change of the same records has not been settled yet"
+                result.records += records or 0
+        self._say(source, target, result.reason)
         return result
 
-    def _say(self, source: str, target: str, result: Moved) -> None:
-        """Why nothing moves is logged when it begins, not with every trial."""
-        known = self._reasons.get((source, target))
-        if result.reason is not None and result.reason != known:
-            log.warning("%s -> %s: not moved: %s", source, target, result.reason)
-        if result.reason is not None:
-            self._reasons[source, target] = result.reason
-        else:
+    def _say(self, source: str, target: str, reason: str | None) -> None:
+        """Why something does not move is logged when it begins, not with every trial."""
+        if reason is None:
             self._reasons.pop((source, target), None)
+        elif reason != self._reasons.get((source, target)):
+            log.warning("%s -> %s: not moved: %s", source, target, reason)
+            self._reasons[source, target] = reason
 
-    async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> Moved:
+    async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> int | None:
+        """How many records moved; None if others are at work on one of them for too long."""
+        for tier in (source, target):
+            self._check(tier)
         claimed = await self._claim(units, source, target)
         if claimed is None:
-            return Moved(0, "an earlier change of the same records has not been settled yet")
+            return None
         claim, groups = claimed
-        moved = Moved()
-        failures: list[object] = []
+        failure: Exception | None = None
+        moved = 0
         # from here on a cancellation could leave the claim or the copies without an owner; every call has a deadline
         with anyio.CancelScope(shield=True):
             try:
-                moved.records = await self._copy_and_flip(groups, source, target, salience)
-            except (TierDown, A2MError, OSError) as failure:
-                failures.append(failure)
+                moved = await self._copy_and_flip(groups, source, target, salience)
+            except (TierDown, A2MError, Altered, OSError) as problem:
+                failure = problem
                 self._catalog.give_up([entry for unit in groups for entry in unit], target)
-                moved.reason = str(failure)
             finally:
-                self._settling.release(claim, failures)
+                self._settling.release(claim, [failure])
+                self._sweeper.wake(source, target)
+        if failure is not None:
+            raise failure
         return moved
+
+    def _check(self, tier: str) -> None:
+        link = self._copies.link(tier)
+        if link.status != "up":
+            raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
+        if not self._catalog.is_scanned(tier):
+            # a member of a group may not have been found yet
+            raise TierDown(tier, "what it holds is still being taken into the account", 1.0, None)
 
     async def _claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
         """A claim on all that the units touch, and their entries as they are under it; None if others keep it busy."""
@@ -165,20 +149,13 @@ class Moves:
 
     def _present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
         """The units that still live in `source`, each with all the members its group has now."""
-        found: dict[str, list[Entry]] = {}
-        for unit in units:
-            entry = next(iter(self._catalog.find(unit.ids).values()), None)
-            if entry is not None and entry.home == source:
-                whole = self._catalog.unit(entry)
-                found[whole[0].id] = whole
-        return list(found.values())
+        entries = self._catalog.find(id for unit in units for id in unit.ids)
+        return self._catalog.units(entry for entry in entries.values() if entry.home == source)
 
     async def _copy_and_flip(self, groups: Sequence[Sequence[Entry]], source: str, target: str, salience: float) -> int:
         entries = [entry for unit in groups for entry in unit]
         if not entries:
             return 0
-        if not self._catalog.is_scanned(target):
-            raise TierDown(target, "what it holds is still being taken into the account", 1.0, None)
         await self._sweeper.clear(target, entries)
         self._catalog.note_copies(entries, target)
         records, _ = _all_well(
@@ -216,37 +193,18 @@ class Moves:
         if not left:
             return
         for _ in range(2):
-            await self._copies.write(target, [_draft(record) for record in left])
+            await self._copies.write(target, [draft_of(record) for record in left])
             found = await self._copies.read(target, [record.id for record in left], embeddings=True)
             left = [record for record in left if not _same(record, found.get(record.id))]
             if not left:
                 return
             # a tier that holds an id keeps the old content and still answers with the id
             await self._copies.remove(target, [record.id for record in left])
-        raise TierDown(target, f"does not keep what it is given: {left[0].id!r} came back altered", 60.0, None)
+        raise Altered(f"{target} does not keep what it is given: {left[0].id!r} came back altered")
 
 
 def _same(record: Record, copy: Record | None) -> bool:
     return copy is not None and digest(copy) == digest(record)
-
-
-def _draft(record: Record) -> Draft:
-    return Draft(
-        id=record.id,
-        content=record.content,
-        created_at=record.created_at,
-        role=record.role,
-        metadata=record.metadata,
-        group=record.group,
-        salience=record.salience,
-        owner=record.owner,
-        session=record.session,
-        key=record.key,
-        revision=record.revision,
-        embedding=record.embedding,
-        uri=record.uri,
-        media_type=record.media_type,
-    )
 
 
 def _names(entry: Entry) -> list[Name]:

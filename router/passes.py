@@ -7,6 +7,7 @@ lost.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -26,15 +27,17 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 30.0
 
+# Units that are tried one after the other where a tier refuses them, before the way rests.
+_MOST_TRIALS: Final = 16
+
 
 class Report(msgspec.Struct):
-    """What a pass did, in records, and how many units it had to leave where they were."""
+    """What a pass did, in records."""
 
     moved: int = 0
     promoted: int = 0
     dropped: int = 0
     summarized: int = 0
-    left: int = 0
 
 
 class Passes:
@@ -53,6 +56,7 @@ class Passes:
         self._sweeper = sweeper
         self._clock = clock
         self._turn = anyio.Lock()
+        self._something_left = False
         self._rests: dict[tuple[str, str], _Rest] = {}
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
@@ -92,24 +96,28 @@ class Passes:
             if not patient:
                 self._rests.clear()
             report = Report()
-            stuck = _Stuck(set(), set())
+            stuck = _Stuck(set(), Counter())
             while await self._promote(report, stuck) or await self._spill(report, stuck):
                 pass
-            report.left = len(stuck.units) + len(stuck.buckets)
+            self._something_left = bool(stuck.units)
             return report
 
-    async def close_session(self, session: str, scope: Scope) -> tuple[int, Report]:
-        """Move a conversation out of the working tiers, then run a pass. Returns how many records left (§4.11)."""
-        flushed = 0
+    async def close_session(self, session: str, owner: str | None) -> tuple[Moved, Report]:
+        """Move an owner's conversation out of the working tiers, then run a pass (§4.11).
+
+        Returns what came of the first, and what both did together.
+        """
+        flushed = Moved()
         report = Report()
         for tier in self._settings.managed:
             if tier.kind == "working" and tier.spill_to is not None:
-                units = self._catalog.in_session(tier.name, session, scope)
+                units = self._catalog.in_session(tier.name, session, owner)
                 moved = await self._moves.carry_out(units, tier.name, tier.spill_to)
-                flushed += moved.records
+                flushed.records += moved.records
+                flushed.reason = moved.reason or flushed.reason
                 report.moved += moved.records
         after = await self.consolidate()
-        for field in ("moved", "promoted", "dropped", "summarized", "left"):
+        for field in ("moved", "promoted", "dropped", "summarized"):
             setattr(report, field, getattr(report, field) + getattr(after, field))
         return flushed, report
 
@@ -117,65 +125,76 @@ class Passes:
         """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
         now = anyio.current_time()
         self._rests = {way: rest for way, rest in self._rests.items() if rest.until > now}
-        return min((rest.until for rest in self._rests.values()), default=math.inf)
+        # what others were at work on is looked at again, though nobody says when they have done
+        last = now + _LONGEST_WAIT if self._something_left else math.inf
+        return min([last, *(rest.until for rest in self._rests.values())])
 
     async def _promote(self, report: Report, stuck: "_Stuck") -> bool:
         progress = False
-        by_home: dict[str, dict[tuple[str, ...], Unit]] = {}
-        for entry in self._catalog.due():
-            ids = tuple(member.id for member in self._catalog.unit(entry))
-            if ids not in stuck.units:
-                by_home.setdefault(entry.home, {})[ids] = Unit(ids, 0.0, len(ids), entry.owner, entry.group)
-        for home, units in by_home.items():
-            target = self._settings.tier(home).promote_to
-            assert target is not None
-            moved = await self._carry_out(list(units.values()), home, target, stuck)
-            report.promoted += moved.records
-            progress |= moved.records > 0
+        for tier in self._settings.managed:
+            target = tier.promote_to
+            if target is None or self._rests_on(tier.name, target):
+                continue
+            units = [
+                Unit(ids, 0.0, len(ids))
+                for unit in self._catalog.units(self._catalog.due(tier.name))
+                if (ids := tuple(entry.id for entry in unit)) not in stuck.units
+            ]
+            if units:
+                moved = await self._carry_out(units, tier.name, target, stuck)
+                report.promoted += moved.records
+                progress |= moved.records > 0
         return progress
 
     async def _spill(self, report: Report, stuck: "_Stuck") -> bool:
         progress = False
         for tier in self._settings.managed:
+            if tier.overflow == "spill" and (tier.spill_to is None or self._rests_on(tier.name, tier.spill_to)):
+                continue
             for bucket, held in self._catalog.overfull(tier.name):
                 assert tier.capacity is not None
                 free = (unit for unit in self._catalog.weakest(tier.name, bucket) if unit.ids not in stuck.units)
                 units = evictions(free, held, tier.capacity)
-                if not units or bucket in stuck.buckets:
-                    continue
-                if await self._evict(tier, units, report, stuck):
+                if units:
+                    # units that could not go are passed over in the next round, and stronger ones go instead
+                    await self._evict(tier, units, report, stuck)
                     progress = True
-                else:
-                    stuck.buckets.add(bucket)
         return progress
 
-    async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> bool:
+    async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> None:
         if tier.overflow == "drop":
             dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
             await self._catalog.synced()
-            self._sweeper.wake()
+            self._sweeper.wake(tier.name)
             report.dropped += len(dropped)
-            return bool(dropped)
-        assert tier.spill_to is not None
-        moved = await self._carry_out(units, tier.name, tier.spill_to, stuck)
-        report.moved += moved.records
-        return moved.records > 0
+        elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
+            moved = await self._carry_out(units, tier.name, tier.spill_to, stuck)
+            report.moved += moved.records
 
     async def _carry_out(self, units: Sequence[Unit], source: str, target: str, stuck: "_Stuck") -> Moved:
-        rest = self._rests.get((source, target))
-        if rest is not None and anyio.current_time() < rest.until:
-            moved = Moved()
-        else:
-            moved = await self._moves.carry_out(units, source, target)
-            if moved.reason is None:
-                self._rests.pop((source, target), None)
-            else:
-                wait = _FIRST_WAIT if rest is None else min(2 * rest.wait, _LONGEST_WAIT)
-                self._rests[source, target] = _Rest(wait, anyio.current_time() + wait)
+        """A move; what is still where it was is not tried again in this pass, and a way that is blocked rests."""
+        way = source, target
+        moved = await self._moves.carry_out(units, source, target)
+        rest = self._rests.pop(way, None)
+        stuck.in_vain[way] = 0 if moved.records else stuck.in_vain[way] + 1
+        if moved.blocked or stuck.in_vain[way] >= _MOST_TRIALS:
+            wait = _FIRST_WAIT if rest is None else min(2 * rest.wait, _LONGEST_WAIT)
+            self._rests[way] = _Rest(wait, anyio.current_time() + wait)
         for unit in units:
             if any(entry.home == source for entry in self._catalog.find(unit.ids).values()):
                 stuck.units.add(unit.ids)
         return moved
+
+    def _rests_on(self, source: str, target: str) -> bool:
+        rest = self._rests.get((source, target))
+        return rest is not None and anyio.current_time() < rest.until
+
+
+class _Stuck(msgspec.Struct):
+    """The units that a pass could not move and does not try again; how often in a row each way was tried in vain."""
+
+    units: set[tuple[str, ...]]
+    in_vain: Counter[tuple[str, str]]
 
 
 class _Rest(msgspec.Struct, frozen=True):
@@ -183,10 +202,3 @@ class _Rest(msgspec.Struct, frozen=True):
 
     wait: float
     until: float
-
-
-class _Stuck(msgspec.Struct):
-    """What a pass could not move, and does not try again: single units, and buckets of which nothing could go."""
-
-    units: set[tuple[str, ...]]
-    buckets: set[int]

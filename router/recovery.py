@@ -8,12 +8,10 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from router.a2m.messages import Describe, Timeline
 from router.a2m.records import Record, digest
 from router.catalog.catalog import Catalog
-from router.catalog.entries import entry_of
+from router.catalog.entries import Entry, entry_of
 from router.config import Settings, Tier
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
@@ -25,13 +23,6 @@ log = logging.getLogger(__name__)
 # Until lesser tiers are lifted, a tier has to declare all of this.
 _NEEDED: Final = ("core", "scopes", "sessions", "keys", "embeddings", "external")
 _KEPT: Final = frozenset({"created_at", "revision"})
-
-_PAGE: Final = 500
-
-
-class _Page(msgspec.Struct):
-    records: list[Record]
-    next: str | None = None
 
 
 class Recovery:
@@ -130,24 +121,19 @@ class Recovery:
 
     async def _scan(self, tier: str) -> None:
         adopted = seen = 0
-        after: str | None = None
-        while True:
-            raw = await self._copies.link(tier).call(
-                "memory/timeline", Timeline(after=after, page=_PAGE, embeddings=True), timeout=60.0
-            )
-            try:
-                page = msgspec.json.decode(raw, type=_Page)
-            except msgspec.MsgspecError as problem:
-                raise TierDown(tier, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
-            new, refused = self._catalog.adopt(entry_of(record, tier) for record in page.records)
+        async for page in self._copies.pages(tier, Timeline(embeddings=True)):
+            new, refused = self._catalog.adopt(self._entries(page, tier))
             adopted += new
-            seen += len(page.records)
+            seen += len(page)
             for entry in refused:
                 log.error("%s: %r is not adopted: its owner's key %r has another record", tier, entry.id, entry.key)
-            after = page.next
-            if after is None:
-                break
         missing = self._catalog.records_in(tier) - seen
         log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
         if missing > 0:
             log.error("%s: at least %d records that should live there are gone", tier, missing)
+
+    def _entries(self, page: Sequence[Record], tier: str) -> list[Entry]:
+        try:
+            return [entry_of(record, tier) for record in page]
+        except ValueError as problem:
+            raise TierDown(tier, f"holds a record that is none: {problem}", 60.0, None) from None

@@ -19,6 +19,7 @@ from router.a2m.records import digest
 from router.catalog.catalog import Catalog, NotedStray
 from router.catalog.claims import Name, id_name, key_name
 from router.catalog.entries import Entry, Stray
+from router.settling import Settling
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
 
@@ -33,16 +34,20 @@ _PAUSE_SECONDS: Final = 5.0
 class Sweeper:
     """Sweeps the managed tiers of one catalog."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, tiers: Iterable[str]) -> None:
+    def __init__(self, catalog: Catalog, copies: Copies, settling: Settling, tiers: Iterable[str]) -> None:
         self._catalog = catalog
         self._copies = copies
+        self._settling = settling
         self._tiers = list(tiers)
+        self._due: set[str] = set()  # tiers to be swept
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
-        self._passed_over: set[Name] = set()
+        self._passed_over: dict[Name, str] = {}  # what others had claimed, and in which tier it waits
+        self._lost: set[str] = set()  # ids of which the log has said that their home has lost them
 
-    def wake(self) -> None:
-        """There is something to remove, or a tier or a record that could not be reached can be now."""
+    def wake(self, *tiers: str) -> None:
+        """There is something to remove in `tiers`, or what could not be reached can be now; in all without a name."""
+        self._due.update(tiers or self._tiers)
         self._wanted.set()
 
     async def run(self) -> None:
@@ -50,15 +55,14 @@ class Sweeper:
         with self._catalog.claims.on_release(self._on_release):
             while True:
                 self._wanted = anyio.Event()
-                self._passed_over.clear()
-                failed = False
-                for tier in self._tiers:
-                    failed |= not await self._try(tier)
+                due, self._due = self._due, set()
+                failed = {tier for tier in self._tiers if tier in due and not await self._try(tier)}
                 if not self._wanted.is_set():
                     self._idle.set()
                     self._idle = anyio.Event()
                 with anyio.move_on_after(_PAUSE_SECONDS if failed else None):
                     await self._wanted.wait()
+                self._due |= failed
 
     async def idle(self) -> None:
         """Return when the sweeper has been through all tiers once more and found nothing new to do."""
@@ -70,20 +74,26 @@ class Sweeper:
         after = ""
         while page := self._catalog.strays(tier, after, _PAGE):
             after = page[-1].id
+            # before anything is claimed: a long read must not keep writers waiting
+            await self._catalog.readers.grace()
             claims = []
             mine = []
+            failures: list[object] = []
             try:
                 for stray in page:
                     claim = self._catalog.claims.take_if_free(_names(stray))
                     if claim is None:
-                        self._passed_over |= _names(stray)
+                        self._passed_over.update(dict.fromkeys(_names(stray), tier))
                     else:
                         claims.append(claim)
                         mine.append(stray)
-                await self._remove(tier, mine)
+                await self._remove(tier, self._catalog.still_noted(tier, mine))
+            except (TierDown, A2MError) as failure:
+                failures.append(failure)
+                raise
             finally:
                 for claim in claims:
-                    claim.release()
+                    self._settling.release(claim, failures)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
         """Make sure that no stray of these ids, or at these owners' keys, is left in `tier`, before they are written.
@@ -92,6 +102,7 @@ class Sweeper:
         """
         strays = self._catalog.strays_in_the_way(tier, entries)
         if strays:
+            await self._catalog.readers.grace()
             await self._remove(tier, strays)
             if self._catalog.strays_in_the_way(tier, entries):
                 raise TierDown(tier, "an older copy of a record could not be removed yet", 1.0, None)
@@ -102,8 +113,9 @@ class Sweeper:
         return {name for stray in strays for name in _names(stray)}
 
     def _on_release(self, names: frozenset[Name]) -> None:
-        if not names.isdisjoint(self._passed_over):
-            self.wake()
+        tiers = {self._passed_over.pop(name) for name in names if name in self._passed_over}
+        if tiers:
+            self.wake(*tiers)
 
     async def _try(self, tier: str) -> bool:
         if self._copies.link(tier).status != "up":
@@ -116,7 +128,7 @@ class Sweeper:
         return True
 
     async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> None:
-        """Remove those copies that may go. The caller has claimed them."""
+        """Remove those copies that may go. The caller has claimed them, and let the reads under way end."""
         entries = self._catalog.find(stray.id for stray in strays)
         at_home = [stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier]
         self._catalog.strike(tier, at_home)
@@ -129,7 +141,8 @@ class Sweeper:
         unwanted = {stray.id for stray in strays if stray.id not in entries or stray.kind != Stray.SUPERSEDED}
         leaving = (safe | unwanted) - set(at_home)
         if leaving:
-            await self._catalog.readers.grace()
+            # a note that a power cut could take back must not cost the copy it would need then
+            await self._catalog.synced()
             gone = await self._copies.remove(tier, sorted(leaving))
             self._catalog.strike(tier, gone)
 
@@ -154,7 +167,8 @@ class Sweeper:
             copy = copies.get(entry.id)
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier):
                 log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
-            else:
+            elif entry.id not in self._lost:
+                self._lost.add(entry.id)
                 log.error("%s has lost %r, and %s holds no true copy of it", entry.home, entry.id, tier)
 
 

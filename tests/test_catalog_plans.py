@@ -55,7 +55,7 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "newest beneath a key's slash": newest(key_prefix="k/", scope=MINE),
     "newest of a group": newest(where={"group": atoms("g")}),
     "ids of a session": lambda catalog: catalog.ids(Selection(tiers=NAMES, where={"session": atoms("s")})),
-    "in_session": lambda catalog: catalog.in_session("working", "s", MINE),
+    "in_session": lambda catalog: catalog.in_session("working", "s", "a"),
     "sessions of an owner": lambda catalog: catalog.sessions(MINE),
     "counts of an owner": lambda catalog: catalog.counts(MINE),
     "overfull": lambda catalog: [catalog.overfull(name) for name in NAMES],

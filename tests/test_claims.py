@@ -33,7 +33,7 @@ takers = st.builds(Taker, name_sets, st.integers(0, 5), st.integers(0, 4), st.no
 
 def run(backend: str, main: Callable[[], Awaitable[Any]]) -> Any:
     async def bounded() -> Any:
-        with anyio.fail_after(20):
+        with anyio.fail_after(5):
             return await main()
 
     return anyio.run(bounded, backend=backend)

@@ -81,8 +81,7 @@ def json_strings(draw: st.DrawFn) -> str:
     for character in draw(st.text(characters, max_size=12)):
         code = ord(character)
         must = character in '"\\' or code < 0x20
-        escaped: bool = must or draw(st.booleans())
-        if escaped:
+        if must or draw(st.booleans()):
             units = character.encode("utf-16-be")
             form = draw(st.sampled_from(["%04x", "%04X"]))
             pieces = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
@@ -106,7 +105,8 @@ def objects(draw: st.DrawFn, depth: int = 3) -> str:
     for _ in range(draw(st.integers(0, 3))):
         value = draw(values(depth - 1))
         members.append(f"{draw(gaps)}{draw(json_strings())}{draw(gaps)}:{draw(gaps)}{value}{draw(gaps)}")
-    if members and draw(st.booleans()):
+    twice: bool = draw(st.booleans())
+    if members and twice:
         members.append(members[0])
     return "{" + ",".join(members) + "}"
 

@@ -14,7 +14,7 @@ from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 import router.database
-import router.recovery
+import router.tiers.copies
 from backends.store.store import Store
 from router.a2m.errors import A2MError
 from router.a2m.messages import Remember
@@ -274,14 +274,14 @@ async def a_store_that_brings_a_past(folder: Path) -> None:
 async def test_a_store_that_brings_a_past_is_adopted_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.recovery, "_PAGE", 3)
+    monkeypatch.setattr(router.tiers.copies, "_PAGE", 3)
     await a_store_that_brings_a_past(tmp_path)
 
 
 async def test_a_scan_that_ignores_notes_of_forgetting_brings_the_forgotten_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Catalog, "is_forgotten", lambda *_: False)
+    monkeypatch.setattr(Catalog, "_is_unwanted", lambda *_: False)
     with pytest.raises(BaseExceptionGroup) as wrong:
         await a_store_that_brings_a_past(tmp_path)
     assert wrong.group_contains(AssertionError)

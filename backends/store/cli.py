@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", metavar="N", help="the name that `describe` reports; by default the file's")
     parser.add_argument(
         "--http",
-        type=_address,
+        type=_loopback,
         metavar="HOST:PORT",
         help="serve HTTP there; callers are not told apart, so owners are ignored, and no browser's page may call",
     )
@@ -97,6 +98,20 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"expected HOST:PORT like 127.0.0.1:8778, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _loopback(text: str) -> tuple[str, int]:
+    host, port = _address(text)
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise argparse.ArgumentTypeError(
+            f"{host} can be reached from elsewhere, and a store tells nobody apart; listen on 127.0.0.1, and put "
+            "a2m-router with principals in front"
+        )
+    return host, port
 
 
 def _positive(text: str) -> int:

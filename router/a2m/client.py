@@ -9,6 +9,7 @@
 """
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -52,6 +53,10 @@ class Unanswered(Exception):
 
 class NoAnswer(Unanswered):
     """The deadline has passed, or what came cannot be read. The connection may be well."""
+
+
+class AnswerTooLong(NoAnswer):
+    """The answer is longer than a message may be; asking for less may help. The connection is well."""
 
 
 class ConnectionLost(Unanswered):
@@ -149,6 +154,8 @@ class Connection:
                 raise ConnectionLost(self.reason, certain)
             case None:
                 raise NoAnswer(f"no answer within {timeout:g} s", certain)
+            case _TooLong():
+                raise AnswerTooLong(f"an answer of more than {self._max_message:,} bytes", settled())
             case MalformedMessage() as malformed:
                 raise NoAnswer(f"an answer that cannot be read: {malformed.message}", settled())
             case Reply(error=error, result=result):
@@ -225,9 +232,10 @@ class Connection:
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 lines, ending = [], "the connection broke"
             for line in lines:
-                if line is None:
+                if line is not None:
+                    self._take(line)
+                elif not self._answered(_id_in(splitter.beginnings.pop(0)), _TooLong()):
                     return f"it sent a message of more than {self._max_message:,} bytes"
-                self._take(line)
         return ending
 
     def _take(self, line: bytes) -> None:
@@ -246,7 +254,7 @@ class Connection:
                     about = "an answer" if error is None else f"an error ({error})"
                     log.warning("%s sent %s to a call that is not under way: id %.80r", self._name, about, bytes(id))
 
-    def _answered(self, raw: Raw, reply: "Reply | MalformedMessage") -> bool:
+    def _answered(self, raw: Raw, reply: "Reply | MalformedMessage | _TooLong") -> bool:
         """Hands a reply to its caller and settles what it proves; False if there never was such a call."""
         text = bytes(raw)
         id = int(text) if text.isdigit() and len(text) < 20 else 0
@@ -261,6 +269,20 @@ class Connection:
                 del self._unsettled[other]
                 given_up.settled.set()
         return True
+
+
+class _TooLong:
+    """Stands for an answer that was longer than a message may be."""
+
+
+_ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,19})\s*[,}]')
+
+
+def _id_in(beginning: bytes) -> Raw:
+    """The id of the call that a line answers, as far as its beginning tells."""
+    # before the result, which may hold anything that looks like an id
+    found = _ID.search(beginning.partition(b'"result"')[0])
+    return Raw(found[1] if found else b"null")
 
 
 @asynccontextmanager
@@ -329,7 +351,7 @@ def settled() -> Settled:
 class _Waiting:
     def __init__(self) -> None:
         self.over = anyio.Event()
-        self.reply: Reply | MalformedMessage | None = None
+        self.reply: Reply | MalformedMessage | _TooLong | None = None
 
 
 class _GivenUp:

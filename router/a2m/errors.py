@@ -1,6 +1,6 @@
 """Error codes (§7), and the one exception that turns into a JSON-RPC error object.
 
-Errors are raised where the mistake is seen and become answers in one place, the codec's `failure`.
+Errors are raised where the mistake is seen and become answers in one place, the dispatcher.
 """
 
 from collections.abc import Mapping

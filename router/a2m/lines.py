@@ -7,6 +7,9 @@ from typing import Final
 
 DEFAULT_MAX_MESSAGE: Final = 64 * 2**20
 
+# of a line that is too long, enough to see whose answer it is
+_BEGINNING: Final = 256
+
 
 class LineSplitter:
     """Cuts a stream of bytes into its lines.
@@ -14,9 +17,12 @@ class LineSplitter:
     Args:
         limit: the longest line, in bytes and without its newline. A longer one is given out as None as soon as it is
             known to be too long, and is skipped to its newline without being held.
+
+    `beginnings` has the first bytes of each line that was too long, in order; whoever wants them takes them out.
     """
 
     def __init__(self, limit: int = DEFAULT_MAX_MESSAGE) -> None:
+        self.beginnings: list[bytes] = []
         self._limit = limit
         self._held = bytearray()
         self._skipping = False
@@ -43,6 +49,7 @@ class LineSplitter:
             return
         if len(self._held) + len(piece) > self._limit:
             lines.append(None)
+            self.beginnings.append(bytes(self._held[:_BEGINNING] or piece[:_BEGINNING]))
             self._held.clear()
             self._skipping = True
         else:

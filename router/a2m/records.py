@@ -60,6 +60,26 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     similarity: float | None = None
 
 
+def draft_of(record: Record) -> Draft:
+    """What has to be written for a record to be as it is, wherever it is written."""
+    return Draft(
+        id=record.id,
+        content=record.content,
+        created_at=record.created_at,
+        role=record.role,
+        metadata=record.metadata,
+        group=record.group,
+        salience=record.salience,
+        owner=record.owner,
+        session=record.session,
+        key=record.key,
+        revision=record.revision,
+        embedding=record.embedding,
+        uri=record.uri,
+        media_type=record.media_type,
+    )
+
+
 _ABSENT: Final = b"\x00"
 _PRESENT: Final = b"\x01"
 

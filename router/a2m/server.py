@@ -67,6 +67,10 @@ class Dispatcher:
             result = await method.handler(params, caller)
         except A2MError as error:
             return None if request.id is None else render_error(request.id, error)
+        except OSError as problem:
+            log.error("%s: the disk failed: %s", request.method, problem)
+            failed = A2MError(Code.INTERNAL_ERROR, f"the disk failed: {problem}", {"reason": str(problem)})
+            return None if request.id is None else render_error(request.id, failed)
         except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a caller
             return None if request.id is None else render_error(request.id, internal(problem, request.method))
         return None if request.id is None else render_result(request.id, result)

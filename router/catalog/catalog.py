@@ -196,6 +196,16 @@ class Catalog:
         """The records that move together with `entry`, itself among them."""
         return [entry] if entry.group is None else self.group(entry.home, entry.owner, entry.group)
 
+    def units(self, entries: Iterable[Entry]) -> list[list[Entry]]:
+        """What moves together with each of `entries`; each unit once, in the order of their first."""
+        units = []
+        seen: set[str] = set()
+        for entry in entries:
+            if entry.id not in seen:
+                units.append(self.unit(entry))
+                seen.update(member.id for member in units[-1])
+        return units
+
     def newest(self, selection: Selection, limit: int | None) -> list[Entry]:
         """The newest `limit` of a selection, oldest first; ties in the order of writing."""
         count = -1 if limit is None else limit
@@ -245,11 +255,7 @@ class Catalog:
 
     def counts(self, scope: Scope) -> dict[str, int]:
         """How many records of each tier `scope` sees."""
-        counts = {
-            self._name[no]: records
-            for no, records in self._execute("SELECT no, records FROM tiers")
-            if no in self._name
-        }
+        counts = {tier: self.records_in(tier) for tier in self._tiers}
         if scope.everyone:
             return counts
         shared = {self._name[no] for no in self._shared}
@@ -258,7 +264,7 @@ class Catalog:
             "SELECT tier, sum(records) FROM sessions WHERE owner IN ('', ?) GROUP BY tier", (present(scope.owner),)
         )
         for no, records in rows:
-            if no not in self._shared:
+            if no not in self._shared and self._name[no] in visible:
                 visible[self._name[no]] = records
         return visible
 
@@ -403,7 +409,8 @@ class Catalog:
                 entry = self._find(id)
                 if entry is None:
                     if unaccounted:
-                        self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (id, now))
+                        by = present(scope.owner)
+                        self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (id, by, now))
                     continue
                 if not scope.holds(entry.owner):
                     continue
@@ -412,13 +419,13 @@ class Catalog:
                 self._execute("DELETE FROM due WHERE id = ?", (id,))
                 self._note(entry, entry.home, Stray.UNWANTED)
                 self._execute("UPDATE strays SET kind = ? WHERE id = ?", (Stray.UNWANTED, id))
-                self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (id, now))
+                self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
                 struck.append(entry)
         return struck
 
     def is_forgotten(self, id: str) -> bool:
         """Whether a note says that `id` was forgotten."""
-        return self._execute("SELECT 1 FROM forgotten WHERE id = ?", (id,)).get is not None
+        return self._execute("SELECT 1 FROM forgotten WHERE id = ? LIMIT 1", (id,)).get is not None
 
     def drop_notes_before(self, moment: int) -> None:
         """Forget that ids were forgotten, where no copy can be left."""
@@ -441,17 +448,18 @@ class Catalog:
                 self._earn(msgspec.structs.replace(entry, access_count=count, accessed_at=now))
                 tier = self._tiers[entry.home]
                 if tier.promote_to is not None and tier.promote_after is not None and count >= tier.promote_after:
-                    self._execute("INSERT OR IGNORE INTO due VALUES (?)", (id,))
+                    self._execute("INSERT OR REPLACE INTO due VALUES (?, ?)", (id, self._no[entry.home]))
                     earned = True
         return earned
 
     def reinforce(self, ids: Iterable[str], amount: float, scope: Scope) -> int:
-        """Add `amount` to the salience of what `scope` sees; never below zero. Returns how many were found."""
+        """Add `amount` to the salience of what is `scope`'s own, or nobody's; never below zero. Returns how many were
+        found."""
         found = 0
         with self._database.transaction():
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
-                if entry is None or not self.sees(scope, entry):
+                if entry is None or not scope.holds(entry.owner):
                     continue
                 self._earn(msgspec.structs.replace(entry, salience=_added(entry.salience, amount)))
                 found += 1
@@ -463,16 +471,12 @@ class Catalog:
 
     # --- what the policy asks
 
-    def due(self) -> list[Entry]:
-        """The records that have earned their promotion and still live where they can be promoted from."""
-        ids = [row[0] for row in self._execute("SELECT id FROM due")]
-        entries = self.find(ids)
-        with self._database.transaction():
-            for id in ids:
-                if id not in entries or self._tiers[entries[id].home].promote_to is None:
-                    self._execute("DELETE FROM due WHERE id = ?", (id,))
-                    entries.pop(id, None)
-        return list(entries.values())
+    def due(self, tier: str) -> list[Entry]:
+        """The records of `tier` that have earned their promotion; some of them, if they are many."""
+        if self._tiers[tier].promote_to is None:
+            return []
+        rows = self._execute("SELECT id FROM due WHERE tier = ? LIMIT ?", (self._no[tier], _MOST_VALUES))
+        return list(self.find([row[0] for row in rows]).values())
 
     def overfull(self, tier: str) -> list[tuple[int, int]]:
         """The buckets of `tier` that hold more than its capacity, and how many records they hold."""
@@ -503,15 +507,13 @@ class Catalog:
                 members = self.group(tier, absent_or(owner), group[1:])
                 yield Unit(tuple(e.id for e in members), strength, what, absent_or(owner), absent_or(group))
 
-    def in_session(self, tier: str, session: str, scope: Scope) -> list[Unit]:
-        """The units of a conversation in one tier, oldest first; a group goes along whole."""
-        where = {"session": (b"s" + session.encode(),)}
-        units: dict[str, Unit] = {}
-        for entry in self.newest(Selection(tiers=[tier], scope=scope, where=where), None):
-            if scope.holds(entry.owner):
-                members = tuple(e.id for e in self.unit(entry))
-                units.setdefault(members[0], Unit(members, 0.0, len(members), entry.owner, entry.group))
-        return list(units.values())
+    def in_session(self, tier: str, session: str, owner: str | None) -> list[Unit]:
+        """The units of an owner's conversation in one tier, oldest first; a group goes along whole."""
+        where = {"session": (text_atom(session),), "owner": (text_atom(owner),)}
+        return [
+            Unit(tuple(entry.id for entry in unit), 0.0, len(unit), owner, unit[0].group)
+            for unit in self.units(self.newest(Selection(tiers=[tier], where=where), None))
+        ]
 
     # --- strays
 
@@ -520,6 +522,10 @@ class Catalog:
         return self._strays(
             "tier = ? AND id > ? AND kind != ? ORDER BY id LIMIT ?", (tier, after, Stray.PENDING, limit)
         )
+
+    def still_noted(self, tier: str, strays: Iterable[NotedStray]) -> list[NotedStray]:
+        """Those of `strays` that are noted for `tier` now, as they are noted now."""
+        return [now for stray in strays for now in self._strays("tier = ? AND id = ?", (tier, stray.id))]
 
     def strays_in_the_way(self, tier: str, entries: Iterable[Entry]) -> list[NotedStray]:
         """The copies in `tier` of these ids, or at these owners' keys: they go before anything is written there."""
@@ -591,8 +597,10 @@ class Catalog:
             return sum(map(self._finish, batches))
 
     def adopt(self, entries: Iterable[Entry]) -> tuple[int, list[Entry]]:
-        """Take records that a tier was found to hold into the account, forgotten ones excepted; a second copy of what
-        already has a home is a stray.
+        """Take records that a tier was found to hold into the account, forgotten ones excepted.
+
+        Of two copies one is a stray: of equal ones that which is not as far down the way of spills and promotions, of
+        different ones that with the lower revision, else the one further down.
 
         Returns how many became known, and those that could not: their owner's key has another record, or is just being
         given one.
@@ -605,8 +613,11 @@ class Catalog:
                 noted = self._strays("tier = ? AND id = ?", (entry.home, entry.id))
                 if noted or self.is_reserved(entry.id) or (current is not None and current.home == entry.home):
                     continue
-                if self.is_forgotten(entry.id):
+                if self._is_unwanted(entry):
                     self._note(entry, entry.home, Stray.UNWANTED)
+                elif current is not None and self._is_better(entry, current):
+                    self._replace(current, Replacement(entry, current.version))
+                    self._note(current, current.home, Stray.SUPERSEDED)
                 elif current is not None:
                     self._note(entry, entry.home, Stray.SUPERSEDED)
                 elif entry.key is not None and self._is_taken(entry.owner, entry.key):
@@ -654,7 +665,7 @@ class Catalog:
         for entry in entries:
             self._enter(entry)
             if tier.promote_to and tier.promote_after and entry.access_count >= tier.promote_after:
-                self._execute("INSERT OR IGNORE INTO due VALUES (?)", (entry.id,))
+                self._execute("INSERT OR REPLACE INTO due VALUES (?, ?)", (entry.id, self._no[entry.home]))
             else:
                 self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
 
@@ -757,6 +768,23 @@ class Catalog:
             self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
             self._note(entry, entry.home, Stray.UNWANTED)
         return 0
+
+    def _is_unwanted(self, entry: Entry) -> bool:
+        said = [by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))]
+        return bool(said) and (entry.owner is None or not {"", present(entry.owner)}.isdisjoint(said))
+
+    def _is_better(self, entry: Entry, current: Entry) -> bool:
+        """Whether a copy that was found is to be the record, rather than the one that is known."""
+        if entry.digest == current.digest:
+            return self._leads_to(current.home, entry.home)
+        if entry.revision != current.revision:
+            return entry.revision > current.revision
+        return self._leads_to(entry.home, current.home)
+
+    def _leads_to(self, source: str, target: str) -> bool:
+        """Whether records can get from `source` to `target` by spills and promotions."""
+        ways = {self._tiers[source].spill_to, self._tiers[source].promote_to} - {None}
+        return target in ways or any(self._leads_to(way, target) for way in ways if way is not None)
 
     def _is_taken(self, owner: str | None, key: str) -> bool:
         reserved = self._execute(

@@ -101,10 +101,15 @@ SCHEMA: Final = (
     -- Replacements under way: the account that becomes true if the tier turns out to hold this digest.
     CREATE TABLE replacing (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, entry BLOB NOT NULL) STRICT, WITHOUT ROWID;
 
-    CREATE TABLE forgotten (id TEXT PRIMARY KEY, at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    -- `by`: '' where the id was known and struck, or named by somebody who sees all; else the owner who named it before
+    -- anybody knew whose it is.
+    CREATE TABLE forgotten (
+        id TEXT NOT NULL, by TEXT NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (id, by)
+    ) STRICT, WITHOUT ROWID;
     CREATE INDEX forgotten_by_time ON forgotten (at);
 
     -- Records that have earned their promotion.
-    CREATE TABLE due (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+    CREATE TABLE due (id TEXT PRIMARY KEY, tier INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE INDEX due_by_tier ON due (tier);
     """,
 )

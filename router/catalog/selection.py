@@ -33,7 +33,6 @@ FIELDS: Final = frozenset(
 
 _TEXTS: Final = {"role": "role", "group": "grp", "owner": "owner", "session": "session", "key": "key"}
 _MOMENTS: Final = frozenset({"created_at", "accessed_at"})
-_NUMBERS: Final = frozenset({"revision", "access_count", "salience"})
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -76,6 +75,11 @@ def field_condition(field: str, atoms: Collection[bytes], tiers: Mapping[str, in
     if field in _TEXTS:
         texts = (("" if atom == NULL else _kept(text_of(atom))) for atom in atoms)
         return any_of(_TEXTS[field], [text for text in texts if text is not None])
+    if field == "revision":
+        # only a record with a key has one
+        shown = any_of("revision", [number for number in map(_number, atoms) if number is not None])
+        with_key = conjunction([Condition("key != ''"), shown])
+        return any_condition(with_key, Condition("key = ''")) if NULL in atoms else with_key
     if field in _MOMENTS:
         condition = any_of(field, [moment for moment in map(_moment, atoms) if moment is not None])
     else:
@@ -115,6 +119,11 @@ def conjunction(conditions: Sequence[Condition | None]) -> Condition:
     given = [condition for condition in conditions if condition is not None]
     sql = " AND ".join(condition.sql for condition in given) or "TRUE"
     return Condition(sql, tuple(parameter for condition in given for parameter in condition.parameters))
+
+
+def any_condition(first: Condition, second: Condition) -> Condition:
+    """One of two conditions, or both."""
+    return Condition(f"(({first.sql}) OR ({second.sql}))", first.parameters + second.parameters)
 
 
 def _kept(text: str | None) -> str | None:

@@ -23,7 +23,7 @@ from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank
 from router.methods.drafting import embedding_mismatch
-from router.methods.selecting import Filter, Selecting, owner_for, read_where, tiers_in_question, unanswered
+from router.methods.selecting import Filter, owner_for, read_where, tiers_in_question, unanswered
 from router.text import query_tokens
 from router.tiers.copies import Copies, raw_json
 from router.tiers.link import TierDown
@@ -31,8 +31,11 @@ from router.tiers.together import Failure, outcomes
 
 log = logging.getLogger(__name__)
 
-# A tier is asked for no more than this in one recall, whatever the caller's limit.
+# Candidates beyond the caller's limit are asked for up to this many.
 _MOST_CANDIDATES: Final = 1000
+
+# A recall by what only the catalog knows names the records to the tiers: at most so many.
+_MOST_IDS: Final = 10_000
 
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
 # does a timeline with a limit: older ones come into it.
@@ -59,10 +62,6 @@ class Fetched(msgspec.Struct):
     record: Record | None
 
 
-class _Answer(msgspec.Struct):
-    records: list[Record]
-
-
 class Readings:
     """Carries out reads.
 
@@ -76,14 +75,12 @@ class Readings:
         settings: Settings,
         catalog: Catalog,
         copies: Copies,
-        selecting: Selecting,
         clock: Callable[[], int],
         earned: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._copies = copies
-        self._selecting = selecting
         self._clock = clock
         self._earned = earned
 
@@ -106,8 +103,7 @@ class Readings:
             ranked = [(id, 1 - place / (len(newest) + 1)) for place, id in enumerate(newest)]
         least = params.min_score
         best = [(id, score) for id, score in ranked if least is None or score >= least][:limit]
-        if self._catalog.touch([id for id, _ in best], self._clock()):
-            self._earned()
+        self._count([id for id, _ in best])
         now = self._catalog.find(id for id, _ in best)
         return Records(
             [_laid_over(shown[id], now[id], score, params.embeddings) for id, score in best if id in now], degraded
@@ -157,9 +153,19 @@ class Readings:
                     raise unanswered(down.tier, down.reason, 1.0)
                 if entry.id in records:
                     return Fetched(records[entry.id])
+        if entry is not None:
+            raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
         return Fetched(None)
 
     # --- recall, step by step
+
+    def _count(self, ids: Sequence[str]) -> None:
+        """Count a recall. An answer is not refused because it cannot be counted."""
+        try:
+            if self._catalog.touch(ids, self._clock()):
+                self._earned()
+        except OSError as problem:
+            log.error("accesses were not counted: %s", problem)
 
     def _limit(self, limit: int | None) -> int:
         most = self._settings.recall.max_limit
@@ -189,7 +195,10 @@ class Readings:
         sent = where.sent
         if where.needs_catalog:
             names = [tier.name for tier in tiers]
-            ids = self._catalog.ids(Selection(tiers=names, scope=scope, where=where.known))
+            selection = Selection(tiers=names, scope=scope, where=where.known, key_prefix=params.key_prefix)
+            ids = self._catalog.ids(selection)
+            if len(ids) > _MOST_IDS:
+                raise quota("where", _MOST_IDS, len(ids), "records that match what only the router counts")
             sent = {**(sent or {}), "id": raw_json(ids)}
         return Recall(
             query=params.query if terms else None,
@@ -201,12 +210,11 @@ class Readings:
         )
 
     async def _recall_from(self, tier: Tier, question: Recall, scope: Scope) -> list[Record]:
-        link = self._copies.link(tier.name)
-        profile = link.profile
+        profile = self._copies.link(tier.name).profile
         most = profile.max_recall_limit if profile else None
         similar = profile is not None and profile.store.similarity
-        raw = await link.call(
-            "memory/recall",
+        return await self._copies.recall(
+            tier.name,
             msgspec.structs.replace(
                 question,
                 owner=owner_for(tier, scope),
@@ -214,7 +222,6 @@ class Readings:
                 embeddings=question.embeddings or (question.embedding is not None and not similar),
             ),
         )
-        return _records_in(raw, tier)
 
     def _answers(
         self, tiers: Sequence[Tier], found: Sequence[list[Record] | Failure]
@@ -284,7 +291,12 @@ class Readings:
             rankings.append(Ranking(lexical(params.query, texts), POOL_WEIGHT))
         if "vector" in settings.rankings and params.embedding is not None:
             rankings.append(Ranking(by_similarity(self._similarities(params.embedding, shown)), POOL_WEIGHT))
-        return reciprocal_rank(rankings, settings.k)
+        fused = reciprocal_rank(rankings, settings.k)
+        # what none of the chosen rankings places is still an answer, behind what they place
+        placed = {id for id, _ in fused}
+        last = fused[-1][1] if fused else 1.0
+        rest = [id for id in shown if id not in placed]
+        return fused + [(id, last / (place + 2)) for place, id in enumerate(rest)]
 
     def _similarities(self, embedding: Sequence[float], shown: dict[str, Record]) -> dict[str, float]:
         """One scale for all: as the store says it, which is exact, or computed from the vector it sent."""
@@ -303,8 +315,7 @@ class Readings:
         question = Timeline(
             where=where.sent, owner=owner_for(tier, scope), key_prefix=params.key_prefix, embeddings=params.embeddings
         )
-        raw = await self._copies.link(tier.name).call("memory/timeline", question)
-        return _records_in(raw, tier)
+        return [record async for page in self._copies.pages(tier.name, question) for record in page]
 
     async def _read(
         self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, read: Reading, *, embeddings: bool
@@ -342,13 +353,6 @@ class Readings:
         for entry in wanted:
             log.error("%s does not hold %r, which should live there", entry.home, entry.id)
         return found, list(degraded.values())
-
-
-def _records_in(raw: msgspec.Raw, tier: Tier) -> list[Record]:
-    try:
-        return msgspec.json.decode(raw, type=_Answer).records
-    except msgspec.MsgspecError as problem:
-        raise TierDown(tier.name, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
 
 
 def reason_of(failure: object) -> str:

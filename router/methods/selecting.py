@@ -13,7 +13,7 @@ from router.a2m.messages import Forget, Recall, Timeline
 from router.catalog.catalog import Catalog, Selection
 from router.catalog.selection import FIELDS, Scope
 from router.config import Settings, Tier
-from router.tiers.copies import Copies
+from router.tiers.copies import Copies, raw_json
 from router.tiers.link import TierDown
 from router.tiers.together import failures_in, outcomes
 
@@ -21,13 +21,8 @@ from router.tiers.together import failures_in, outcomes
 OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at"})
 
 
-class _Found(msgspec.Struct):
-    id: str
-    revision: int | None = None
-
-
-class _Answer(msgspec.Struct):
-    records: list[_Found]
+# What a tier without a limit of its own is asked to tell at most.
+_MOST_MATCHES: Final = 4096
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -86,7 +81,7 @@ class Selecting:
 
         Raises INTERNAL_ERROR if a tier that must be asked does not answer; UNKNOWN_TIER; INVALID_PARAMS for a mount.
         """
-        where = read_where(params.where)
+        where = read_where(_with_ids(params))
         tiers = tiers_in_question(params.tier, where, self._settings)
         if params.tier is not None and tiers and tiers[0].mount:
             raise invalid_params("tier", f"{params.tier!r} is mounted read-only; nothing in it can be forgotten")
@@ -96,12 +91,8 @@ class Selecting:
         for tier in managed:
             if not self._catalog.is_scanned(tier.name):
                 raise unanswered(tier.name, "what it holds is still being taken into the account", 1.0)
-        known = dict(where.known)
-        if params.ids is not None:
-            mine = frozenset(b"s" + id.encode() for id in params.ids)
-            known["id"] = tuple(mine.intersection(known["id"]) if "id" in known else mine)
         selection = Selection(
-            tiers=[tier.name for tier in managed], scope=scope, where=known, key_prefix=params.key_prefix
+            tiers=[tier.name for tier in managed], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
         if params.query is None and not where.foreign:
             return self._catalog.ids(selection)
@@ -130,18 +121,35 @@ class Selecting:
     async def _ask(
         self, tier: Tier, where: Filter, scope: Scope, query: str | None, key_prefix: str | None
     ) -> dict[str, int]:
-        link = self._copies.link(tier.name)
         owner = owner_for(tier, scope)
         if query is None:
-            raw = await link.call("memory/timeline", Timeline(where=where.sent, owner=owner, key_prefix=key_prefix))
-        else:
-            most = (link.profile.max_recall_limit if link.profile else None) or 0
-            params = Recall(query=query, where=where.sent, owner=owner, key_prefix=key_prefix, limit=most)
-            raw = await link.call("memory/recall", params)
-        try:
-            return {record.id: record.revision or 0 for record in msgspec.json.decode(raw, type=_Answer).records}
-        except msgspec.MsgspecError as problem:
-            raise TierDown(tier.name, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
+            question = Timeline(where=where.sent, owner=owner, key_prefix=key_prefix)
+            return {r.id: r.revision or 0 async for page in self._copies.pages(tier.name, question) for r in page}
+        profile = self._copies.link(tier.name).profile
+        most = (profile.max_recall_limit if profile else None) or _MOST_MATCHES
+        found = await self._copies.recall(
+            tier.name, Recall(query=query, where=where.sent, owner=owner, key_prefix=key_prefix, limit=most)
+        )
+        if len(found) >= most:
+            raise A2MError(
+                Code.QUOTA_EXCEEDED,
+                f"query: at least {most:,} records of {tier.name!r} match, more than one call can tell; "
+                "narrow it by where or key_prefix, or forget in parts",
+                {"tier": tier.name, "limit": most},
+            )
+        return {record.id: record.revision or 0 for record in found}
+
+
+def _with_ids(params: Forget) -> Mapping[str, Raw] | None:
+    """A forget's `where` and its `ids` as one `where`."""
+    if params.ids is None:
+        return params.where
+    where = dict(params.where or {})
+    ids = params.ids
+    if "id" in where:
+        named = {text_of(atom) for atom in parse_where({"id": where["id"]})["id"]}
+        ids = [id for id in ids if id in named]
+    return {**where, "id": raw_json(ids)}
 
 
 def unanswered(tier: str, reason: str, retry_after: float) -> A2MError:

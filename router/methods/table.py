@@ -147,7 +147,7 @@ class Methods:
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
             tiers=[self._tier(name, count) for name, count in counts.items()],
-            embeddings=Embeddings(self._catalog.dimensions(), metric, [metric], None),
+            embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
         )
 
     async def remember(self, params: Remember, caller: Caller) -> Ids:
@@ -181,6 +181,12 @@ class Methods:
 
     async def session_close(self, params: SessionClose, caller: Caller) -> Closed:
         return await self._upkeep.close(params, scope_of(caller, params.owner))
+
+    def _metrics(self, metric: str) -> list[str]:
+        """The comparisons that all tiers could be configured for (§3.7), the one in use among them."""
+        profiles = [self._copies.link(tier.name).profile for tier in self._settings.managed]
+        can = [profile.metrics for profile in profiles if profile is not None]
+        return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
     def _tier(self, name: str, count: int) -> TierEntry:
         tier = self._settings.tier(name)

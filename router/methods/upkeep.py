@@ -73,23 +73,18 @@ class Upkeep:
         be moved because a tier did not take part.
         """
         target = destination(params.tier, self._settings, "tier").name
-        by_home: dict[str, dict[tuple[str, ...], Unit]] = {}
-        for entry in self._catalog.find(params.ids).values():
-            if entry.home != target and scope.holds(entry.owner):
-                ids = tuple(member.id for member in self._catalog.unit(entry))
-                by_home.setdefault(entry.home, {})[ids] = Unit(ids, 0.0, len(ids), entry.owner, entry.group)
+        entries = self._catalog.find(params.ids).values()
+        by_home: dict[str, list[Unit]] = {}
+        for unit in self._catalog.units(e for e in entries if e.home != target and scope.holds(e.owner)):
+            by_home.setdefault(unit[0].home, []).append(Unit(tuple(entry.id for entry in unit), 0.0, len(unit)))
         promoted = 0
         reason = None
         for home, units in by_home.items():
-            moved = await self._moves.carry_out(list(units.values()), home, target, params.salience or 0.0)
+            moved = await self._moves.carry_out(units, home, target, params.salience or 0.0)
             promoted += moved.records
             reason = moved.reason or reason
         if promoted == 0 and reason is not None:
-            raise A2MError(
-                Code.INTERNAL_ERROR,
-                f"nothing could be moved to {target!r}: {reason}",
-                {"tier": target, "reason": reason, "retry_after": 1.0},
-            )
+            raise _refused(f"nothing could be moved to {target!r}: {reason}", reason, target)
         self._changed()
         return promoted
 
@@ -99,11 +94,18 @@ class Upkeep:
         return Consolidated(**_figures(report), counts=self._catalog.counts(scope))
 
     async def close(self, params: SessionClose, scope: Scope) -> Closed:
-        """Ends a conversation: its records leave the working tiers at once, then a pass runs. Nothing is deleted."""
+        """Ends the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
+
+        Nothing is deleted. Raises INTERNAL_ERROR when nothing could leave because a tier did not take part.
+        """
         if params.session == "":
             raise invalid_params("session", "expected a string that is not empty")
-        flushed, report = await self._passes.close_session(params.session, scope)
-        return Closed(**_figures(report), counts=self._catalog.counts(scope), closed=params.session, flushed=flushed)
+        flushed, report = await self._passes.close_session(params.session, scope.owner)
+        if flushed.records == 0 and flushed.reason is not None:
+            raise _refused(f"nothing of the session could leave the working tier: {flushed.reason}", flushed.reason)
+        return Closed(
+            **_figures(report), counts=self._catalog.counts(scope), closed=params.session, flushed=flushed.records
+        )
 
     def reinforce(self, params: Reinforce, scope: Scope) -> int:
         """How many records had their salience raised."""
@@ -122,6 +124,11 @@ class Upkeep:
             )
             for session in self._catalog.sessions(scope)
         ]
+
+
+def _refused(sentence: str, reason: str, tier: str | None = None) -> A2MError:
+    data = {"reason": reason, "retry_after": 1.0}
+    return A2MError(Code.INTERNAL_ERROR, sentence, data if tier is None else {"tier": tier, **data})
 
 
 def _figures(report: Report) -> dict[str, int]:

@@ -5,7 +5,9 @@ once when every tier has it. A forget never waits for a tier that need not be as
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -14,7 +16,7 @@ import msgspec
 
 from router.a2m.errors import A2MError, Code, invalid_params
 from router.a2m.messages import Forget, Remember
-from router.a2m.records import Draft, digest
+from router.a2m.records import Draft, Record, digest, draft_of
 from router.a2m.timestamps import render
 from router.catalog.catalog import Catalog, Replacement
 from router.catalog.claims import Claim, Name, group_name, id_name, key_name
@@ -23,17 +25,21 @@ from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import Slot, complete_drafts, destination, embedding_mismatch, new_id, slots_of, width_of
 from router.methods.selecting import Selecting
-from router.moves import Settling
+from router.settling import Settling
 from router.sweeping import Sweeper
 from router.text import query_tokens
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
-from router.tiers.together import Failure, failures_in, outcomes
+from router.tiers.together import Failure, outcomes
 
 log = logging.getLogger(__name__)
 
 # How long a write waits for another change of the same ids, keys or groups before it says so.
 _CLAIM_SECONDS: Final = 30.0
+
+# Waits before it is tried again to learn what a tier made of a replacement.
+_FIRST_WAIT: Final = 0.5
+_LONGEST_WAIT: Final = 30.0
 
 # Errors of a tier that are the caller's to hear; any other is the federation's own trouble.
 _CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
@@ -74,6 +80,7 @@ class Writing:
         self._selecting = selecting
         self._clock = clock
         self._changed = changed
+        self._widths: Counter[int] = Counter()  # of the vectors in batches under way
 
     async def remember(self, params: Remember, scope: Scope) -> list[str]:
         """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
@@ -83,14 +90,12 @@ class Writing:
         """
         drafts = complete_drafts(params, scope, self._settings, self._catalog.dimensions())
         slots, places = slots_of([self._dated(draft) for draft in drafts])
-        waiting = slots
-        while waiting:
-            claim, plan = await self._claim(waiting)
+        written = False
+        while not written:
+            claim, plan = await self._claim(slots)
             # what a tier has been told must be finished whatever becomes of the caller; every call has a deadline
             with anyio.CancelScope(shield=True):
-                await self._write(plan, claim)
-            # a replacement whose record was forgotten meanwhile comes round once more, as a new record
-            waiting = [slot for slot in waiting if slot.answer is None]
+                written = await self._write(plan, claim)
         self._changed()
         return [slot.answer for slot in places if slot.answer is not None]
 
@@ -187,45 +192,62 @@ class Writing:
 
     # --- the walk
 
-    async def _write(self, plan: _Plan, claim: Claim) -> None:
+    async def _write(self, plan: _Plan, claim: Claim) -> bool:
+        """Carry out a plan under its claim, which is released, at once or when what is open is settled.
+
+        Returns False if a scan has meanwhile found records that the plan did not know: it has to be made anew.
+        """
         new = [entry for _, _, entry in plan.new]
         replacements = [replacement for _, _, replacement in plan.replaced]
+        tiers = {entry.home for entry in new} | {replacement.entry.home for replacement in replacements}
         failures: list[Failure] = []
-        reserved = False
-        attempted = False
+        undo: _Undo | None = None
         try:
             await self._check_known(plan)
             await self._make_way(new + [r.entry for r in replacements])
-            self._fix_width([draft for _, draft, _ in plan.new] + [draft for _, draft, _ in plan.replaced])
-            self._catalog.reserve(new, replacements)
-            reserved = True
-            failures = await self._tell_tiers([(d, e.home) for _, d, e in plan.new], synced=bool(new or replacements))
-            if not failures and replacements:
-                attempted = True
-                failures = await self._tell_tiers([(d, r.entry.home) for _, d, r in plan.replaced], synced=False)
-            if failures:
-                raise _answer(failures[0])
-            lost = {id(replacement) for replacement in self._catalog.commit_write(new, replacements)}
-        except (A2MError, TierDown, OSError) as failure:
-            if isinstance(failure, TierDown) and not failures:
-                failures = [failure]
-            if reserved:
-                self._catalog.abandon(new, replacements)
+            before = await self._read_replaced(replacements)
+            if self._is_outdated(plan):
+                return False
+            with self._width([draft for _, draft, _ in [*plan.new, *plan.replaced]]) as width:
+                undo = _Undo(replacements, before)
+                self._catalog.reserve(new, replacements)
+                failures = await self._tell_tiers([(draft, entry.home) for _, draft, entry in plan.new], reserved=True)
+                if not failures and replacements:
+                    undo.attempted = True
+                    failures = await self._tell_tiers([(d, r.entry.home) for _, d, r in plan.replaced], reserved=False)
+                if failures:
+                    raise _answer(failures[0])
+                if width is not None and self._catalog.dimensions() is None:
+                    self._catalog.fix_dimensions(width)
+                self._catalog.commit_write(new, replacements)
+            undo = None
+            if len(before) < len(replacements):
+                # of what changed its home the old copy goes; recovery would not find the new one by its digest
                 await self._catalog.synced()
-            then = partial(self._settle_replacements, replacements, attempted) if reserved and replacements else None
-            self._settling.release(claim, failures, then)
+        except (A2MError, TierDown, OSError) as failure:
+            failures = failures or [failure]
             raise _answer(failure) from failure
-        except BaseException:
-            self._settling.release(claim)
-            raise
-        self._settling.release(claim)
+        finally:
+            await self._end(claim, new, failures, undo)
+            self._sweeper.wake(*tiers)
         for slot, _, entry in plan.new + plan.known:
             slot.answer = entry.id
         for slot, _, replacement in plan.replaced:
-            if id(replacement) not in lost:
-                slot.answer = replacement.entry.id
-            else:
-                slot.id = slot.first.id
+            # one that was forgotten meanwhile was written before that, and is gone
+            slot.answer = replacement.entry.id
+        return True
+
+    async def _end(self, claim: Claim, new: Sequence[Entry], failures: Sequence[Failure], undo: "_Undo | None") -> None:
+        """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled."""
+        try:
+            if undo is not None:
+                self._catalog.abandon(new, undo.replacements)
+                await self._catalog.synced()
+        except OSError as problem:
+            log.error("the catalog could not note that a write failed; the next start will find out: %s", problem)
+        finally:
+            then = partial(self._write_back, undo) if undo is not None and undo.replacements else None
+            self._settling.release(claim, failures, then)
 
     async def _check_known(self, plan: _Plan) -> None:
         """Known means readable: each known record is read at its home. One that its home has lost is written there anew
@@ -234,61 +256,123 @@ class Writing:
         found = await outcomes(
             [partial(self._copies.read, home, [e.id for e in there]) for home, there in homes.items()]
         )
-        for failure in failures_in(found):
-            raise failure
-        there = {id for copies in found if isinstance(copies, dict) for id in copies}
+        there: set[str] = set()
+        for home, copies in zip(homes, found, strict=True):
+            if not isinstance(copies, dict):
+                raise _as_down(home, copies)
+            there.update(copies)
         for _, draft, entry in plan.known:
             if entry.id in there:
                 continue
             if digest(draft) != entry.digest:
-                raise TierDown(entry.home, f"has lost the record {entry.id!r}", 60.0, None)
+                raise TierDown(entry.home, f"it has lost the record {entry.id!r}", 60.0, None)
             await self._copies.write(entry.home, [draft])
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
+        """See that nothing is in the way of these records where they are going, before anything is noted of them."""
         for entry in entries:
             if self._catalog.is_reserved(entry.id):
                 raise TierDown(
                     entry.home, f"an interrupted write of {entry.id!r} has not been looked into yet", 1.0, None
                 )
         for tier, there in _by_home(entries).items():
+            link = self._copies.link(tier)
+            if link.status != "up":
+                raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
             if not self._catalog.is_scanned(tier):
-                reason = self._copies.link(tier).reason or "what it holds is still being taken into the account"
-                raise TierDown(tier, reason, 1.0, None)
-            await self._sweeper.clear(tier, there)
+                raise TierDown(tier, "what it holds is still being taken into the account", 1.0, None)
+            try:
+                await self._sweeper.clear(tier, there)
+            except A2MError as refused:
+                raise _as_down(tier, refused) from refused
 
-    def _fix_width(self, drafts: Sequence[Draft]) -> None:
+    async def _read_replaced(self, replacements: Sequence[Replacement]) -> dict[str, Record]:
+        """The records that are to be replaced where they are, vectors included: what is written back if it fails."""
+        now = self._catalog.find(replacement.entry.id for replacement in replacements)
+        in_place = [r.entry for r in replacements if r.entry.id in now and now[r.entry.id].home == r.entry.home]
+        before: dict[str, Record] = {}
+        for tier, there in _by_home(in_place).items():
+            try:
+                before |= await self._copies.read(tier, [entry.id for entry in there], embeddings=True)
+            except A2MError as refused:
+                raise _as_down(tier, refused) from refused
+            for entry in there:
+                if entry.id not in before:
+                    raise TierDown(tier, f"it has lost the record {entry.id!r}", 60.0, None)
+        return before
+
+    def _is_outdated(self, plan: _Plan) -> bool:
+        """Whether a scan has taken a record into the account, which needs no claim, that the plan takes for new."""
+        return any(
+            self._catalog.find([entry.id])
+            or (entry.key is not None and self._catalog.by_key(entry.owner, entry.key) is not None)
+            for _, _, entry in plan.new
+        )
+
+    @contextmanager
+    def _width(self, drafts: Sequence[Draft]) -> Iterator[int | None]:
+        """The width of a batch's vectors, while it is being written: until the first is there, it holds for no others.
+
+        Raises EMBEDDING_MISMATCH if the federation's vectors, or those of a batch under way, have another one.
+        """
         width = width_of(drafts)
-        fixed = self._catalog.dimensions()
-        if width is not None and fixed is None:
-            self._catalog.fix_dimensions(width)
-        elif width is not None and fixed is not None and width != fixed:
+        fixed = self._catalog.dimensions() or next(iter(self._widths), None)
+        if width is not None and fixed is not None and width != fixed:
             raise embedding_mismatch("records", fixed, width)
+        if width is not None:
+            self._widths[width] += 1
+        try:
+            yield width
+        finally:
+            if width is not None:
+                self._widths[width] -= 1
+                self._widths += Counter()  # drops what has come down to zero
 
-    async def _tell_tiers(self, written: Sequence[tuple[Draft, str]], *, synced: bool) -> list[Failure]:
-        """Write to all tiers at once; meanwhile what was noted becomes durable."""
+    async def _tell_tiers(self, written: Sequence[tuple[Draft, str]], *, reserved: bool) -> list[Failure]:
+        """Write to all tiers at once; meanwhile what was `reserved` just now becomes durable."""
         by_tier: dict[str, list[Draft]] = {}
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
         calls = [partial(self._copies.write, tier, drafts) for tier, drafts in by_tier.items()]
-        found = await outcomes([*calls, self._catalog.synced] if synced else calls)
+        found = await outcomes([*calls, self._catalog.synced] if reserved else calls)
         return [
-            _refusal(tier, failure) for tier, failure in zip([*by_tier, ""], found, strict=False) if failure is not None
+            failure if isinstance(failure, A2MError) and failure.code in _CALLERS_ERRORS else _as_down(tier, failure)
+            for tier, failure in zip([*by_tier, "catalog"], found, strict=False)
+            if failure is not None
         ]
 
-    async def _settle_replacements(self, replacements: Sequence[Replacement], attempted: bool) -> None:
-        """A failed batch: the account follows what the tier turns out to hold of each replacement in place."""
-        for replacement in replacements:
+    async def _write_back(self, undo: "_Undo") -> None:
+        """Nothing of a failed batch stays visible: what has been replaced in place gets its old content again."""
+        for replacement in undo.replacements:
             entry = replacement.entry
+            wait = _FIRST_WAIT
             found = None
-            while attempted:
+            while undo.attempted and entry.id in undo.before:
                 try:
-                    copy = (await self._copies.read(entry.home, [entry.id], embeddings=True)).get(entry.id)
-                    found = None if copy is None else digest(copy)
-                    break
+                    found = await self._digest_at(entry)
+                    if found != entry.digest:
+                        break
+                    await self._copies.write(entry.home, [draft_of(undo.before[entry.id])])
                 except (TierDown, A2MError) as problem:
                     log.info("%s: whether %r was replaced is not known yet: %s", entry.home, entry.id, problem)
-                    await self._copies.link(entry.home).wait_up()
+                    await anyio.sleep(wait)
+                    wait = min(2 * wait, _LONGEST_WAIT)
             self._catalog.settle_replacement(entry.id, found)
+
+    async def _digest_at(self, entry: Entry) -> bytes | None:
+        copy = (await self._copies.read(entry.home, [entry.id], embeddings=True)).get(entry.id)
+        return None if copy is None else digest(copy)
+
+
+class _Undo(msgspec.Struct):
+    """What it takes to undo the replacements of a batch: what was there `before`, of those that stay where they are.
+
+    `attempted`: a tier may have been told of them.
+    """
+
+    replacements: Sequence[Replacement]
+    before: dict[str, Record]
+    attempted: bool = False
 
 
 def _whole(draft: Draft, id: str, created_at: str | None, revision: int) -> Draft:
@@ -318,11 +402,9 @@ def _by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     return homes
 
 
-def _refusal(tier: str, failure: Failure) -> Failure:
-    """A tier's refusal as a failure of the batch: what is the caller's fault is told as it is."""
-    if isinstance(failure, A2MError) and failure.code not in _CALLERS_ERRORS:
-        return TierDown(tier, f"it refuses the write: {failure.message}", 60.0, None)
-    return failure
+def _as_down(tier: str, failure: Failure) -> Failure:
+    """A tier's refusal as what it is to a caller: the federation's own trouble, not the caller's."""
+    return TierDown(tier, f"it refuses: {failure.message}", 60.0, None) if isinstance(failure, A2MError) else failure
 
 
 def _answer(failure: Failure) -> A2MError:

@@ -17,6 +17,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from router.a2m import client
 from router.a2m.capabilities import PROTOCOL
 from router.a2m.child import CannotStart
 from router.a2m.client import ConnectionLost, Peer, Settled, Unanswered
@@ -53,6 +54,10 @@ class TierDown(Exception):
         self.reason = reason
         self.retry_after = retry_after
         self.settled = settled
+
+
+class AnswerTooLong(TierDown):
+    """The tier's answer was longer than a message may be; asking it for less may help."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
@@ -192,6 +197,8 @@ class Link:
         except A2MError:
             self._failures = 0
             raise
+        except client.AnswerTooLong as problem:
+            raise AnswerTooLong(self.name, problem.reason, 0.0, problem.settled) from problem
         except Unanswered as problem:
             self._count_failure(peer, problem.reason)
             raise TierDown(self.name, problem.reason, self._retry_after(), problem.settled) from problem

@@ -44,6 +44,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     max_content_length: int | None = None
     dimensions: int | None = None
     metric: str | None = None
+    metrics: frozenset[str] = frozenset()
     store: Store = Store()
 
 
@@ -71,6 +72,7 @@ def read_profile(raw: bytes | msgspec.Raw) -> Profile:
         max_content_length=limits.max_content_length,
         dimensions=embeddings.dimensions if embeddings else None,
         metric=embeddings.metric if embeddings else None,
+        metrics=frozenset(embeddings.metrics or [embeddings.metric]) if embeddings else frozenset(),
         store=_store(described.store),
     )
 
@@ -84,6 +86,7 @@ class _Limits(msgspec.Struct):
 class _Embeddings(msgspec.Struct):
     metric: str
     dimensions: int | None = None
+    metrics: list[str] | None = None
 
 
 class _Described(msgspec.Struct):

@@ -36,7 +36,7 @@ def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> Abstra
         [executable(program, tier.cwd), *arguments],
         env=settings.child_environment(tier, environ),
         cwd=tier.cwd,
-        on_stderr=lambda line: logging.getLogger("router.tiers").info("%s: %s", tier.name, line),
+        on_stderr=lambda line: logging.getLogger("router.tiers").warning("%s: %s", tier.name, line),
         name=tier.name,
     )
 

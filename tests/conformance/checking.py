@@ -196,20 +196,28 @@ class Target:
         """The whole response."""
         response = (by or self.client).request(f"memory/{method}", params)
         if ("result" in response) == ("error" in response) or response.get("jsonrpc") != "2.0":
-            raise Failure(f"memory/{method}: expected a JSON-RPC 2.0 response with a result or an error, got {response}")
+            raise Failure(
+                f"memory/{method}: expected a JSON-RPC 2.0 response with a result or an error, got {response}"
+            )
         return response
 
     def ask(self, method: str, /, *, by: Client | None = None, **params: Any) -> Message:
         """The result, which is an object. Raises Failure where an error came instead."""
         response = self.call(method, by=by, **params)
         if "error" in response:
-            raise Failure(f"memory/{method} with {shown(params)}: expected a result, got error {shown(response['error'])}")
+            raise Failure(
+                f"memory/{method} with {shown(params)}: expected a result, got error {shown(response['error'])}"
+            )
         result = response["result"]
         if not isinstance(result, dict):
-            raise Failure(f"memory/{method} with {shown(params)}: expected an object as the result, got {shown(result)}")
+            raise Failure(
+                f"memory/{method} with {shown(params)}: expected an object as the result, got {shown(result)}"
+            )
         return result
 
-    def refused(self, codes: int | Sequence[int], method: str, /, *, by: Client | None = None, **params: Any) -> Message:
+    def refused(
+        self, codes: int | Sequence[int], method: str, /, *, by: Client | None = None, **params: Any
+    ) -> Message:
         """The error, which has one of the codes. Raises Failure."""
         wanted = [codes] if isinstance(codes, int) else list(codes)
         response = self.call(method, by=by, **params)
@@ -270,7 +278,9 @@ class Target:
         """The record with this id. Raises Failure if it is not among what this check wrote."""
         found = [record for record in self.timeline(**params) if record.get("id") == id]
         if len(found) != 1:
-            raise Failure(f"memory/timeline where {shown(self.mine)}: expected one record {id!r}, got {len(found)} of it")
+            raise Failure(
+                f"memory/timeline where {shown(self.mine)}: expected one record {id!r}, got {len(found)} of it"
+            )
         return found[0]
 
     # --- who is asking

@@ -3,6 +3,7 @@
 They hide nothing: what a server sent can be looked at as it came (`Stdio.arrived`, `Http.post`).
 """
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -87,6 +88,7 @@ class Stdio:
         self.ended = False
         self._changed = threading.Condition()
         self._ids = itertools.count(1)
+        self._given_up: list[Any] = []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -114,15 +116,14 @@ class Stdio:
             raise NoAnswer("the server no longer reads its stdin") from None
 
     def response(self, id: Any, since: int, asked: str) -> Message:
-        """The response to `id` among what arrived after the first `since` lines."""
-        came = self._first(lambda came: came.is_response, since, asked)
-        seen = since
-        while came.get("id") != id or type(came.get("id")) is not type(id):
-            # an answer to nobody is most likely this call's, spoilt
-            if came.get("id") is None or not self._is_awaited(came["id"]):
-                raise NoAnswer(f"{asked} was sent with id {id!r} and answered with id {came.get('id')!r}: {came}")
-            seen = self._place(came, seen) + 1
-            came = self._first(lambda came: came.is_response, seen, asked)
+        """The response to `id`, which is the next to arrive after the first `since` lines. Raises NoAnswer."""
+        try:
+            came = self._first(lambda came: came.is_response and not self._is_late(came), since, asked)
+        except NoAnswer:
+            self._given_up.append(id)
+            raise
+        if came.get("id") != id or type(came.get("id")) is not type(id):
+            raise NoAnswer(f"{asked} was sent with id {id!r} and answered with id {came.get('id')!r}: {came}")
         return came
 
     def responses(self, count: int, since: int) -> list[Message]:
@@ -141,10 +142,8 @@ class Stdio:
     def end_input(self) -> int | None:
         """Closes stdin; returns the exit code once stdout has ended too, or None if that takes too long."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
-        except OSError:
-            pass
         try:
             code = self._process.wait(self.timeout)
             self._until(lambda: self.ended, "the end of stdin")
@@ -161,11 +160,9 @@ class Stdio:
         if self.ended:
             self._process.stdout.close()
 
-    def _is_awaited(self, id: Any) -> bool:
-        return isinstance(id, str) and id.startswith("pipelined-")
-
-    def _place(self, message: Message, since: int) -> int:
-        return next(place for place in range(since, len(self.arrived)) if self.arrived[place].message is message)
+    def _is_late(self, came: Arrived) -> bool:
+        """Whether it answers a call that nobody waits for any more."""
+        return came.message is not None and came.message.get("id") in self._given_up
 
     def _first(self, wanted: Callable[[Arrived], bool], since: int, asked: str) -> Message:
         self._until(lambda: any(map(wanted, self.arrived[since:])), asked)

@@ -246,7 +246,7 @@ SENTENCES: Final[tuple[Sentence, ...]] = (
     _s("5.3-4", "SHOULD", "min_score is left alone by who has not calibrated it", CLIENT),
     # --- 6 Identity and scoping
     _s("6-a", "", "with scopes, an agent does not see, fetch or delete what is another's"),
-    _s("6-1", "MAY", "a local server may believe the owner a client names", PERMISSION),
+    _s("6-1", "MAY", "a local server may believe the owner a client names"),
     _s("6-2", "MUST NOT", "a server on the network does not believe it"),
     _s("6-3", "MUST", "there the scope is the authenticated caller's"),
     _s("6-4", "MUST", "another owner in a call is ignored there, or SCOPE_DENIED"),

@@ -1,0 +1,87 @@
+"""The command line: which server to judge, and how much to say."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tests.conformance import report
+from tests.conformance.checking import Failure, Target
+from tests.conformance.client import Client, Http, NoAnswer, Stdio
+from tests.conformance.running import SECTIONS, Outcome, State, outcomes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the suite; returns 0 if no check failed, else 1."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        print("\n".join(report.sentence_lines(tested=True)))
+        return 0
+    if options.stdio is None and options.http is None:
+        _parser().error("expected --stdio CMD... or --http URL")
+    client: Client = (
+        Http(options.http, options.token, options.timeout)
+        if options.http is not None
+        else Stdio(options.stdio, options.timeout)
+    )
+    other = Http(options.http, options.other_token, options.timeout) if options.http and options.other_token else None
+    try:
+        return judge(Target(client, other), options.only or SECTIONS, verbose=options.verbose)
+    finally:
+        client.close()
+
+
+def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
+    """Meets the server, carries out the checks and prints the report; returns the exit code."""
+    try:
+        target.meet()
+    except (Failure, NoAnswer) as failure:
+        print(f"The server cannot be judged. {failure}\n\n0 passed, 1 failed, 0 skipped")
+        return 1
+    profile = "read-only" if target.read_only else "takes writes"
+    print(
+        f"{target.described.get('name')} over {target.client.binding}, {profile}; {', '.join(sorted(target.capabilities))}"
+    )
+    came: list[Outcome] = []
+    for line in report.lines(_kept(outcomes(target, sections), came)):
+        print(line, flush=True)
+    if verbose:
+        print("\nsentences that no check can ask a server about")
+        print("\n".join(report.sentence_lines(tested=False)))
+    print(f"\n{report.counts(came)}")
+    return 1 if any(outcome.state is State.FAILED for outcome in came) else 0
+
+
+def _kept(stream, kept):  # type: ignore[no-untyped-def]
+    for outcome in stream:
+        kept.append(outcome)
+        yield outcome
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.conformance",
+        description="Judges an A2M 0.1 server. It should be one that is there for tests: records are written and "
+        "forgotten again, memory/consolidate is called, and the width of vectors may be fixed.",
+    )
+    server = parser.add_mutually_exclusive_group()
+    server.add_argument("--http", metavar="URL", help="the server's endpoint")
+    server.add_argument(
+        "--stdio", nargs=argparse.REMAINDER, metavar="CMD", help="a server's command; put other options before it"
+    )
+    parser.add_argument("--token", help="shown as a bearer token with every request over HTTP")
+    parser.add_argument("--other-token", metavar="T2", help="another principal's token, to test what it can see")
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=20, help="seconds to wait for an answer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="also list the sentences that no check can test, and why"
+    )
+    parser.add_argument("--list", action="store_true", help="list every sentence with its checks, and judge nothing")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

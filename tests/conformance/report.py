@@ -1,0 +1,54 @@
+"""What a reader is shown: the outcomes by section, the counts, and the list of sentences."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from tests.conformance.running import ALL_CHECKS, Outcome, State
+from tests.conformance.sentences import SENTENCES
+
+
+def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """One line for each outcome as it comes, with a heading where a section begins."""
+    section = ""
+    for outcome in outcomes:
+        if outcome.check.section != section:
+            section = outcome.check.section
+            yield f"\n{section}"
+        title = outcome.check.name.partition(".")[2].replace("_", " ")
+        marks = ", ".join(f"§{sentence}" for sentence in outcome.check.sentences)
+        match outcome.state:
+            case State.PASSED:
+                yield f"  ok    {title}"
+            case State.FAILED:
+                yield f"  FAIL  {title} ({marks})\n        {outcome.why}"
+            case State.SKIPPED | State.NOT_APPLICABLE:
+                yield f"  -     {title}: {outcome.state.value}, {outcome.why}"
+
+
+def counts(outcomes: Sequence[Outcome]) -> str:
+    """The last line."""
+    counted = Counter(outcome.state for outcome in outcomes)
+    aside = counted[State.NOT_APPLICABLE]
+    before = f"{aside} not applicable to this binding or profile; " if aside else ""
+    return f"{before}{counted[State.PASSED]} passed, {counted[State.FAILED]} failed, {counted[State.SKIPPED]} skipped"
+
+
+def checks_of() -> dict[str, list[str]]:
+    """The names of the checks that test each sentence."""
+    found: dict[str, list[str]] = {sentence.id: [] for sentence in SENTENCES}
+    for check in ALL_CHECKS:
+        for sentence in check.sentences:
+            found[sentence].append(check.name)
+    return found
+
+
+def sentence_lines(*, tested: bool) -> Iterator[str]:
+    """Every sentence with the checks that test it (if `tested`), or with the reason why none does."""
+    checks = checks_of()
+    for sentence in SENTENCES:
+        words = f"{', '.join(sentence.words)}: " if sentence.words else ""
+        if tested and checks[sentence.id]:
+            yield f"§{sentence.id} {words}{sentence.says}"
+            yield from (f"      {name}" for name in checks[sentence.id])
+        elif sentence.untested:
+            yield f"§{sentence.id} {words}{sentence.says}\n      not tested: {sentence.untested}"
