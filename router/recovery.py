@@ -81,7 +81,12 @@ class Recovery:
         profile = self._copies.link(tier).profile
         assert profile is not None
         assert profile.store.identity is not None, "checked before"
+        another = self._catalog.identity(tier) not in (None, profile.store.identity)
         self._catalog.set_identity(tier, profile.store.identity)
+        if another:
+            # what lived in the store that was there before is not in this one, and must not look as if it were
+            dropped = self._catalog.drop_home(tier)
+            log.warning("%s: another store is behind it now; %d records went with the old one", tier, dropped)
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
         await self._finish_writes(tier)

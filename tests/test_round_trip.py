@@ -125,9 +125,9 @@ async def told(fed: Trial, method: str = "timeline") -> dict[str, Told]:
     return {record.id: record for record in answer.records}
 
 
-async def moved_twice(fed: Trial, ids: Sequence[str], session: str, way: str) -> None:
+async def moved_twice(fed: Trial, ids: Sequence[str], session: str, way: str, owner: str | None = None) -> None:
     """Working to episodic by closing the session; then on to semantic."""
-    await fed.call("session/close", session=session)
+    await fed.call("session/close", session=session, owner=owner)
     assert {record.tier for record in (await told(fed)).values()} == {"episodic"}
     if way == "promote":
         await fed.call("promote", ids=list(ids), tier="semantic")
@@ -216,7 +216,7 @@ def test_any_record_is_moved_unchanged(record: dict[str, Any], session: str) -> 
             assert {name: before[name] for name in record if name != "revision" or "key" in record} == {
                 name: value for name, value in record.items() if name != "revision" or "key" in record
             }
-            await moved_twice(fed, [record["id"]], session, "promote")
+            await moved_twice(fed, [record["id"]], session, "promote", record.get("owner"))
             [after] = await fed.timeline(embeddings=True)
             assert after == before | {"tier": "semantic"}
 
@@ -249,7 +249,7 @@ async def by_spill(fed: Trial) -> None:
 
 
 async def by_close(fed: Trial) -> None:
-    await fed.call("session/close", session="s")
+    await fed.call("session/close", session="s", owner="anna")
 
 
 async def by_promote(fed: Trial) -> None:

@@ -627,6 +627,21 @@ class Catalog:
                     adopted += 1
         return adopted, refused
 
+    def drop_home(self, tier: str) -> int:
+        """Take a tier whose store was exchanged out of the account: what lived there, and what strayed there.
+
+        Returns how many records lived there; looks at all of them.
+        """
+        no = self._no[tier]
+        with self._database.transaction():
+            entries = self._all("home = ?", (no,), order="seq")
+            for entry in entries:
+                self._leave(entry)
+                self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
+                self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+            self._execute("DELETE FROM strays WHERE tier = ?", (no,))
+        return len(entries)
+
     # --- inside
 
     def _know(self, tiers: Sequence[Tier]) -> None:

@@ -146,7 +146,7 @@ class Methods:
             capabilities=capabilities,
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
-            tiers=[self._tier(name, count) for name, count in counts.items()],
+            tiers=[self._tier(name, count, caller) for name, count in counts.items()],
             embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
         )
 
@@ -188,7 +188,7 @@ class Methods:
         can = [profile.metrics for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
-    def _tier(self, name: str, count: int) -> TierEntry:
+    def _tier(self, name: str, count: int, caller: Caller) -> TierEntry:
         tier = self._settings.tier(name)
         link = self._copies.link(name)
         return TierEntry(
@@ -203,7 +203,7 @@ class Methods:
             per_session=tier.per_session,
             server=link.profile.name if link.profile else None,
             mount=tier.mount,
-            reason=link.reason,
+            reason=link.reason if caller.asserts_owner else None,  # it may quote a child's stderr
         )
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tests.conformance import report
 from tests.conformance.checking import Failure, Target
@@ -42,7 +42,7 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
         f"{target.described.get('name')} over {target.client.binding}, {profile}; {', '.join(sorted(target.capabilities))}"
     )
     came: list[Outcome] = []
-    for line in report.lines(_kept(outcomes(target, sections), came)):
+    for line in report.lines(kept(outcomes(target, sections), came)):
         print(line, flush=True)
     if verbose:
         print("\nsentences that no check can ask a server about")
@@ -51,9 +51,10 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
     return 1 if any(outcome.state is State.FAILED for outcome in came) else 0
 
 
-def _kept(stream, kept):  # type: ignore[no-untyped-def]
+def kept(stream: Iterable[Outcome], came: list[Outcome]) -> Iterator[Outcome]:
+    """The stream as it is; what went by is in `came`."""
     for outcome in stream:
-        kept.append(outcome)
+        came.append(outcome)
         yield outcome
 
 

@@ -203,7 +203,7 @@ def a_cursor_from_before_the_log_answers_reset(target: Target) -> None:
     seen = [event["id"] for event in _of(events, ids)]
     if reset:
         expect(
-            0 < len(seen) and seen == ids[-len(seen) :],
+            len(seen) > 0 and seen == ids[-len(seen) :],
             f"reset: expected the last of {len(ids)} events in order, got {len(seen)}",
         )
     else:

@@ -595,11 +595,11 @@ def listening(server: Server) -> ThreadingHTTPServer:
     """The server on a free port of loopback; `serve_forever` is the caller's."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - the name http.server looks for
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self._send(lambda: server.post(body, self.headers))
 
-        def do_GET(self) -> None:  # noqa: N802 - the name http.server looks for
+        def do_GET(self) -> None:
             self._send(lambda: server.get(self.path, self.headers))
 
         def _send(self, made: Callable[[], tuple[int, bytes]]) -> None:

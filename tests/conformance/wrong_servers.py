@@ -87,10 +87,12 @@ class CutsALimitThatIsTooHigh(Wrong, caught_by="core.the_limit_of_recall_is_enfo
 
 class WritesHalfABatch(Wrong, caught_by="core.a_batch_with_a_mistake_in_it_writes_nothing"):
     def remember(self, params: Params) -> Record:
-        for count in range(1, len(params.get("records") or ())):
-            super().remember({**params, "records": params["records"][count - 1 : count]})
-        rest = params["records"][-1:] if isinstance(params.get("records"), list) else params.get("records")
-        return super().remember({**params, "records": rest})
+        try:
+            return super().remember(params)
+        except Refused:
+            for record in params["records"] if isinstance(params.get("records"), list) else ():
+                super().remember({**params, "records": [record]})
+            raise
 
 
 class IgnoresTheQuery(Wrong, caught_by="core.recall_finds_what_it_is_asked_for"):
@@ -200,9 +202,7 @@ class RefusesSomeWrites(Wrong, caught_by="records.no_write_is_refused_as_if_the_
         return super().draft(given, params)
 
 
-class StumblesOverForeignFields(
-    Wrong, caught_by="records.fields_of_capabilities_that_are_not_declared_are_ignored"
-):
+class StumblesOverForeignFields(Wrong, caught_by="records.fields_of_capabilities_that_are_not_declared_are_ignored"):
     capabilities = without("keys")
 
     def draft(self, given: Any, params: Params) -> Record:
@@ -214,7 +214,7 @@ class StumblesOverForeignFields(
 # --- read-only
 
 
-class ForgetsThoughReadOnly(Wrong, caught_by="read_only.remember_and_forget_both_refused"):
+class ForgetsThoughReadOnly(Wrong, caught_by="read_only.remember_and_forget_are_both_refused"):
     read_only = True
 
     def forget(self, params: Params) -> Record:

@@ -1,0 +1,205 @@
+"""When a tier refuses, loses, is lost, or answers too much: what the caller sees, and that nothing else suffers from it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.a2m.errors import A2MError, Code
+from router.a2m.jsonrpc import parse_request, render_error
+from router.a2m.messages import Remember
+from router.a2m.records import Draft
+from router.catalog.catalog import Catalog
+from tests.federated import FOUR_TIERS, LOCAL, Trial, settings_of, trial
+
+pytestmark = pytest.mark.anyio
+
+Go = Callable[[], Awaitable[bytes | None]]
+
+
+class Refusing:
+    """Refuses some messages to some tiers with an error; `says(tier, method, params)` is the error, or None to let go."""
+
+    def __init__(self, says: Callable[[str, str, dict[str, Any]], A2MError | None]) -> None:
+        self.says = says
+
+    async def __call__(self, tier: str, message: bytes, go: Go) -> bytes | None:
+        request = parse_request(message)
+        error = self.says(tier, request.method.removeprefix("memory/"), msgspec.json.decode(request.params))
+        if error is not None and request.id is not None:
+            return render_error(request.id, error)
+        return await go()
+
+
+def full() -> A2MError:
+    return A2MError(Code.QUOTA_EXCEEDED, "full")
+
+
+def no_claims_held(fed: Trial) -> bool:
+    return not fed.federation.catalog.claims._waiting
+
+
+async def contents(fed: Trial) -> list[str]:
+    return [record["content"] for record in await fed.timeline()]
+
+
+async def test_a_vector_that_its_tier_refuses_fixes_no_width() -> None:
+    async with trial() as fed:
+        with pytest.raises(A2MError):
+            await fed.remember("too wide for the store", embedding=[1.0] * 9000)
+        await fed.remember("first", embedding=[1.0, 2.0])
+        assert (await fed.call("describe"))["embeddings"]["dimensions"] == 2
+
+
+async def test_a_record_that_the_target_refuses_lets_the_others_go() -> None:
+    def says(tier: str, method: str, params: dict[str, Any]) -> A2MError | None:
+        refused = method == "remember" and tier == "episodic"
+        return full() if refused and any(r["content"] == "poison" for r in params["records"]) else None
+
+    async with trial(settings_of(policy="explicit"), weather=Refusing(says)) as fed:
+        await fed.remember("poison", *[f"turn {n}" for n in range(7)], session="s")
+        await fed.call("consolidate")
+        working = [r["content"] for r in await fed.timeline(tier="working")]
+        assert len(working) == 4
+        assert "poison" in working
+
+
+async def test_a_record_that_its_tier_has_lost_does_not_keep_its_bucket_full() -> None:
+    async with trial(settings_of(policy="explicit")) as fed:
+        ids = await fed.remember(*[f"turn {n}" for n in range(5)], session="s")
+        store = fed.stores["working"]
+        with store.transaction() as connection:
+            connection.execute("DELETE FROM record WHERE id = ?", (ids[0],))
+        await fed.call("consolidate")
+        assert fed.federation.catalog.overfull("working") == []
+
+
+async def test_a_failed_replacement_leaves_the_old_content() -> None:
+    broken = False
+
+    async def lose_answers(tier: str, message: bytes, go: Go) -> bytes | None:
+        request = parse_request(message)
+        answer = await go()
+        lose = broken and tier == "semantic" and request.method == "memory/remember" and b"new" in message
+        # carried out, and answered as if it had not been
+        return render_error(request.id, A2MError(Code.INTERNAL_ERROR, "ailing")) if lose and request.id else answer
+
+    async with trial(weather=lose_answers) as fed:
+        await fed.remember("old", key="k", tier="semantic", metadata={"n": 1.0})
+        broken = True
+        with pytest.raises(A2MError, match="ailing"):
+            await fed.remember("new", key="k")
+        broken = False
+        await fed.remember("another", key="other", tier="semantic")
+        # the claim on the key is free again once the old content is back
+        claim = await fed.federation.catalog.claims.take([("key", "", "k")])
+        claim.release()
+        record = (await fed.call("fetch", key="k"))["record"]
+        assert (record["content"], record["revision"], record["metadata"]) == ("old", 0, {"n": 1.0})
+        assert no_claims_held(fed)
+
+
+async def test_a_disk_that_fails_keeps_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with trial() as fed:
+
+        def fail(*_: object) -> None:
+            raise OSError(5, "the disk failed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Catalog, "reserve", fail)
+            patch.setattr(Catalog, "abandon", fail)
+            with pytest.raises(A2MError, match="disk"):
+                await fed.call("remember", records=[{"id": "x", "content": "x", "key": "k", "group": "g"}])
+        assert no_claims_held(fed)
+        assert await fed.call("remember", records=[{"id": "x", "content": "x"}]) == {"ids": ["x"]}
+
+
+async def test_no_copy_goes_before_the_note_that_lets_it_go_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with trial(settings_of(policy="explicit")) as fed:
+        ids = await fed.remember("x", session="s")
+
+        async def fail(_: object) -> None:
+            raise OSError(5, "the disk failed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Catalog, "synced", fail)
+            with pytest.raises(A2MError):
+                await fed.call("forget", ids=ids)
+            with pytest.raises(OSError, match="disk"):
+                await fed.federation.sweeper.sweep("working")
+        assert fed.copies() == {ids[0]: ["working"]}
+        await fed.settled()
+        assert fed.copies() == {}
+
+
+async def test_a_recall_that_cannot_be_counted_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with trial() as fed:
+        await fed.remember("pears")
+
+        def fail(*_: object) -> bool:
+            raise OSError(28, "disk full")
+
+        monkeypatch.setattr(Catalog, "touch", fail)
+        assert [r["content"] for r in (await fed.call("recall", query="pears"))["records"]] == ["pears"]
+
+
+async def test_a_session_that_cannot_leave_says_so_and_stays() -> None:
+    refusing = Refusing(lambda tier, method, _: full() if (tier, method) == ("episodic", "remember") else None)
+    async with trial(settings_of(policy="explicit"), weather=refusing) as fed:
+        await fed.remember("a", "b", session="s")
+        with pytest.raises(A2MError) as refused:
+            await fed.call("session/close", session="s")
+        assert refused.value.code == Code.INTERNAL_ERROR
+        assert {r["tier"] for r in await fed.timeline()} == {"working"}
+
+
+async def test_closing_a_session_closes_the_callers_own_and_no_other() -> None:
+    async with trial() as fed:
+        for owner in ("a", "b", None):
+            await fed.remember("x", session="s", owner=owner)
+        assert (await fed.call("session/close", session="s", owner="a"))["flushed"] == 1
+        where = {r.get("owner"): r["tier"] for r in await fed.timeline()}
+        assert where == {"a": "episodic", "b": "working", None: "working"}
+
+
+async def test_what_no_chosen_ranking_places_is_found_all_the_same() -> None:
+    text = '[recall]\nrankings = ["vector"]\n' + FOUR_TIERS
+    async with trial(settings_of(text)) as fed:
+        await fed.remember("pears")
+        assert [r["content"] for r in (await fed.call("recall", query="pears"))["records"]] == ["pears"]
+
+
+async def test_forgetting_more_than_a_tier_can_tell_is_refused_and_forgets_nothing() -> None:
+    async with trial() as fed:
+        for batch in range(5):
+            await fed.remember(*[f"pears {batch} {n}" for n in range(1000)], tier="semantic")
+        with pytest.raises(A2MError) as refused:
+            await fed.call("forget", query="pears")
+        assert refused.value.code == Code.QUOTA_EXCEEDED
+        assert (await fed.call("forget", query="pears", ids=["nobody's"])) == {"forgotten": 0}
+        assert (await fed.call("forget", query="pears", where={"tier": "working"})) == {"forgotten": 0}
+        assert (await fed.call("consolidate"))["counts"]["semantic"] == 5000
+
+
+async def test_answers_that_would_be_too_long_are_asked_for_in_parts() -> None:
+    async with trial() as fed:
+        for place in range(70):
+            await fed.remember(f"{place} " + "x" * 999_000, tier="semantic", metadata={"a": 1}, session="s")
+        assert len(await fed.timeline(where={"a": 1}, limit=3)) == 3
+        assert len((await fed.call("recall", query="7", limit=3))["records"]) == 1
+        assert {link.status for link in fed.federation.links.values()} == {"up"}
+
+
+async def test_scoped_forgetting_of_an_unknown_id_does_not_cost_another_owner_a_record() -> None:
+    async with trial() as fed:
+        catalog = fed.federation.catalog
+        catalog.set_scanned("semantic", False)
+        await fed.call("forget", ids=["b1"], owner="alice")
+        store = fed.stores["semantic"]
+        with store.transaction():
+            store.remember(Remember(records=[Draft(id="b1", content="bob's", owner="bob")]), LOCAL)
+        await fed.federation.recovery._scan("semantic")
+        catalog.set_scanned("semantic", True)
+        await fed.settled()
+        assert await contents(fed) == ["bob's"]
