@@ -1,4 +1,4 @@
-"""When a tier refuses, loses, is lost, or answers too much: what the caller sees, and that nothing else suffers from it."""
+"""When a tier refuses, loses or answers too much: what the caller sees, and that nothing else suffers from it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,7 +19,7 @@ Go = Callable[[], Awaitable[bytes | None]]
 
 
 class Refusing:
-    """Refuses some messages to some tiers with an error; `says(tier, method, params)` is the error, or None to let go."""
+    """Answers some messages to tiers with an error: what `says(tier, method, params)` gives, or None to let it go."""
 
     def __init__(self, says: Callable[[str, str, dict[str, Any]], A2MError | None]) -> None:
         self.says = says

@@ -39,7 +39,8 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
         return 1
     profile = "read-only" if target.read_only else "takes writes"
     print(
-        f"{target.described.get('name')} over {target.client.binding}, {profile}; {', '.join(sorted(target.capabilities))}"
+        f"{target.described.get('name')} over {target.client.binding}, {profile};",
+        ", ".join(sorted(target.capabilities)),
     )
     came: list[Outcome] = []
     for line in report.lines(kept(outcomes(target, sections), came)):

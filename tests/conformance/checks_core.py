@@ -89,7 +89,7 @@ def no_other_version_is_pretended(target: Target) -> None:
             code = response["error"].get("code")
             expect(
                 code == PROTOCOL_NOT_SUPPORTED,
-                f"memory/describe for {version}: expected {PROTOCOL} or error {PROTOCOL_NOT_SUPPORTED}, got error {code}",
+                f"memory/describe for {version}: expected {PROTOCOL} or error -32007, got error {code}",
             )
         else:
             came = response["result"].get("protocol")
@@ -176,7 +176,7 @@ def recall_finds_what_it_is_asked_for(target: Target) -> None:
         first = found[0].get("id") if found else None
         expect(
             first == ids[number],
-            f"memory/recall for the very words of {ids[number]!r}: expected it to come first, got {shown(ids_of(found))}",
+            f"memory/recall for the words of {ids[number]!r}: expected it first, got {shown(ids_of(found))}",
         )
 
 
@@ -204,7 +204,7 @@ def recall_without_a_query_still_returns_records(target: Target) -> None:
         found = target.records("recall", where=target.mine, limit=10, **params)
         expect(
             sorted(ids_of(found)) == sorted(ids),
-            f"memory/recall with {params} where {target.mine}: expected the three records written, got {shown(ids_of(found))}",
+            f"memory/recall with {params} where {target.mine}: expected the three records, got {shown(ids_of(found))}",
         )
 
 
@@ -279,7 +279,7 @@ def timeline_ascends(target: Target) -> None:
 def timeline_with_a_limit_takes_the_newest(target: Target) -> None:
     ids = target.remember_apart(*target.notes(5))
     created = {record["id"]: str(record.get("created_at")) for record in target.timeline()}
-    newest = sorted(ids, key=lambda id: created.get(id, ""))[-2:]
+    newest = sorted(ids, key=lambda each: created.get(each, ""))[-2:]
     found = ids_of(target.timeline(limit=2))
     expect(found == newest, f"memory/timeline with limit 2 of {ids}: expected {newest}, got {found}")
 

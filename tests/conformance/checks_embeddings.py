@@ -73,7 +73,7 @@ def another_width_is_refused(target: Target) -> None:
     said = target.ask("describe").get("embeddings") or {}
     expect(
         said.get("dimensions") == len(vector),
-        f"a vector of {len(vector)} is stored; expected dimensions {len(vector)} in describe, got {said.get('dimensions')!r}",
+        f"a vector of {len(vector)} is stored; expected that as dimensions in describe, got {said.get('dimensions')!r}",
     )
     for wrong in ([*vector, 0.5], vector[:-1] or [0.5, 0.5]):
         target.refused(EMBEDDING_MISMATCH, "remember", records=[target.note(embedding=wrong)])

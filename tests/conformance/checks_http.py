@@ -155,7 +155,7 @@ def scopes_are_declared_only_to_who_has_shown_who_they_are(target: Target) -> No
     declared = result.get("capabilities") if isinstance(result, dict) else None
     expect(
         isinstance(declared, list) and "scopes" not in declared,
-        f"memory/describe over HTTP without any credential: expected no scopes among the capabilities, got {shown(declared)}",
+        f"memory/describe over HTTP without any credential: expected no scopes, got {shown(declared)}",
     )
 
 

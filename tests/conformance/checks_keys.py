@@ -37,7 +37,7 @@ def what_was_replaced_is_not_recalled(target: Target) -> None:
         contents = [record.get("content") for record in target.recall(query)]
         expect(
             old["content"] not in contents and (query == old["content"] or new["content"] in contents),
-            f"key {key!r} was rewritten; memory/recall for {query!r}: expected only the new content, got {shown(contents)}",
+            f"{key!r} was rewritten; memory/recall for {query!r}: expected the new content only, got {shown(contents)}",
         )
 
 

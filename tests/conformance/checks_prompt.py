@@ -66,7 +66,7 @@ def asking_for_text_does_not_change_what_is_found(target: Target) -> None:
             found = target.records(method, **{"where": target.mine, "limit": 4, **query}, prompt=asked)
             expect(
                 ids_of(found) == ids_of(without),
-                f"memory/{method} with prompt {asked}: expected the records {ids_of(without)} as without, got {ids_of(found)}",
+                f"memory/{method} with prompt {asked}: expected {ids_of(without)} as without, got {ids_of(found)}",
             )
             contents = [record.get("content") for record in found]
             expect(

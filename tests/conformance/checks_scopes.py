@@ -35,7 +35,7 @@ def nobody_deletes_another_s_records(target: Target) -> None:
             came = response.get("result")
             expect(
                 isinstance(came, dict) and came.get("forgotten") == 0,
-                f"memory/forget with {selector} by another owner: expected forgotten 0 or -32005, got {shown(response)}",
+                f"memory/forget with {selector} by another owner: expected 0 or -32005, got {shown(response)}",
             )
     left = one.ids("timeline")
     expect(left == ids, f"another owner tried to forget {ids}: expected them still there, got {left}")
@@ -115,7 +115,7 @@ def an_owner_that_is_named_is_not_believed(target: Target) -> None:
             result = response.get("result")
             expect(
                 isinstance(result, dict) and not result.get("records") and not result.get("forgotten"),
-                f"memory/{method} by another principal who says it is {named!r}: expected nothing or -32005, got {shown(response)}",
+                f"memory/{method} by a principal who claims {named!r}: expected nothing or -32005, got {shown(response)}",
             )
     left = target.records("timeline", by=one.client, where=target.mine)
     expect(

@@ -39,7 +39,7 @@ def a_message_is_one_line_whatever_is_in_it(target: Target) -> None:
     lines = [arrived.line for arrived in target.stdio.arrived[since:]]
     expect(
         len(lines) == 1 and lines[0].endswith(b"\n"),
-        f"a record with newlines in it: expected its message on one line, with a newline at its end, got {shown(lines)}",
+        f"a record with newlines in it: expected its message as one line with its end, got {shown(lines)}",
     )
 
 

@@ -172,8 +172,8 @@ def a_busy_session_does_not_push_out_a_quiet_one(target: Target) -> None:
     left = ids_of(target.timeline(where={**target.mine, "session": quiet}, tier=tier["name"]))
     expect(
         sorted(left) == sorted(ids),
-        f"tier {tier['name']!r} holds {capacity} per session; a busy one wrote more: expected {ids} of a quiet one still "
-        f"there, got {left}",
+        f"tier {tier['name']!r} holds {capacity} per session; a busy one wrote more: expected a quiet one's {ids} "
+        f"still there, got {left}",
     )
 
 

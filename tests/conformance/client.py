@@ -152,7 +152,9 @@ class Stdio:
         return code
 
     def close(self) -> None:
-        self.end_input()
+        assert self._process.stdin is not None
+        if not self._process.stdin.closed:
+            self.end_input()
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

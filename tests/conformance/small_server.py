@@ -1,4 +1,4 @@
-"""A correct A2M 0.1 server of all eleven capabilities, in memory and as small as it can be: what `wrong_servers` spoils.
+"""A correct A2M 0.1 server of all eleven capabilities, in memory and small: what `wrong_servers` spoils.
 
 Small methods, each one rule or a few, so that a wrong server is this one with one method replaced.
 """
@@ -388,8 +388,7 @@ class Server:
         return [record for record in self.records if record["tier"] == "working" and record.get("session") == session]
 
     def consolidate(self, params: Params) -> Record:
-        result = self.consolidated(self.spill())
-        return result
+        return self.consolidated(self.spill())
 
     def consolidated(self, moved: int) -> Record:
         did = {"moved": moved, "promoted": 0, "dropped": 0, "summarized": 0}

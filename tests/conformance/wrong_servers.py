@@ -1,8 +1,10 @@
-"""Servers that are each wrong in one thing, to show that the suite can fail: `python -m tests.conformance.wrong_servers NAME`.
+"""Servers that are each wrong in one thing, to show that the suite can fail.
 
-Each is the small server with one rule broken, and names the check that is there to catch it. NAME `Server` is the right one.
+Each is the small server with one rule broken, and names the check that is there to catch it. To run one on stdio:
+`python -m tests.conformance.wrong_servers NAME`; the one named `Server` is right.
 """
 
+import contextlib
 import json
 import struct
 import sys
@@ -456,10 +458,8 @@ class WantsContent(Wrong, caught_by="external.a_uri_may_be_without_words"):
 class FetchesUris(Wrong, caught_by="external.a_uri_is_never_fetched"):
     def write(self, draft: Record) -> str:
         if str(draft.get("uri")).startswith("http://127.0.0.1"):
-            try:
+            with contextlib.suppress(OSError):
                 urllib.request.urlopen(draft["uri"], timeout=0.1)
-            except OSError:
-                pass
         return super().write(draft)
 
 
