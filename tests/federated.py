@@ -18,7 +18,7 @@ from router.a2m.child import CannotStart
 from router.a2m.client import Connection, Peer, connect_local
 from router.a2m.errors import A2MError, Code
 from router.a2m.jsonrpc import render_error
-from router.a2m.messages import Forget, Remember, Timeline
+from router.a2m.messages import Forget, Pages, Remember
 from router.a2m.records import Draft, Record
 from router.a2m.server import Caller
 from router.app import Federation, open_federation
@@ -181,7 +181,7 @@ class Trial:
 def held_by(store: Store) -> list[dict[str, Any]]:
     """Every record a store holds, vectors included, as its own timeline tells it."""
     with store.transaction():
-        answer = store.timeline(Timeline(embeddings=True), LOCAL)
+        answer = store.timeline(Pages(embeddings=True), LOCAL)
     records: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(answer))["records"]
     return records
 
@@ -191,7 +191,7 @@ def stored(fed: Trial) -> dict[str, list[tuple[str, Record]]]:
     found: dict[str, list[tuple[str, Record]]] = {}
     for tier, store in fed.stores.items():
         with store.transaction():
-            for record in store.timeline(Timeline(embeddings=True), LOCAL)["records"]:
+            for record in store.timeline(Pages(embeddings=True), LOCAL)["records"]:
                 found.setdefault(record.id, []).append((tier, record))
     return found
 

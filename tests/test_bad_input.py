@@ -522,6 +522,8 @@ async def test_a_selector_of_any_length_is_answered() -> None:
         assert (await fed.call("promote", ids=many + ids, tier="semantic")) == {"promoted": 2}
         assert len(await fed.timeline(where={"session": many})) == 0
         assert len(await fed.timeline(where={f"name {n}": None for n in range(500)})) == 2
+        with pytest.raises(A2MError, match="where: expected at most 500 names, got 501"):
+            await fed.timeline(where={f"name {n}": None for n in range(501)})
         assert (await fed.call("forget", ids=many + ids[:1])) == {"forgotten": 1}
         assert (await fed.call("forget", where={"id": many + ids})) == {"forgotten": 1}
 

@@ -32,7 +32,7 @@ METHODS: Final = MappingProxyType(
         "memory/describe": Served(messages.Describe, Store.describe),
         "memory/remember": Served(messages.Remember, Store.remember, writes=True),
         "memory/recall": Served(messages.Recall, Store.recall),
-        "memory/timeline": Served(messages.Timeline, Store.timeline),
+        "memory/timeline": Served(messages.Pages, Store.timeline),
         "memory/forget": Served(messages.Forget, Store.forget, writes=True),
         "memory/reinforce": Served(messages.Reinforce, Store.reinforce, writes=True),
         "memory/fetch": Served(messages.Fetch, Store.fetch),

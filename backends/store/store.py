@@ -206,7 +206,7 @@ class Store:
             records.append(record)
         return {"records": records}
 
-    def timeline(self, params: messages.Timeline, caller: Caller) -> dict[str, Any]:
+    def timeline(self, params: messages.Pages, caller: Caller) -> dict[str, Any]:
         """§4.4. With `after` or `page`, a walk over everything in order of insertion, page by page: `next` is what to
         give as `after`, null at the end; `limit` has no part in it."""
         for name, number in (("limit", params.limit), ("page", params.page)):

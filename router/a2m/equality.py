@@ -11,7 +11,12 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from router.a2m.errors import invalid_params
+
 NULL: Final = b"z"
+
+# names in one `where`; each becomes a part of a query
+MOST_NAMES: Final = 500
 
 Where: TypeAlias = Mapping[str, tuple[bytes, ...]]
 
@@ -36,7 +41,12 @@ def members(metadata: bytes) -> dict[str, bytes]:
 
 
 def parse_where(where: Mapping[str, msgspec.Raw]) -> Where:
-    """What each name may equal: an array in `where` means any of its elements, anything else means itself."""
+    """What each name may equal: an array in `where` means any of its elements, anything else means itself.
+
+    Raises INVALID_PARAMS for more names than a query can test at once.
+    """
+    if len(where) > MOST_NAMES:
+        raise invalid_params("where", f"expected at most {MOST_NAMES} names, got {len(where):,}")
     parsed: dict[str, tuple[bytes, ...]] = {}
     for name, raw in where.items():
         value = _decode(bytes(raw))

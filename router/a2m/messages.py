@@ -49,7 +49,11 @@ class Recall(Read):
 
 
 class Timeline(Read):
-    """§4.4. `after` and `page` are an extension of a2m-store: they walk all it holds, page by page."""
+    """§4.4"""
+
+
+class Pages(Timeline):
+    """§4.4, with an extension of a2m-store: `after` and `page` walk all it holds, page by page."""
 
     after: str | None = None
     page: Count | None = None

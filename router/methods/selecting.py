@@ -45,7 +45,7 @@ def read_where(where: Mapping[str, Raw] | None) -> Filter:
     """Takes a `where` apart (§5.2)."""
     if not where:
         return Filter({}, None, False)
-    known = parse_where({name: value for name, value in where.items() if name in FIELDS})
+    known = {name: atoms for name, atoms in parse_where(where).items() if name in FIELDS}
     sent = {name: value for name, value in where.items() if name not in OWNED}
     return Filter(known, sent or None, any(name not in FIELDS for name in where))
 

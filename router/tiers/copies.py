@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from router.a2m.messages import Forget, Recall, Remember, Timeline
+from router.a2m.messages import Forget, Pages, Recall, Remember, Timeline
 from router.a2m.records import Draft, Record
 from router.tiers.link import AnswerTooLong, Link, TierDown
 
@@ -101,7 +101,7 @@ class Copies:
         size, after = _PAGE, None
         while True:
             try:
-                raw = await link.call("memory/timeline", msgspec.structs.replace(question, after=after, page=size))
+                raw = await link.call("memory/timeline", _page_of(question, after, size))
             except AnswerTooLong:
                 if size == 1:
                     raise
@@ -135,6 +135,10 @@ class Copies:
             held += size
         if chunk:
             yield chunk
+
+
+def _page_of(question: Timeline, after: str | None, size: int) -> Pages:
+    return Pages(**msgspec.structs.asdict(question), after=after, page=size)
 
 
 def decoded(raw: msgspec.Raw, type: type[T], tier: str) -> T:

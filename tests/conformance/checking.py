@@ -106,6 +106,13 @@ def expect(true: bool, sentence: str) -> None:
         raise Failure(sentence)
 
 
+def an_object(value: Any, what: str) -> Record:
+    """The value, which is an object. Raises Failure."""
+    if not isinstance(value, dict):
+        raise Failure(f"{what}: expected an object, got {shown(value)}")
+    return value
+
+
 # Nothing that one of them says is near to what another says, for whatever kind of ranker.
 _SUBJECTS: Final = (
     "The lighthouse keeper {} repaints the lantern room every spring",
@@ -190,9 +197,9 @@ class Target:
         """A `where` that selects what this check wrote."""
         return {"conformance": self.tag}
 
-    # --- asking
+    # --- asking; `by` is a Client, this target's own if it is not given (typed loosely, beside **params of any kind)
 
-    def call(self, method: str, /, *, by: Client | None = None, **params: Any) -> Message:
+    def call(self, method: str, /, *, by: Any = None, **params: Any) -> Message:
         """The whole response."""
         response = (by or self.client).request(f"memory/{method}", params)
         if ("result" in response) == ("error" in response) or response.get("jsonrpc") != "2.0":
@@ -201,7 +208,7 @@ class Target:
             )
         return response
 
-    def ask(self, method: str, /, *, by: Client | None = None, **params: Any) -> Message:
+    def ask(self, method: str, /, *, by: Any = None, **params: Any) -> Message:
         """The result, which is an object. Raises Failure where an error came instead."""
         response = self.call(method, by=by, **params)
         if "error" in response:
@@ -215,9 +222,7 @@ class Target:
             )
         return result
 
-    def refused(
-        self, codes: int | Sequence[int], method: str, /, *, by: Client | None = None, **params: Any
-    ) -> Message:
+    def refused(self, codes: int | Sequence[int], method: str, /, *, by: Any = None, **params: Any) -> Message:
         """The error, which has one of the codes. Raises Failure."""
         wanted = [codes] if isinstance(codes, int) else list(codes)
         response = self.call(method, by=by, **params)
@@ -259,7 +264,7 @@ class Target:
         if isinstance(ids, list) and ids:
             self._written.append((by or self.client, owner, ids))
 
-    def records(self, method: str, /, *, by: Client | None = None, **params: Any) -> list[Record]:
+    def records(self, method: str, /, *, by: Any = None, **params: Any) -> list[Record]:
         """The records of a recall or timeline. Raises Failure where there is no list of objects."""
         records = self.ask(method, by=by, **params).get("records")
         if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):

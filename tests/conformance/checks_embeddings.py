@@ -2,7 +2,17 @@
 
 import random
 
-from tests.conformance.checking import EMBEDDING_MISMATCH, NotApplicable, Record, Target, check, expect, ids_of, shown
+from tests.conformance.checking import (
+    EMBEDDING_MISMATCH,
+    NotApplicable,
+    Record,
+    Target,
+    an_object,
+    check,
+    expect,
+    ids_of,
+    shown,
+)
 
 _METRICS = ("cosine", "dot", "l2")
 
@@ -102,12 +112,7 @@ def a_record_may_have_a_vector_and_no_words(target: Target) -> None:
 
 
 def _said(target: Target) -> Record:
-    said = target.ask("describe").get("embeddings")
-    expect(
-        isinstance(said, dict),
-        f"memory/describe with embeddings declared: expected an embeddings object, got {shown(said)}",
-    )
-    return dict(said)
+    return an_object(target.ask("describe").get("embeddings"), "memory/describe with embeddings declared: embeddings")
 
 
 def _width(target: Target) -> int:

@@ -1,12 +1,15 @@
 """Keys: addresses of facts (§3.6, §4.9)."""
 
+from typing import Any
+
 from tests.conformance.checking import INVALID_PARAMS, Record, Target, check, expect, ids_of, shown
 
 
 @check("3.6-1", needs="keys")
 def an_occupied_key_is_replaced(target: Target) -> None:
     key = f"{target.word()}/user/city"
-    ids, revisions = [], []
+    ids: list[str] = []
+    revisions: list[Any] = []
     notes = target.notes(3, key=key)
     for note in notes:
         ids += target.remember(note)

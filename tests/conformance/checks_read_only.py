@@ -1,6 +1,6 @@
 """The profile of a server that takes no writes (§2.1)."""
 
-from tests.conformance.checking import READ_ONLY, Target, check, expect
+from tests.conformance.checking import READ_ONLY, Record, Target, check, expect
 
 
 @check("2.1-2", read_only=True, writes=False)
@@ -13,14 +13,16 @@ def remember_and_forget_are_both_refused(target: Target) -> None:
 def every_write_is_refused(target: Target) -> None:
     for note in (target.note(id=target.word()), target.note(role="tool", group="g"), target.note(metadata={"a": [1]})):
         target.refused(READ_ONLY, "remember", records=[note])
-    for selector in ({"where": target.mine}, {"query": target.word()}, {"ids": []}, {}):
+    selectors: tuple[Record, ...] = ({"where": target.mine}, {"query": target.word()}, {"ids": []}, {})
+    for selector in selectors:
         target.refused(READ_ONLY, "forget", **selector)
 
 
 @check("2.1-3", read_only=True, writes=False)
 def it_can_be_read_as_any_other(target: Target) -> None:
     target.ask("describe")
-    for params in ({}, {"query": ""}, {"query": "harbour", "limit": 3}, {"where": target.mine}):
+    asked: tuple[Record, ...] = ({}, {"query": ""}, {"query": "harbour", "limit": 3}, {"where": target.mine})
+    for params in asked:
         found = target.records("recall", **params)
         expect(len(found) <= params.get("limit", len(found)), f"memory/recall with {params}: got {len(found)} records")
     target.records("timeline", limit=3)

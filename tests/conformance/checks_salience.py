@@ -1,5 +1,7 @@
 """Salience and what raises it (§3.1, §4.8)."""
 
+from typing import Any
+
 from tests.conformance.checking import INVALID_PARAMS, TIMESTAMP, UNKNOWN_RECORD, Target, check, expect, shown
 
 
@@ -20,7 +22,7 @@ def reinforce_raises_salience(target: Target) -> None:
     expect(came == 2, f"memory/reinforce of two records: expected reinforced 2, got {came!r}")
     came = target.ask("reinforce", ids=[ids[2]]).get("reinforced")
     expect(came == 1, f"memory/reinforce of one record without an amount: expected reinforced 1, got {came!r}")
-    saliences = [target.read(id).get("salience") for id in ids]
+    saliences: list[Any] = [target.read(id).get("salience") for id in ids]
     expect(
         all(isinstance(salience, int | float) for salience in saliences)
         and all(20 < salience <= 31.001 for salience in saliences[:2])

@@ -115,7 +115,7 @@ def an_owner_that_is_named_is_not_believed(target: Target) -> None:
             result = response.get("result")
             expect(
                 isinstance(result, dict) and not result.get("records") and not result.get("forgotten"),
-                f"memory/{method} by a principal who claims {named!r}: expected nothing or -32005, got {shown(response)}",
+                f"memory/{method} by who claims to be {named!r}: expected nothing or -32005, got {shown(response)}",
             )
     left = target.records("timeline", by=one.client, where=target.mine)
     expect(

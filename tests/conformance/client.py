@@ -316,7 +316,9 @@ class InProcess:
         return message
 
     def notify(self, method: str, params: Any) -> None:
-        self._answer(notification(method, params))
+        answer = self._answer(notification(method, params))
+        if answer is not None:
+            raise NoAnswer(f"{method} was sent as a notification, and answered with {answer!r}")
 
     def close(self) -> None:
         """Nothing is held open."""

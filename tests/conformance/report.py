@@ -14,7 +14,7 @@ def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
         if outcome.check.section != section:
             section = outcome.check.section
             yield f"\n{section}"
-        title = outcome.check.name.partition(".")[2].replace("_", " ")
+        title = outcome.check.name.partition(".")[2].replace("_s_", "'s ").replace("_", " ")
         marks = ", ".join(f"§{sentence}" for sentence in outcome.check.sentences)
         match outcome.state:
             case State.PASSED:

@@ -54,10 +54,11 @@ def outcomes(target: Target, sections: Collection[str] = SECTIONS) -> Iterator[O
     """What comes of every check in these sections, one by one. `target` has been met."""
     for check in ALL_CHECKS:
         if check.section in sections:
-            yield _outcome(check, target)
+            yield outcome(check, target)
 
 
-def _outcome(check: Check, target: Target) -> Outcome:
+def outcome(check: Check, target: Target) -> Outcome:
+    """What comes of one check. `target` has been met; afterwards what was written is forgotten."""
     elsewhere = _not_for(check, target)
     if elsewhere:
         return Outcome(check, State.NOT_APPLICABLE, elsewhere)

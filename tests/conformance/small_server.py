@@ -424,7 +424,7 @@ class Server:
         found.sort(key=lambda record: record.get("owner") is None)
         return {"record": self.shown(found[0], params) if found else self.nothing_at(key)}
 
-    def nothing_at(self, key: str) -> None:
+    def nothing_at(self, key: str) -> Record | None:
         return None
 
     # --- events

@@ -413,7 +413,7 @@ class TakesAPrefixForAKey(Wrong, caught_by="keys.a_prefix_selects_what_is_at_it_
 
 
 class FailsOnUnusedKeys(Wrong, caught_by="keys.an_unused_key_is_null"):
-    def nothing_at(self, key: str) -> None:
+    def nothing_at(self, key: str) -> Record | None:
         raise Refused(-32001, "no such key")
 
 
