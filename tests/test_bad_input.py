@@ -19,7 +19,7 @@ import pytest
 
 from router.a2m import messages
 from router.a2m.capabilities import METHODS
-from router.a2m.errors import Code
+from router.a2m.errors import A2MError, Code
 from router.a2m.records import Draft
 from router.a2m.server import Caller
 from tests.federated import LOCAL, Trial, held_by, settings_of, trial

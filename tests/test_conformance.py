@@ -126,6 +126,16 @@ def test_a_right_server_passes_every_check(binding: str) -> None:
     assert [outcome.check.name for outcome in came if outcome.state is State.SKIPPED] == []
 
 
+def test_a_right_server_of_core_alone_passes_too() -> None:
+    class CoreAlone(Server):
+        capabilities = ("core",)
+
+    came = judged(InProcess(CoreAlone().answer))
+    assert failures(came) == {}
+    skipped = {outcome.check.section for outcome in came if outcome.state is State.SKIPPED}
+    assert skipped >= {"tiers", "salience", "scopes", "sessions", "keys", "embeddings", "external", "events", "prompt"}
+
+
 def test_a_right_read_only_server_passes_its_profile() -> None:
     class ReadOnly(Server):
         read_only = True
@@ -133,6 +143,11 @@ def test_a_right_read_only_server_passes_its_profile() -> None:
     came = judged(InProcess(ReadOnly().answer))
     assert failures(came) == {}
     assert {outcome.check.section for outcome in came if outcome.state is State.PASSED} >= {"core", "read_only"}
+
+
+def test_there_are_many_ways_to_be_wrong() -> None:
+    assert len(WRONG) >= 25
+    assert set(CAUGHT_BY.values()) <= {check.name for check in ALL_CHECKS}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -251,6 +266,14 @@ def test_the_command_ends_with_the_counts_and_says_what_failed(capsys: pytest.Ca
 def test_a_server_that_says_nothing_cannot_be_judged(capsys: pytest.CaptureFixture[str]) -> None:
     code, report = summary(capsys, "--stdio", sys.executable, "-c", "pass")
     assert (code, report.splitlines()[-1]) == (1, "0 passed, 1 failed, 0 skipped")
+
+
+def test_what_cannot_be_tested_is_listed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    right = [sys.executable, "-m", "tests.conformance.wrong_servers", "Server"]
+    code, report = summary(capsys, "--only", "salience", "--verbose", "--stdio", *right)
+    assert code == 0
+    listed = re.findall(r"^§(\S+) .*\n      not tested: \S", report, re.MULTILINE)
+    assert listed == [sentence.id for sentence in SENTENCES if sentence.untested]
 
 
 def test_the_list_names_every_sentence(capsys: pytest.CaptureFixture[str]) -> None:

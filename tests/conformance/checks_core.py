@@ -1,5 +1,7 @@
 """Discovery, writing, searching, replaying, deleting (§2, §4.1 to §4.5, §5)."""
 
+from typing import Any
+
 from tests.conformance.checking import (
     CAPABILITY_NOT_SUPPORTED,
     INTERNAL_ERROR,
@@ -239,7 +241,7 @@ def scores_descend(target: Target) -> None:
         expect(len(found) == 5, f"memory/recall for a word of five records: expected all five, got {len(found)}")
     else:
         found = target.records("recall", query="the", limit=20)
-    scores = [record.get("score") for record in found]
+    scores: list[Any] = [record.get("score") for record in found]
     expect(
         all(isinstance(score, int | float) and not isinstance(score, bool) for score in scores),
         f"memory/recall: expected a number as every score, got {shown(scores)}",

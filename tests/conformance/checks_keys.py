@@ -114,9 +114,4 @@ def a_forgotten_key_is_free_again(target: Target) -> None:
 
 
 def _fetched(target: Target, key: str) -> Record:
-    record = target.ask("fetch", key=key).get("record")
-    expect(
-        isinstance(record, dict),
-        f"memory/fetch of {key!r}, which was written: expected its record, got {shown(record)}",
-    )
-    return dict(record)
+    return an_object(target.ask("fetch", key=key).get("record"), f"memory/fetch of {key!r}, which was written")

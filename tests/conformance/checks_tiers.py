@@ -1,6 +1,7 @@
 """Tiers: their layout, writing to one, promotion, consolidation, groups that move whole (§3.4, §4.6, §4.7)."""
 
 import time
+from typing import Any
 
 from tests.conformance.checking import (
     INVALID_PARAMS,
@@ -45,7 +46,7 @@ def a_kind_is_one_of_the_four(target: Target) -> None:
 def counts_count_what_is_there(target: Target) -> None:
     (id,) = target.remember(target.note())
     here = target.read(id).get("tier")
-    counts = {tier.get("name"): tier.get("count") for tier in target.tiers()}
+    counts: dict[Any, Any] = {tier.get("name"): tier.get("count") for tier in target.tiers()}
     expect(here in counts, f"a record says it is in tier {here!r}; expected one of {list(counts)}")
     expect(
         counts[here] >= 1,
