@@ -69,7 +69,7 @@ async def within_capacity(run: Run) -> None:
         assert capacity is None or len(records) <= capacity or one_group, (tier_name, records)
 
 
-@examples(50)
+@examples(35)
 @given(history=histories())
 def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, within_capacity))
@@ -80,7 +80,7 @@ def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, histo
 new_writes = st.builds(h.Write, st.lists(h.new_drafts, min_size=1, max_size=3), h.owners)
 
 
-@examples(25)
+@examples(15)
 @given(history=histories(st.one_of(new_writes, h.groups, h.moves, h.moves, h.full_reads), first=new_writes))
 def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
     async def all_there(run: Run) -> None:
@@ -95,7 +95,7 @@ def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_ba
 key_writes = st.builds(h.Write, st.lists(h.key_drafts, min_size=1, max_size=2), h.owners)
 
 
-@examples(25)
+@examples(15)
 @given(history=histories(st.one_of(key_writes, h.moves, h.promotes, h.full_reads, h.full_reads), first=key_writes))
 def test_2_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
@@ -140,7 +140,7 @@ whole_records = st.fixed_dictionaries(
 )
 
 
-@examples(40)
+@examples(30)
 @given(
     records=st.lists(whole_records, min_size=1, max_size=4),
     path=st.lists(st.sampled_from(TIERS), min_size=1, max_size=5),
@@ -198,7 +198,7 @@ def bits(record: Record) -> tuple[bytes | None, bytes | None]:
 late_writes = st.builds(h.Write, st.lists(st.builds(h.Draft, late=st.integers(0, 5), fields=st.just({})), min_size=1))
 
 
-@examples(25)
+@examples(15)
 @given(history=histories(st.one_of(h.groups, late_writes, h.moves, h.promotes, h.forgets, h.full_reads)))
 def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
@@ -207,7 +207,7 @@ def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: st
 # --- 5
 
 
-@examples(25)
+@examples(15)
 @given(history=histories(st.one_of(new_writes, h.groups, late_writes, h.promotes)))
 def test_5_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
     anyio_backend: str, history: History
@@ -236,7 +236,7 @@ command = ["-"]
 """
 
 
-@examples(25)
+@examples(15)
 @given(
     others=st.integers(3, 8),
     place=st.integers(0, 8),
@@ -266,7 +266,7 @@ def test_7_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(
 # --- 8
 
 
-@examples(40)
+@examples(30)
 @given(
     written=st.lists(
         st.tuples(st.sampled_from(TIERS), st.none() | st.integers(START - 3, START + 3)), min_size=1, max_size=14
@@ -308,7 +308,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
 }
 
 
-@examples(25)
+@examples(15)
 @given(
     records=st.lists(
         st.tuples(st.sampled_from(TIERS), st.lists(st.sampled_from(["red", "green", "blue"]), max_size=4)),
@@ -355,7 +355,7 @@ def test_9_two_tiers_scores_are_never_compared(
 # --- 11
 
 
-@examples(25)
+@examples(15)
 @given(
     clients=st.lists(
         st.lists(st.tuples(st.sampled_from(TIERS), st.booleans(), st.booleans()), min_size=1, max_size=5),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.conformance.checking import INVALID_PARAMS, Record, Target, check, expect, ids_of, shown
+from tests.conformance.checking import INVALID_PARAMS, Record, Target, an_object, check, expect, ids_of, shown
 
 
 @check("3.6-1", needs="keys")
