@@ -16,7 +16,8 @@ import anyio
 
 from router.a2m.errors import A2MError
 from router.a2m.records import digest
-from router.catalog.catalog import Catalog, NotedStray
+from router.catalog.accounts import NotedStray
+from router.catalog.catalog import Catalog
 from router.catalog.claims import Name, id_name, key_name
 from router.catalog.entries import Entry, Stray
 from router.settling import Settling

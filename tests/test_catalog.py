@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.a2m.equality import text_atom
-from router.catalog.catalog import Catalog, Replacement, Selection
+from router.catalog.accounts import Replacement
+from router.catalog.catalog import Catalog
 from router.catalog.entries import Stray
+from router.catalog.lookup import Selection
 from router.catalog.selection import Scope
 from router.database import DatabaseError
 from tests.catalogs import NAMES, TIERS, entry, move, opened, rewritten, tier, write

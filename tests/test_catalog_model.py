@@ -17,9 +17,11 @@ from msgspec import Raw
 
 from router.a2m.equality import parse_where
 from router.a2m.timestamps import render
-from router.catalog.catalog import Catalog, Replacement, Selection
+from router.catalog.accounts import Replacement
+from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, group_name, id_name, key_name
 from router.catalog.entries import Entry, Stray
+from router.catalog.lookup import Selection
 from router.catalog.selection import Scope
 from router.config import Tier
 from router.policy import strength

@@ -8,8 +8,10 @@ import apsw
 import pytest
 
 from router.a2m.equality import text_atom
-from router.catalog.catalog import Catalog, Replacement, Selection
+from router.catalog.accounts import Replacement
+from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
+from router.catalog.lookup import Selection
 from router.catalog.selection import Scope
 from tests.catalogs import NAMES, entry, move, opened, rewritten, write
 

@@ -152,6 +152,21 @@ async def test_a_batch_waits_for_the_tier_that_comes_up_last(tmp_path: Path) -> 
         await one_home_each(fed)
 
 
+async def test_an_interrupted_write_that_is_forgotten_before_it_is_looked_into_stays_gone(tmp_path: Path) -> None:
+    def both_done(steer: Steered) -> Hold:
+        return steer.hold("semantic", "remember", after=True)
+
+    folder = await crash(tmp_path, both_done, write_two)
+    down = {"semantic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        assert await fed.call("forget", ids=["there"]) == {"forgotten": 0}
+        down.clear()
+        await joined(fed, "semantic")
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"here": "working"}
+        assert fed.copies() == {"here": ["working"]}
+
+
 async def joined(fed: Trial, tier: str) -> None:
     """Return when a tier has been taken into the account."""
     await fed.federation.links[tier].wait_up()

@@ -16,8 +16,9 @@ from router.a2m.messages import Fetch, Recall, Timeline
 from router.a2m.records import Record
 from router.a2m.timestamps import render
 from router.a2m.vectors import similarity
-from router.catalog.catalog import Catalog, Selection
+from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
+from router.catalog.lookup import Selection
 from router.catalog.readers import Reading
 from router.catalog.selection import Scope
 from router.config import Settings, Tier

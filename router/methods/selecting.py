@@ -10,7 +10,8 @@ from msgspec import Raw
 from router.a2m.equality import Where, parse_where, text_of
 from router.a2m.errors import A2MError, Code, invalid_params, unknown_tier
 from router.a2m.messages import Forget, Recall, Timeline
-from router.catalog.catalog import Catalog, Selection
+from router.catalog.catalog import Catalog
+from router.catalog.lookup import Selection
 from router.catalog.selection import FIELDS, Scope
 from router.config import Settings, Tier
 from router.tiers.copies import Copies, raw_json

@@ -18,7 +18,8 @@ from router.a2m.errors import A2MError, Code, invalid_params
 from router.a2m.messages import Forget, Remember
 from router.a2m.records import Draft, Record, digest, draft_of
 from router.a2m.timestamps import render
-from router.catalog.catalog import Catalog, Replacement
+from router.catalog.accounts import Replacement
+from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, group_name, id_name, key_name
 from router.catalog.entries import Entry, entry_of
 from router.catalog.selection import Scope
@@ -114,8 +115,8 @@ class Writing:
             )
         ids = await self._selecting.ids(params, scope)
         struck = self._catalog.forget(ids, scope, self._clock())
+        self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
         await self._catalog.synced()
-        self._sweeper.wake()
         return len(struck)
 
     def _dated(self, draft: Draft) -> Draft:

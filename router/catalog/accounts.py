@@ -1,0 +1,388 @@
+"""The accounts of single records, and what is counted along with them: the catalog's ground floor.
+
+Every change of a record's home goes through `_enter` and `_leave`, which keep the counts of tiers, buckets, groups and
+sessions; every query of the catalog's goes through one connection.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.catalog.claims import Claims
+from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
+from router.catalog.readers import Readers
+from router.catalog.schema import APPLICATION, SCHEMA
+from router.catalog.selection import Scope
+from router.catalog.syncing import Syncing
+from router.config import Tier
+from router.database import Database, DatabaseError
+
+Strength = Callable[[float, int, int, float | None], float]
+
+
+class NotedStray(msgspec.Struct, frozen=True):
+    """A copy that may exist in `tier`."""
+
+    id: str
+    tier: str
+    kind: Stray
+    owner: str | None
+    key: str | None
+
+
+class Replacement(msgspec.Struct, frozen=True):
+    """What is to take a known record's place: `entry`, for the record as it was at version `replaces`.
+
+    `salience` is None where the writer gave none: what the record has earned stays.
+    """
+
+    entry: Entry
+    replaces: int
+    salience: float | None = None
+
+
+class Accounts:
+    """One file's accounts, row by row. See Catalog for what its arguments mean."""
+
+    def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
+        self._database = Database(path, SCHEMA, application=APPLICATION, holder="a2m-router")
+        self._execute = self._database.connection.execute
+        self._syncing = Syncing(self._database.sync, threads=threads)
+        self._strength = strength
+        self.claims = Claims()
+        self.readers = Readers()
+        self._tiers = {tier.name: tier for tier in tiers}
+        self._no: dict[str, int] = {}
+        self._name: dict[int, str] = {}
+        try:
+            self._begin(tiers)
+        except BaseException:
+            self._database.close()
+            raise
+        self._shared = [self._no[tier.name] for tier in tiers if tier.shared]
+
+    def _begin(self, tiers: Sequence[Tier]) -> None:
+        with self._database.transaction():
+            self._versions: int = self._fact("opened", 0) << 32
+            self._set_fact("opened", self._fact("opened", 0) + 1)
+            self._clock: int = self._fact("clock", 0)
+            self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
+            self._know(tiers)
+
+    async def synced(self) -> None:
+        """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
+        await self._syncing.wait()
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        self._database.close()
+
+    def identity(self, tier: str) -> str | None:
+        """Who was behind `tier` when it was last greeted; None before the first time."""
+        known: str | None = self._execute("SELECT identity FROM tiers WHERE no = ?", (self._no[tier],)).get
+        return known
+
+    def set_identity(self, tier: str, identity: str) -> None:
+        """Another identity means other contents: they have to be scanned."""
+        self._execute(
+            "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1 WHERE no = ?2",
+            (identity, self._no[tier]),
+        )
+
+    def is_scanned(self, tier: str) -> bool:
+        """Whether all that `tier` holds is accounted for."""
+        return bool(self._execute("SELECT scanned FROM tiers WHERE no = ?", (self._no[tier],)).get)
+
+    def set_scanned(self, tier: str, scanned: bool) -> None:
+        self._execute("UPDATE tiers SET scanned = ? WHERE no = ?", (scanned, self._no[tier]))
+
+    def dimensions(self) -> int | None:
+        """The width of the federation's vectors; None until the first has fixed it (§3.7)."""
+        width: int | None = self._fact("dimensions", None)
+        return width
+
+    def metric(self) -> str:
+        """How vectors are compared in this federation (§3.7)."""
+        metric: str = self._fact("metric", "cosine")
+        return metric
+
+    def set_metric(self, metric: str) -> None:
+        self._set_fact("metric", metric)
+
+    def fix_dimensions(self, width: int) -> None:
+        self._set_fact("dimensions", width)
+
+    def records_in(self, tier: str) -> int:
+        """How many records live in `tier`."""
+        return self._execute("SELECT records FROM tiers WHERE no = ?", (self._no[tier],)).get or 0
+
+    def next_moment(self, now: int) -> int:
+        """The `created_at` of a record written now: never earlier than the last one given."""
+        self._clock = max(self._clock, now)
+        return self._clock
+
+    def find(self, ids: Iterable[str]) -> dict[str, Entry]:
+        """The entries of those `ids` that live somewhere."""
+        found = {}
+        for id in ids:
+            entry = self._find(id)
+            if entry is not None:
+                found[id] = entry
+        return found
+
+    def by_key(self, owner: str | None, key: str) -> Entry | None:
+        """The record at an owner's key."""
+        return self._one("key = ? AND owner = ? AND key != ''", (present(key), present(owner)))
+
+    def group(self, home: str, owner: str | None, group: str) -> list[Entry]:
+        """The members of an owner's group in one tier."""
+        place = (present(group), present(owner), self._no[home])
+        return self._all("grp = ? AND owner = ? AND home = ? AND grp != ''", place, order="seq")
+
+    def unit(self, entry: Entry) -> list[Entry]:
+        """The records that move together with `entry`, itself among them."""
+        return [entry] if entry.group is None else self.group(entry.home, entry.owner, entry.group)
+
+    def units(self, entries: Iterable[Entry]) -> list[list[Entry]]:
+        """What moves together with each of `entries`; each unit once, in the order of their first."""
+        units = []
+        seen: set[str] = set()
+        for entry in entries:
+            if entry.id not in seen:
+                units.append(self.unit(entry))
+                seen.update(member.id for member in units[-1])
+        return units
+
+    def sees(self, scope: Scope, entry: Entry) -> bool:
+        """Whether `scope` may read the record (§6)."""
+        return scope.holds(entry.owner) or self._tiers[entry.home].shared
+
+    def is_reserved(self, id: str) -> bool:
+        """Whether a write of `id` is under way, or was when the last router died."""
+        return self._execute("SELECT 1 FROM records WHERE id = ? AND home IS NULL", (id,)).get is not None
+
+    def is_forgotten(self, id: str) -> bool:
+        """Whether a note says that `id` was forgotten."""
+        return self._execute("SELECT 1 FROM forgotten WHERE id = ? LIMIT 1", (id,)).get is not None
+
+    def _know(self, tiers: Sequence[Tier]) -> None:
+        self._name = dict(self._execute("SELECT no, name FROM tiers"))
+        self._no = {name: no for no, name in self._name.items()}
+        for name, records in self._execute("SELECT name, records FROM tiers WHERE records > 0"):
+            if name not in self._tiers:
+                raise DatabaseError(
+                    f"{self._database.path}: {records} records live in the tier {name!r}, which is not among the"
+                    " managed tiers any more; bring it back, and have its records forgotten or moved before it goes"
+                )
+        for tier in tiers:
+            if tier.name not in self._no:
+                self._execute("INSERT INTO tiers (name) VALUES (?)", (tier.name,))
+                self._no[tier.name] = self._database.connection.last_insert_rowid()
+                self._name[self._no[tier.name]] = tier.name
+            before = next(
+                self._execute(
+                    "SELECT half_life, per_session, promote_after FROM tiers WHERE no = ?", (self._no[tier.name],)
+                )
+            )
+            settings = (tier.half_life, int(tier.per_session), tier.promote_after)
+            if before != settings:
+                self._compute_anew(tier, settings)
+
+    def _compute_anew(self, tier: Tier, settings: tuple[Any, ...]) -> None:
+        """A tier's settings have changed: its buckets, its strengths and what is due follow from them. Looks at all its
+        records."""
+        no = self._no[tier.name]
+        entries = self._all("home = ?", (no,), order="seq")
+        for entry in entries:
+            self._leave(entry)
+        self._execute(
+            "UPDATE tiers SET half_life = ?, per_session = ?, promote_after = ? WHERE no = ?", (*settings, no)
+        )
+        for entry in entries:
+            self._enter(entry)
+            if tier.promote_to and tier.promote_after and entry.access_count >= tier.promote_after:
+                self._execute("INSERT OR REPLACE INTO due VALUES (?, ?)", (entry.id, self._no[entry.home]))
+            else:
+                self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+
+    def _account(self, entry: Entry) -> tuple[Any, ...]:
+        return (
+            entry.id,
+            present(entry.owner),
+            present(entry.session),
+            present(entry.group),
+            present(entry.role),
+            present(entry.key),
+            entry.revision,
+            entry.created_at,
+            entry.digest,
+            self._next_version(),
+            entry.salience,
+            entry.access_count,
+            entry.accessed_at,
+        )
+
+    def _insert(self, entry: Entry) -> None:
+        self._execute(
+            "INSERT INTO records (id, owner, session, grp, role, key, revision, created_at, digest, version,"
+            " salience, access_count, accessed_at, strength) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
+            self._account(entry),
+        )
+        self._enter(msgspec.structs.replace(entry, seq=self._database.connection.last_insert_rowid()))
+
+    def _settle_home(self, entry: Entry) -> None:
+        """A reserved record becomes one; on purpose, so a note that its id was forgotten ends."""
+        seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
+        assert seq is not None, "a record is reserved before it is written"
+        self._execute("UPDATE records SET destination = NULL, batch = NULL, found = NULL WHERE seq = ?", (seq,))
+        self._strike(entry.home, entry.id)
+        self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))
+        self._enter(msgspec.structs.replace(entry, seq=seq))
+
+    def _replace(self, current: Entry, replacement: Replacement) -> None:
+        """New content for a record, and perhaps a new home; what it has earned stays."""
+        entry = replacement.entry
+        self._leave(current)
+        kept = msgspec.structs.replace(
+            entry,
+            seq=current.seq,
+            access_count=current.access_count,
+            accessed_at=current.accessed_at,
+            salience=current.salience if replacement.salience is None else replacement.salience,
+        )
+        self._execute(
+            "UPDATE records SET (id, owner, session, grp, role, key, revision, created_at, digest, version,"
+            " salience, access_count, accessed_at) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE seq = ?",
+            (*self._account(kept), current.seq),
+        )
+        if current.home != entry.home:
+            self._strike(entry.home, entry.id)
+            self._note(current, current.home, Stray.UNWANTED)
+            self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+            self.readers.moved(entry.id, current.home)
+        self._enter(kept)
+
+    def _is_elsewhere(self, entry: Entry) -> bool:
+        current = self._find(entry.id)
+        return current is None or current.home != entry.home
+
+    def _enter(self, entry: Entry) -> None:
+        """The record comes to live in its home. Its row exists; everything that counts it is brought up to date."""
+        no, owner, session, group = self._places(entry)
+        tier = self._tiers[entry.home]
+        touched = entry.created_at if entry.accessed_at is None else entry.accessed_at
+        strength = self._strength(entry.salience, entry.access_count, touched, tier.half_life)
+        place = (no, owner, session) if tier.per_session else (no, "", "")
+        bucket = self._execute(
+            "INSERT INTO buckets (tier, owner, session, records) VALUES (?, ?, ?, 1)"
+            " ON CONFLICT DO UPDATE SET records = records + 1 RETURNING no",
+            place,
+        ).get
+        self._execute("UPDATE tiers SET records = records + 1 WHERE no = ?", (no,))
+        self._execute(
+            "INSERT INTO sessions VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET records = records + 1",
+            (owner, session, no),
+        )
+        self._execute(
+            "UPDATE records SET home = ?, bucket = ?, strength = ?, salience = ?, version = ? WHERE seq = ?",
+            (no, bucket, strength, entry.salience, self._next_version(), entry.seq),
+        )
+        if group:
+            self._execute(
+                "INSERT INTO groups VALUES (?, ?, ?, ?, 1, ?, ?) ON CONFLICT DO UPDATE SET records = records + 1",
+                (no, owner, group, bucket, strength, entry.seq),
+            )
+            self._weigh_group(no, owner, group)
+
+    def _leave(self, entry: Entry) -> None:
+        """The record stops living in its home; the inverse of `_enter`."""
+        no, owner, session, group = self._places(entry)
+        bucket = self._execute("SELECT bucket FROM records WHERE seq = ?", (entry.seq,)).get
+        self._execute("UPDATE records SET home = NULL, bucket = NULL WHERE seq = ?", (entry.seq,))
+        self._execute("UPDATE tiers SET records = records - 1 WHERE no = ?", (no,))
+        self._execute("UPDATE buckets SET records = records - 1 WHERE no = ?", (bucket,))
+        self._execute("DELETE FROM buckets WHERE no = ? AND records = 0", (bucket,))
+        self._execute(
+            "UPDATE sessions SET records = records - 1 WHERE owner = ? AND session = ? AND tier = ?",
+            (owner, session, no),
+        )
+        self._execute(
+            "DELETE FROM sessions WHERE owner = ? AND session = ? AND tier = ? AND records = 0", (owner, session, no)
+        )
+        if group:
+            share = (no, owner, group, bucket)
+            at = "WHERE home = ? AND owner = ? AND grp = ? AND bucket = ?"
+            self._execute(f"UPDATE groups SET records = records - 1 {at}", share)
+            self._execute(f"DELETE FROM groups {at} AND records = 0", share)
+            self._weigh_group(no, owner, group)
+
+    def _earn(self, entry: Entry) -> None:
+        """What the record has earned has changed, and with it its strength."""
+        no, owner, _, group = self._places(entry)
+        touched = entry.created_at if entry.accessed_at is None else entry.accessed_at
+        strength = self._strength(entry.salience, entry.access_count, touched, self._tiers[entry.home].half_life)
+        self._execute(
+            "UPDATE records SET salience = ?, access_count = ?, accessed_at = ?, strength = ? WHERE seq = ?",
+            (entry.salience, entry.access_count, entry.accessed_at, strength, entry.seq),
+        )
+        if group:
+            self._weigh_group(no, owner, group)
+
+    def _weigh_group(self, no: int, owner: str, group: str) -> None:
+        # a group stands where its strongest member would; the index holds the members in that order
+        strongest = self._execute(
+            "SELECT strength, seq FROM records WHERE grp = ? AND owner = ? AND home = ? AND grp != ''"
+            " ORDER BY strength DESC, seq DESC LIMIT 1",
+            (group, owner, no),
+        ).get
+        if strongest is not None:
+            self._execute(
+                "UPDATE groups SET (strength, seq) = (?, ?) WHERE home = ? AND owner = ? AND grp = ?",
+                (*strongest, no, owner, group),
+            )
+
+    def _places(self, entry: Entry) -> tuple[int, str, str, str]:
+        return self._no[entry.home], present(entry.owner), present(entry.session), present(entry.group)
+
+    def _note(self, entry: Entry, tier: str, kind: Stray) -> None:
+        self._execute(
+            "INSERT OR REPLACE INTO strays VALUES (?, ?, ?, ?, ?)",
+            (self._no[tier], entry.id, kind, present(entry.owner), present(entry.key)),
+        )
+
+    def _strike(self, tier: str, id: str) -> None:
+        self._execute("DELETE FROM strays WHERE tier = ? AND id = ?", (self._no[tier], id))
+
+    def _strays(self, condition: str, parameters: tuple[Any, ...], index: str | None = None) -> list[NotedStray]:
+        tier, *others = parameters
+        strays = "strays" if index is None else f"strays INDEXED BY {index}"
+        rows = self._execute(f"SELECT id, kind, owner, key FROM {strays} WHERE {condition}", (self._no[tier], *others))
+        return [NotedStray(id, tier, Stray(kind), absent_or(o), absent_or(key)) for id, kind, o, key in rows]
+
+    def _find(self, id: str) -> Entry | None:
+        return self._one("id = ?", (id,))
+
+    def _one(self, condition: str, parameters: tuple[Any, ...]) -> Entry | None:
+        row = next(
+            self._execute(f"SELECT {COLUMNS} FROM records WHERE {condition} AND home IS NOT NULL", parameters), None
+        )
+        return None if row is None else row_entry(row, self._name[row[2]])
+
+    def _all(self, condition: str, parameters: tuple[Any, ...], order: str) -> list[Entry]:
+        rows = self._execute(
+            f"SELECT {COLUMNS} FROM records WHERE {condition} AND home IS NOT NULL ORDER BY {order}", parameters
+        )
+        return [row_entry(row, self._name[row[2]]) for row in rows]
+
+    def _next_version(self) -> int:
+        self._versions += 1
+        return self._versions
+
+    def _fact(self, name: str, otherwise: Any) -> Any:
+        row = next(self._execute("SELECT value FROM facts WHERE name = ?", (name,)), None)
+        return otherwise if row is None else row[0]
+
+    def _set_fact(self, name: str, value: Any) -> None:
+        self._execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
