@@ -110,6 +110,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
                     await _serve_http(federation, *host_port(settings.serve.http), options, ending)
                 else:
                     await _serve_stdio(federation, ending)
+    log.info("stopped")
     return 1 if options.check else 0
 
 

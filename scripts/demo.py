@@ -3,6 +3,7 @@
     scripts/demo                        the conversation beside this file
     scripts/demo --file FILE            another one
     scripts/demo --http URL             through a router that runs already, which forgets the conversation afterwards
+    scripts/demo --http URL --token T   one with principals; A2M_TOKEN in the environment says the same
 
 Every turn is written to its session. When the policy has come to rest, every record must be there exactly once, in its
 place, with every field as it was written, and no bucket over its capacity. Then the file's questions are asked, and
@@ -119,7 +120,10 @@ def _moment(turn: Turn) -> int:
 
 
 class Replay:
-    """What is written, in order, under ids and sessions of its own. `turn_of` leads back to the file's turn."""
+    """What is written, in order, under ids and sessions of its own. `turn_of` leads back to the file's turn.
+
+    No record is written with an owner; a router with principals gives them all the one who asks.
+    """
 
     def __init__(self, conversation: Conversation) -> None:
         mark = os.urandom(4).hex()
@@ -389,6 +393,9 @@ async def check(router: Router, replay: Replay) -> Checked:
         here = [record.id for record in records if record.tier == name]
         faults += _same_ids(f"the timeline of the tier {name}", here, [record.id for record in found])
     faults += _differences(replay, records)
+    owners = {record.owner for record in records}
+    if len(owners) > 1:
+        faults.append(f"the records have several owners: {', '.join(sorted(map(repr, owners)))}")
     faults += await _overfull(router, replay, tiers, records)
     return Checked(homes, faults)
 
@@ -420,7 +427,7 @@ def _fields(draft: Draft, record: Record) -> Iterable[tuple[str, Any, Any]]:
     for field in draft.__struct_fields__:
         if field == "metadata":
             yield field, _bytes(draft.metadata), _bytes(record.metadata)
-        elif field not in ("tier", "salience"):
+        elif field not in ("tier", "salience", "owner"):
             yield field, getattr(draft, field), getattr(record, field)
     yield "salience", 1.0, record.salience
 

@@ -10,10 +10,10 @@ import anyio.abc
 
 @asynccontextmanager
 async def until_signalled(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `stop` when the process is asked to end (SIGTERM, SIGINT), for as long as the block lasts."""
+    """Calls `stop` when the process is asked to end (SIGTERM, SIGINT, SIGHUP), for as long as the block lasts."""
 
     async def wait(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
             async for _ in signals:
                 stop()

@@ -166,8 +166,7 @@ class Catalog(Lookup):
                     left_over = self._left_over(id)
                     if left_over is not None and scope.holds(left_over.owner):
                         # nobody was told that it was written, but it may be there, and would become true
-                        self._execute("DELETE FROM records WHERE seq = ?", (left_over.seq,))
-                        self._note(left_over, left_over.home, Stray.UNWANTED)
+                        self._drop_reservation(left_over)
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
                     elif unaccounted:
                         by = present(scope.owner)
@@ -325,6 +324,12 @@ class Catalog(Lookup):
             self._execute(f"SELECT {COLUMNS}, destination FROM records WHERE id = ? AND home IS NULL", (id,)), None
         )
         return None if row is None or not self.is_left_over(id) else row_entry(row, self._name[row[-1]])
+
+    def _drop_reservation(self, entry: Entry) -> None:
+        batch = self._execute("SELECT batch FROM records WHERE seq = ?", (entry.seq,)).get
+        self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
+        self._note(entry, entry.home, Stray.UNWANTED)
+        self._finish(batch)  # the rest of it may have waited for this one only
 
     def _is_unwanted(self, entry: Entry) -> bool:
         said = [by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))]
