@@ -1,14 +1,15 @@
 """How much a fusion finds: the share of a question's evidence turns in the top 10, over long conversations.
 
-    python -m bench.recall FILE...
+    .venv/bin/python -m bench.recall FILE...
 
 A file is a JSON object with `turns` (`id`, `speaker`, `text`, perhaps `image`, a caption; in order) and `questions`
 (`question`, `evidence`: ids of turns). A conversation is put into three tiers by age, each ranking its own turns
 without sight of the others.
 """
 
+import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -97,19 +98,42 @@ def _top(rankings: list[Ranking]) -> list[str]:
     return [turn_id for turn_id, _ in reciprocal_rank(rankings)[:LIMIT]]
 
 
-def main() -> None:
-    if not sys.argv[1:]:
-        sys.exit("usage: python -m bench.recall FILE...")
-    asked = [
-        each for name in sys.argv[1:] for each in ask(msgspec.json.decode(Path(name).read_bytes(), type=Conversation))
-    ]
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    asked = [each for conversation in options.conversations for each in ask(conversation)]
     asked = [(question, evidence) for question, evidence in asked if evidence]
+    if not asked:
+        sys.exit("bench.recall: no question names evidence, so there is nothing to find")
     print(f"{len(asked)} questions; share of evidence found, mean over questions (over all evidence turns)")
     total = sum(len(evidence) for _, evidence in asked)
     for name, way in WAYS.items():
         found = [(len(evidence & set(way(question))), len(evidence)) for question, evidence in asked]
         mean = sum(hits / of for hits, of in found) / len(found)
         print(f"{mean:.3f} ({sum(hits for hits, _ in found) / total:.3f})  {name}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.recall",
+        description="How much a fusion finds: the share of a question's evidence turns in the top 10.",
+    )
+    parser.add_argument(
+        "conversations",
+        nargs="+",
+        type=_conversation,
+        metavar="FILE",
+        help='a JSON object with "turns" and "questions", such as scripts/demo-conversation.json',
+    )
+    return parser
+
+
+def _conversation(name: str) -> Conversation:
+    try:
+        return msgspec.json.decode(Path(name).read_bytes(), type=Conversation)
+    except OSError as problem:
+        raise argparse.ArgumentTypeError(f"{name} cannot be read: {problem.strerror}") from None
+    except msgspec.DecodeError as problem:
+        raise argparse.ArgumentTypeError(f"{name} is no conversation: {problem}") from None
 
 
 if __name__ == "__main__":

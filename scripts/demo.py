@@ -122,10 +122,12 @@ def _moment(turn: Turn) -> int:
 class Replay:
     """What is written, in order, under ids and sessions of its own. `turn_of` leads back to the file's turn.
 
-    No record is written with an owner; a router with principals gives them all the one who asks.
+    Args:
+        owned: a router with principals gives all records, which are written without an owner, the one who asks.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, *, owned: bool = False) -> None:
+        self.owned = owned
         mark = os.urandom(4).hex()
         speakers = list(dict.fromkeys(turn.speaker for turn in conversation.turns))
         self.drafts: list[Draft] = []
@@ -394,8 +396,8 @@ async def check(router: Router, replay: Replay) -> Checked:
         faults += _same_ids(f"the timeline of the tier {name}", here, [record.id for record in found])
     faults += _differences(replay, records)
     owners = {record.owner for record in records}
-    if len(owners) > 1:
-        faults.append(f"the records have several owners: {', '.join(sorted(map(repr, owners)))}")
+    if len(owners) > 1 or (not replay.owned and owners - {None}):
+        faults.append(f"the records' owners are {', '.join(sorted(map(repr, owners)))}")
     faults += await _overfull(router, replay, tiers, records)
     return Checked(homes, faults)
 
@@ -557,9 +559,9 @@ async def through_own(config: Path, replay: Replay, questions: Sequence[Question
         await replay_through(Router(peer), replay, questions)
 
 
-async def through_running(url: str, replay: Replay, questions: Sequence[Question]) -> None:
+async def through_running(url: str, token: str | None, replay: Replay, questions: Sequence[Question]) -> None:
     """Through a router that others may use too, and that is left as it was found."""
-    async with connect_http(url) as peer:
+    async with connect_http(url, headers={"Authorization": f"Bearer {token}"} if token else None) as peer:
         router = Router(peer)
         await router.tiers()
         try:
@@ -588,14 +590,14 @@ async def _interruptible(run: Callable[..., Any], *arguments: Any) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demonstration; returns 0 if everything was as it should be, 1 if not, 130 if it was interrupted."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     code = 0
     try:
         conversation = read_conversation(options.file)
-        replay = Replay(conversation)
+        replay = Replay(conversation, owned=options.token is not None)
         questions = conversation.questions[: options.questions]
         if options.http is not None:
-            finished = anyio.run(_interruptible, through_running, options.http, replay, questions)
+            finished = anyio.run(_interruptible, through_running, options.http, options.token, replay, questions)
         else:
             with TemporaryDirectory(prefix="a2m-demo-") as folder:
                 config = put_in(Path(folder), options.federation)
@@ -607,6 +609,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"demo: {_sentence(problems)}", file=sys.stderr)
         code = 1
     return code
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.token is not None and options.http is None:
+        parser.error("--token is for a router that is running; give its address with --http")
+    if options.http is not None and options.token is None:
+        options.token = os.environ.get("A2M_TOKEN") or None
+    if options.token is not None and not (options.token.isascii() and options.token.isprintable()):
+        parser.error("the token has characters that cannot be sent: expected printable ASCII")  # and is not repeated
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -623,6 +637,12 @@ def _parser() -> argparse.ArgumentParser:
         help="the conversation (default: the one that comes along)",
     )
     parser.add_argument("--http", type=_url, metavar="URL", help="a running router to use instead of an own one")
+    parser.add_argument(
+        "--token",
+        metavar="T",
+        help="with --http: the token of one of the router's principals (default: A2M_TOKEN, which other users of this "
+        "machine cannot see)",
+    )
     parser.add_argument("--questions", type=_count, metavar="N", help="ask only the first N questions")
     parser.add_argument(
         "--federation",

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,14 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
-def run(*arguments: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, temporary: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=120, check=False, env=environment(temporary)
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**environment(temporary), **variables},
     )
 
 
@@ -117,6 +123,60 @@ def test_a_router_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("demo: the router did not answer memory/describe: cannot be reached: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[str]:
+    """The address of a router that knows one principal, alice, by the token s3cret."""
+    (tmp_path / "federation.toml").write_text(
+        """
+        [[serve.principals]]
+        owner = "alice"
+        token_env = "ALICE_TOKEN"
+        [tiers.working]
+        kind = "working"
+        command = ["a2m-store", "working.db"]
+        """,
+        encoding="utf-8",
+    )
+    options = ["--config", str(tmp_path / "federation.toml"), "--http", "127.0.0.1:0", "--log-level", "warning"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "router.cli", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=SCRIPTS.parent,
+        env={**environment(tmp_path), "ALICE_TOKEN": "s3cret"},
+    ) as process:
+        assert process.stderr is not None
+        yield process.stderr.readline().split()[-1]
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_a_router_with_principals_is_shown_a_token(tmp_path: Path, guarded: str) -> None:
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(conversation(5)), encoding="utf-8")
+    arguments = ["--file", str(file), "--http", guarded]
+
+    without = run(*arguments, temporary=tmp_path)
+    shown = run(*arguments, "--token", "s3cret", temporary=tmp_path)
+    from_environment = run(*arguments, temporary=tmp_path, A2M_TOKEN="s3cret")
+
+    assert without.returncode == 1
+    assert "HTTP 401 Unauthorized" in without.stderr
+    for done in (shown, from_environment):
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "checked: all 5 turns are there exactly once" in done.stdout
+        assert "forgotten  5 records" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--token", "s3cret"], ["--http", "http://127.0.0.1:9/", "--token", "s3crét"]])
+def test_a_token_that_is_of_no_use_is_one_sentence(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(*arguments, temporary=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("scripts/demo: error: ")
+    assert "s3cr" not in done.stderr
 
 
 def test_a_federation_with_memories_elsewhere_is_not_touched(tmp_path: Path) -> None:
