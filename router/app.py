@@ -78,7 +78,7 @@ class Federation:
         self.recovery = Recovery(settings, catalog, copies, self.sweeper, adopt=adopt)
         selecting = Selecting(settings, catalog, copies)
         wake = self.passes.wake
-        writing = Writing(settings, catalog, copies, self.sweeper, settling, selecting, clock, wake)
+        writing = Writing(settings, catalog, copies, self.sweeper, settling, self.moves, selecting, clock, wake)
         readings = Readings(settings, catalog, copies, clock, wake)
         upkeep = Upkeep(settings, catalog, self.moves, self.passes, wake)
         self.methods = Methods(settings, catalog, copies, writing, readings, upkeep)
@@ -173,6 +173,9 @@ async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     while True:
         try:
             await work()
+        except OSError as problem:
+            log.error("background work failed, it goes on in %g s: %s", _RESTART_SECONDS, problem)
+            await anyio.sleep(_RESTART_SECONDS)
         except Exception:
             # what is left undone is noted in the catalog, and found again
             log.exception("background work failed; it goes on in %g s", _RESTART_SECONDS)

@@ -10,6 +10,7 @@ The steps, in their order; ARCHITECTURE's table says what remains when anything 
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -38,14 +39,18 @@ _ROUND: Final = 200
 
 
 class Moved(msgspec.Struct):
-    """What came of a move: how many records have a new home, and why the others have not.
+    """What came of a move: how many records of which owner have a new home, and why the others have not.
 
     `blocked`: a tier did not take part at all, so that it is no use to try others on the same way now.
     """
 
-    records: int = 0
+    owners: Counter[str | None] = msgspec.field(default_factory=Counter)
     reason: str | None = None
     blocked: bool = False
+
+    @property
+    def records(self) -> int:
+        return self.owners.total()
 
 
 class Altered(Exception):
@@ -72,7 +77,7 @@ class Moves:
         while waiting and not result.blocked:
             batch = waiting.pop()
             try:
-                records = await self._move(batch, source, target, salience)
+                moved = await self._move(batch, source, target, salience)
             except (A2MError, Altered, AnswerTooLong) as refused:
                 # of several units one may be at fault: halved until it stands alone
                 if len(batch) > 1:
@@ -82,9 +87,9 @@ class Moves:
             except (TierDown, OSError) as failure:
                 result.reason, result.blocked = str(failure), True
             else:
-                if records is None:
+                if moved is None:
                     result.reason = "an earlier change of the same records has not been settled yet"
-                result.records += records or 0
+                result.owners.update(entry.owner for entry in moved or ())
         self._say(source, target, result.reason)
         return result
 
@@ -96,8 +101,8 @@ class Moves:
             log.warning("%s -> %s: not moved: %s", source, target, reason)
             self._reasons[source, target] = reason
 
-    async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> int | None:
-        """How many records moved; None if others are at work on one of them for too long."""
+    async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
+        """What moved; None if others are at work on one of the records for too long."""
         for tier in (source, target):
             self._check(tier)
         claimed = await self._claim(units, source, target)
@@ -105,7 +110,7 @@ class Moves:
             return None
         claim, groups = claimed
         failure: Exception | None = None
-        moved = 0
+        moved: list[Entry] = []
         # from here on a cancellation could leave the claim or the copies without an owner; every call has a deadline
         with anyio.CancelScope(shield=True):
             try:
@@ -152,10 +157,12 @@ class Moves:
         entries = self._catalog.find(id for unit in units for id in unit.ids)
         return self._catalog.units(entry for entry in entries.values() if entry.home == source)
 
-    async def _copy_and_flip(self, groups: Sequence[Sequence[Entry]], source: str, target: str, salience: float) -> int:
+    async def _copy_and_flip(
+        self, groups: Sequence[Sequence[Entry]], source: str, target: str, salience: float
+    ) -> list[Entry]:
         entries = [entry for unit in groups for entry in unit]
         if not entries:
-            return 0
+            return []
         await self._sweeper.clear(target, entries)
         self._catalog.note_copies(entries, target)
         records, _ = _all_well(
@@ -171,7 +178,7 @@ class Moves:
         moved = self._catalog.flip(groups, target, salience)
         self._catalog.give_up(entries, target)
         await self._catalog.synced()
-        return len(moved)
+        return moved
 
     async def _note_synced(self) -> dict[str, Record]:
         await self._catalog.synced()

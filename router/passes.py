@@ -32,12 +32,21 @@ _MOST_TRIALS: Final = 16
 
 
 class Report(msgspec.Struct):
-    """What a pass did, in records."""
+    """What a pass did: how many records of which owner."""
 
-    moved: int = 0
-    promoted: int = 0
-    dropped: int = 0
-    summarized: int = 0
+    moved: Counter[str | None] = msgspec.field(default_factory=Counter)
+    promoted: Counter[str | None] = msgspec.field(default_factory=Counter)
+    dropped: Counter[str | None] = msgspec.field(default_factory=Counter)
+
+    def figures(self, scope: Scope) -> dict[str, int]:
+        """The counts of what is `scope`'s own, or nobody's: what others have is nobody else's to know (§6)."""
+        return {
+            **{
+                name: sum(count for owner, count in owners.items() if scope.holds(owner))
+                for name, owners in (("moved", self.moved), ("promoted", self.promoted), ("dropped", self.dropped))
+            },
+            "summarized": 0,
+        }
 
 
 class Passes:
@@ -113,13 +122,12 @@ class Passes:
             if tier.kind == "working" and tier.spill_to is not None:
                 units = self._catalog.in_session(tier.name, session, owner)
                 moved = await self._moves.carry_out(units, tier.name, tier.spill_to)
-                flushed.records += moved.records
+                flushed.owners += moved.owners
                 flushed.reason = moved.reason or flushed.reason
-                report.moved += moved.records
+                report.moved += moved.owners
         after = await self.consolidate()
-        for field in ("moved", "promoted", "dropped", "summarized"):
-            setattr(report, field, getattr(report, field) + getattr(after, field))
-        return flushed, report
+        after.moved += report.moved
+        return flushed, after
 
     def _rested(self) -> float:
         """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
@@ -142,7 +150,7 @@ class Passes:
             ]
             if units:
                 moved = await self._carry_out(units, tier.name, target, stuck)
-                report.promoted += moved.records
+                report.promoted += moved.owners
                 progress |= moved.records > 0
         return progress
 
@@ -166,10 +174,10 @@ class Passes:
             dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
             await self._catalog.synced()
             self._sweeper.wake(tier.name)
-            report.dropped += len(dropped)
+            report.dropped.update(entry.owner for entry in dropped)
         elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
             moved = await self._carry_out(units, tier.name, tier.spill_to, stuck)
-            report.moved += moved.records
+            report.moved += moved.owners
 
     async def _carry_out(self, units: Sequence[Unit], source: str, target: str, stuck: "_Stuck") -> Moved:
         """A move; what is still where it was is not tried again in this pass, and a way that is blocked rests."""

@@ -58,7 +58,8 @@ class Recovery:
                 "bring the old one back, or start once with --adopt to take the new one as it is"
             )
         width, metric = self._catalog.dimensions(), self._catalog.metric()
-        if profile.dimensions is not None and width is not None and profile.dimensions != width:
+        strays = self._catalog.strays(tier.name, "", 1)  # a vector among them may have fixed its width; they go
+        if profile.dimensions is not None and width is not None and profile.dimensions != width and not strays:
             raise CannotServe(
                 f"tiers.{tier.name}: its vectors have {profile.dimensions} dimensions, the federation's have {width}"
             )

@@ -203,3 +203,91 @@ async def test_scoped_forgetting_of_an_unknown_id_does_not_cost_another_owner_a_
         catalog.set_scanned("semantic", True)
         await fed.settled()
         assert await contents(fed) == ["bob's"]
+
+
+async def test_a_failed_batch_leaves_no_width_behind() -> None:
+    refuse = True
+    refusing = Refusing(
+        lambda tier, method, _: full() if refuse and (tier, method) == ("episodic", "remember") else None
+    )
+    async with trial(weather=refusing) as fed:
+        with pytest.raises(A2MError):
+            await fed.call(
+                "remember",
+                records=[
+                    {"content": "x", "embedding": [1, 2, 3], "tier": "semantic"},
+                    {"content": "y", "tier": "episodic"},
+                ],
+            )
+        await fed.settled()
+        refuse = False
+        await fed.remember("z", embedding=[1, 2, 3, 4], tier="semantic")
+        assert (await fed.call("describe"))["embeddings"]["dimensions"] == 4
+
+
+async def test_a_query_beyond_all_bounds_is_refused() -> None:
+    async with trial() as fed:
+        with pytest.raises(A2MError, match="query") as refused:
+            await fed.call("recall", query="pear " * 10_000)
+        assert refused.value.code == Code.INVALID_PARAMS
+
+
+async def test_copies_that_wait_to_be_removed_do_not_hide_what_is_there() -> None:
+    async with trial() as fed:
+        ids = await fed.remember(*["apple apple apple"] * 200, tier="semantic")
+        await fed.remember("one apple among other fruit", tier="semantic")
+        with fed.federation.catalog.readers.reading():  # while this read is under way no copy goes
+            await fed.call("forget", ids=ids)
+            found = (await fed.call("recall", query="apple", limit=2))["records"]
+        assert [record["content"] for record in found] == ["one apple among other fruit"]
+
+
+async def test_nobody_learns_how_many_records_of_others_moved() -> None:
+    async with trial(settings_of(policy="explicit")) as fed:
+        await fed.remember(*[f"turn {n}" for n in range(9)], session="s", owner="bob")
+        answer = await fed.call("session/close", session="nobody's", owner="alice")
+        assert (answer["moved"], answer["flushed"]) == (0, 0)
+        assert set(answer["counts"].values()) == {0}
+        await fed.remember(*[f"turn {n}" for n in range(9)], session="t", owner="bob")
+        assert (await fed.call("consolidate", owner="bob"))["moved"] > 0
+
+
+async def test_a_replacement_in_another_tier_takes_its_group_along() -> None:
+    async with trial() as fed:
+        for n in range(3):
+            await fed.remember(f"g{n}", key=f"k{n}", group="g")
+        await fed.remember("g0 again", key="k0", group="g", tier="semantic")
+        await fed.settled()
+        found = {record["content"]: record["tier"] for record in await fed.timeline()}
+        assert found == {"g0 again": "semantic", "g1": "semantic", "g2": "semantic"}
+
+
+async def test_a_record_that_no_message_to_a_tier_could_hold_is_refused_at_once() -> None:
+    async with trial() as fed:
+        with pytest.raises(A2MError, match=r"records\[0\]") as refused:
+            await fed.remember("x", metadata={"m": "y" * 34_000_000})
+        assert refused.value.code == Code.QUOTA_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    "where", [{"revision": None}, {"revision": 0}, {"revision": 1}, {"revision": None, "uri": None}]
+)
+async def test_every_method_means_the_same_by_a_revision(where: dict[str, Any]) -> None:
+    async with trial() as fed:
+        await fed.remember("without a key")
+        await fed.remember("first", key="k")
+        await fed.remember("old", key="replaced")
+        await fed.remember("new", key="replaced")
+        timeline = {record["content"] for record in await fed.timeline(where=where)}
+        recall = {record["content"] for record in (await fed.call("recall", where=where))["records"]}
+        assert timeline == recall == {None: {"without a key"}, 0: {"first"}, 1: {"new"}}[where["revision"]]
+
+
+async def test_a_key_whose_record_its_tier_has_lost_can_be_written_again() -> None:
+    async with trial() as fed:
+        [id] = await fed.remember("old", key="k", tier="semantic")
+        store = fed.stores["semantic"]
+        with store.transaction() as connection:
+            connection.execute("DELETE FROM record WHERE id = ?", (id,))
+        assert await fed.remember("new", key="k") == [id]
+        assert (await fed.call("fetch", key="k"))["record"]["content"] == "new"

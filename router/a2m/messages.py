@@ -9,6 +9,9 @@ from router.a2m.records import Draft
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
+# A query is ranked word by word while others wait: it may be as long as a situation that an agent hands over.
+Query = Annotated[str, Meta(max_length=16_384)]
+
 
 class Params(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What all parameter objects are: by name, unknown names ignored."""
@@ -43,7 +46,7 @@ class Read(Params):
 class Recall(Read):
     """§4.3"""
 
-    query: str | None = None
+    query: Query | None = None
     min_score: float | None = None
     embedding: list[float] | None = None
 
@@ -63,7 +66,7 @@ class Forget(Params):
     """§4.5"""
 
     ids: list[str] | None = None
-    query: str | None = None
+    query: Query | None = None
     tier: str | None = None
     where: dict[str, Raw] | None = None
     owner: str | None = None

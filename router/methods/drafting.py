@@ -17,8 +17,12 @@ from router.a2m.records import Draft
 from router.a2m.timestamps import parse
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
+from router.tiers.copies import bytes_of
 
 _JSON_NULL: Final = b"null"
+
+# A tier is told more of a record than a caller says, in one message with others; half of a message is surely enough.
+_LARGEST_RECORD: Final = 32 * 2**20
 
 # every JSON parser can hold it, and a record that comes with it can still be replaced
 _MOST_REVISIONS: Final = 2**53 - 1
@@ -38,6 +42,9 @@ def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensio
     drafts = []
     for place, draft in enumerate(params.records):
         where = f"records[{place}]"
+        size = bytes_of(draft)
+        if size > _LARGEST_RECORD:
+            raise quota(where, _LARGEST_RECORD, size, "bytes of one record")
         _check_text(draft, where, settings.limits.max_content_length)
         _check_metadata(draft, where)
         if draft.created_at is not None:

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 # Candidates beyond the caller's limit are asked for up to this many.
 _MOST_CANDIDATES: Final = 1000
 
+# How many times more a tier is asked for when too little of its answer may be shown.
+_MORE: Final = 8
+
 # A recall by what only the catalog knows names the records to the tiers: at most so many.
 _MOST_IDS: Final = 10_000
 
@@ -94,7 +97,7 @@ class Readings:
         terms = query_tokens(params.query or "")
         with self._catalog.readers.reading() as read:
             ask = self._question(params, where, limit, terms, scope, tiers)
-            found = await outcomes([partial(self._recall_from, tier, ask, scope) for tier in tiers])
+            found = await outcomes([partial(self._recall_from, tier, ask, scope, limit) for tier in tiers])
             lists, degraded = self._answers(tiers, found)
             shown, entries = self._homes(tiers, lists, read, scope)
         if terms or params.embedding is not None:
@@ -210,19 +213,25 @@ class Readings:
             embeddings=params.embeddings,
         )
 
-    async def _recall_from(self, tier: Tier, question: Recall, scope: Scope) -> list[Record]:
+    async def _recall_from(self, tier: Tier, question: Recall, scope: Scope, wanted: int) -> list[Record]:
+        """A tier's candidates. Where copies that are only waiting to be removed fill its answer, so that not even
+        `wanted` are left, it is asked for more."""
         profile = self._copies.link(tier.name).profile
-        most = profile.max_recall_limit if profile else None
+        most = (profile.max_recall_limit if profile else None) or _MOST_IDS
         similar = profile is not None and profile.store.similarity
-        return await self._copies.recall(
-            tier.name,
-            msgspec.structs.replace(
-                question,
-                owner=owner_for(tier, scope),
-                limit=min(question.limit or 1, most or question.limit or 1),
-                embeddings=question.embeddings or (question.embedding is not None and not similar),
-            ),
+        asked = msgspec.structs.replace(
+            question,
+            owner=owner_for(tier, scope),
+            limit=min(question.limit or 1, most),
+            embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
+        while True:
+            found = await self._copies.recall(tier.name, asked)
+            known = self._catalog.find(record.id for record in found)
+            full = asked.limit is not None and len(found) >= asked.limit
+            if not full or len(known) >= min(wanted, len(found)) or asked.limit == most:
+                return found
+            asked = msgspec.structs.replace(asked, limit=min(_MORE * (asked.limit or 1), most))
 
     def _answers(
         self, tiers: Sequence[Tier], found: Sequence[list[Record] | Failure]

@@ -18,8 +18,8 @@ from router.tiers.copies import Copies, raw_json
 from router.tiers.link import TierDown
 from router.tiers.together import failures_in, outcomes
 
-# What the router counts itself; a tier's own numbers mean something else.
-OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at"})
+# What the router counts itself, or shows otherwise; a tier's own numbers mean something else.
+OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "revision"})
 
 
 # What a tier without a limit of its own is asked to tell at most.

@@ -12,7 +12,7 @@ from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import destination
 from router.moves import Moves
-from router.passes import Passes, Report
+from router.passes import Passes
 from router.policy import Unit
 
 
@@ -91,7 +91,7 @@ class Upkeep:
     async def consolidate(self, scope: Scope) -> Consolidated:
         """Runs a pass; the counts are those of what the caller sees."""
         report = await self._passes.consolidate()
-        return Consolidated(**_figures(report), counts=self._catalog.counts(scope))
+        return Consolidated(**report.figures(scope), counts=self._catalog.counts(scope))
 
     async def close(self, params: SessionClose, scope: Scope) -> Closed:
         """Ends the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
@@ -104,7 +104,7 @@ class Upkeep:
         if flushed.records == 0 and flushed.reason is not None:
             raise _refused(f"nothing of the session could leave the working tier: {flushed.reason}", flushed.reason)
         return Closed(
-            **_figures(report), counts=self._catalog.counts(scope), closed=params.session, flushed=flushed.records
+            **report.figures(scope), counts=self._catalog.counts(scope), closed=params.session, flushed=flushed.records
         )
 
     def reinforce(self, params: Reinforce, scope: Scope) -> int:
@@ -129,12 +129,3 @@ class Upkeep:
 def _refused(sentence: str, reason: str, tier: str | None = None) -> A2MError:
     data = {"reason": reason, "retry_after": 1.0}
     return A2MError(Code.INTERNAL_ERROR, sentence, data if tier is None else {"tier": tier, **data})
-
-
-def _figures(report: Report) -> dict[str, int]:
-    return {
-        "moved": report.moved,
-        "promoted": report.promoted,
-        "dropped": report.dropped,
-        "summarized": report.summarized,
-    }

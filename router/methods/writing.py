@@ -26,6 +26,8 @@ from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import Slot, complete_drafts, destination, embedding_mismatch, new_id, slots_of, width_of
 from router.methods.selecting import Selecting
+from router.moves import Moves
+from router.policy import Unit
 from router.settling import Settling
 from router.sweeping import Sweeper
 from router.text import query_tokens
@@ -69,6 +71,7 @@ class Writing:
         copies: Copies,
         sweeper: Sweeper,
         settling: Settling,
+        moves: Moves,
         selecting: Selecting,
         clock: Callable[[], int],
         changed: Callable[[], None],
@@ -78,6 +81,7 @@ class Writing:
         self._copies = copies
         self._sweeper = sweeper
         self._settling = settling
+        self._moves = moves
         self._selecting = selecting
         self._clock = clock
         self._changed = changed
@@ -91,6 +95,7 @@ class Writing:
         """
         drafts = complete_drafts(params, scope, self._settings, self._catalog.dimensions())
         slots, places = slots_of([self._dated(draft) for draft in drafts])
+        await self._take_groups_along(slots)
         written = False
         while not written:
             claim, plan = await self._claim(slots)
@@ -118,6 +123,21 @@ class Writing:
         self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
         await self._catalog.synced()
         return len(struck)
+
+    async def _take_groups_along(self, slots: Sequence[Slot]) -> None:
+        """A replacement that names another tier moves its record there; if that stays in its group, the whole group."""
+        for slot in slots:
+            draft = slot.last
+            entry = None if draft.key is None else self._catalog.by_key(draft.owner, draft.key)
+            if entry is None or draft.tier in (None, entry.home) or draft.group is None or draft.group != entry.group:
+                continue
+            assert draft.tier is not None
+            members = self._catalog.unit(entry)
+            if len(members) > 1:
+                unit = Unit(tuple(member.id for member in members), 0.0, len(members))
+                moved = await self._moves.carry_out([unit], entry.home, draft.tier)
+                if moved.reason is not None:
+                    raise _answer(TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None))
 
     def _dated(self, draft: Draft) -> Draft:
         moment = self._catalog.next_moment(self._clock())
@@ -288,7 +308,10 @@ class Writing:
                 raise _as_down(tier, refused) from refused
 
     async def _read_replaced(self, replacements: Sequence[Replacement]) -> dict[str, Record]:
-        """The records that are to be replaced where they are, vectors included: what is written back if it fails."""
+        """The records that are to be replaced where they are, vectors included: what is written back if it fails.
+
+        What a tier has lost is not among them; its replacement brings the record back.
+        """
         now = self._catalog.find(replacement.entry.id for replacement in replacements)
         in_place = [r.entry for r in replacements if r.entry.id in now and now[r.entry.id].home == r.entry.home]
         before: dict[str, Record] = {}
@@ -297,9 +320,6 @@ class Writing:
                 before |= await self._copies.read(tier, [entry.id for entry in there], embeddings=True)
             except A2MError as refused:
                 raise _as_down(tier, refused) from refused
-            for entry in there:
-                if entry.id not in before:
-                    raise TierDown(tier, f"it has lost the record {entry.id!r}", 60.0, None)
         return before
 
     def _is_outdated(self, plan: _Plan) -> bool:

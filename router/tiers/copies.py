@@ -49,7 +49,7 @@ class Copies:
 
     async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
-        for chunk in self._chunks(tier, drafts, _bytes_of):
+        for chunk in self._chunks(tier, drafts, bytes_of):
             raw = await self._links[tier].call("memory/remember", Remember(records=chunk))
             if decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
                 raise TierDown(tier, "answered a write with other ids than it was given", 0.0, None)
@@ -154,6 +154,9 @@ def raw_json(value: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _bytes_of(draft: Draft) -> int:
+def bytes_of(draft: Draft) -> int:
+    """About how many bytes a record takes in a message; exactly, where it is large."""
+    texts = (draft.content, draft.id, draft.key, draft.group, draft.session, draft.owner, draft.role, draft.uri)
     metadata = 0 if draft.metadata is msgspec.UNSET else len(bytes(draft.metadata))
-    return len(draft.content or "") + metadata + 20 * len(draft.embedding or ())
+    rough = 4 * sum(len(text) for text in texts if text is not None) + metadata + 20 * len(draft.embedding or ())
+    return rough if rough < _CHUNK_BYTES else len(msgspec.json.encode(draft))

@@ -38,6 +38,7 @@ def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> Abstra
         cwd=tier.cwd,
         on_stderr=lambda line: logging.getLogger("router.tiers").warning("%s: %s", tier.name, line),
         name=tier.name,
+        max_message=settings.limits.max_message,
     )
 
 
