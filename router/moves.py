@@ -24,7 +24,7 @@ from router.catalog.claims import Claim, Name, group_name, id_name, key_name
 from router.catalog.entries import Entry
 from router.policy import Unit, in_batches
 from router.settling import Settling
-from router.sweeping import Sweeper
+from router.sweeping import InTheWay, Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import AnswerTooLong, TierDown
 from router.tiers.together import failures_in, outcomes
@@ -115,12 +115,14 @@ class Moves:
         with anyio.CancelScope(shield=True):
             try:
                 moved = await self._copy_and_flip(groups, source, target, salience)
-            except (TierDown, A2MError, Altered, OSError) as problem:
+            except (TierDown, A2MError, Altered, InTheWay, OSError) as problem:
                 failure = problem
                 self._catalog.give_up([entry for unit in groups for entry in unit], target)
             finally:
                 self._settling.release(claim, [failure])
                 self._sweeper.wake(source, target)
+        if isinstance(failure, InTheWay):
+            return await self._move(units, source, target, salience)
         if failure is not None:
             raise failure
         return moved

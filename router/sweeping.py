@@ -32,6 +32,10 @@ _PAGE: Final = 200
 _PAUSE_SECONDS: Final = 5.0
 
 
+class InTheWay(Exception):
+    """What was claimed to clear the way is not all that is in it any more; claim anew."""
+
+
 class Sweeper:
     """Sweeps the managed tiers of one catalog."""
 
@@ -99,13 +103,17 @@ class Sweeper:
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
         """Make sure that no stray of these ids, or at these owners' keys, is left in `tier`, before they are written.
 
-        The caller holds claims on all of them (`names_in_the_way`). Raises TierDown if one of them stays.
+        The caller holds claims on all of them (`names_in_the_way`). Raises TierDown if one of them stays, and InTheWay
+        if another one, which the caller has no claim on, has come since: a forget claims nothing.
         """
         strays = self._catalog.strays_in_the_way(tier, entries)
         if strays:
             await self._catalog.readers.grace()
-            await self._remove(tier, strays)
-            if self._catalog.strays_in_the_way(tier, entries):
+            await self._remove(tier, self._catalog.still_noted(tier, strays))
+            left = {stray.id for stray in self._catalog.strays_in_the_way(tier, entries)}
+            if not left <= {stray.id for stray in strays}:
+                raise InTheWay
+            if left:
                 raise TierDown(tier, "an older copy of a record could not be removed yet", 1.0, None)
 
     def names_in_the_way(self, tier: str, entries: Sequence[Entry]) -> set[Name]:

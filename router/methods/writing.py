@@ -29,7 +29,7 @@ from router.methods.selecting import Selecting
 from router.moves import Moves
 from router.policy import Unit
 from router.settling import Settling
-from router.sweeping import Sweeper
+from router.sweeping import InTheWay, Sweeper
 from router.text import query_tokens
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
@@ -216,7 +216,7 @@ class Writing:
     async def _write(self, plan: _Plan, claim: Claim) -> bool:
         """Carry out a plan under its claim, which is released, at once or when what is open is settled.
 
-        Returns False if a scan has meanwhile found records that the plan did not know: it has to be made anew.
+        Returns False if a scan or a forget has brought about what the plan did not know: it has to be made anew.
         """
         new = [entry for _, _, entry in plan.new]
         replacements = [replacement for _, _, replacement in plan.replaced]
@@ -245,6 +245,8 @@ class Writing:
             if len(before) < len(replacements):
                 # of what changed its home the old copy goes; recovery would not find the new one by its digest
                 await self._catalog.synced()
+        except InTheWay:
+            return False
         except (A2MError, TierDown, OSError) as failure:
             failures = failures or [failure]
             raise _answer(failure) from failure
