@@ -410,7 +410,7 @@ class Store:
         execute("DELETE FROM vector WHERE record = ?", (seq,))
         if self._connection.changes():
             execute("DELETE FROM nearest WHERE rowid = ?", (seq,))
-            if execute("SELECT 1 FROM vector LIMIT 1").get is None:
+            if execute("SELECT max(record) FROM vector").get is None:
                 # the next first vector fixes the width anew
                 self._tally = replace(self._tally, dimensions=None)
 

@@ -42,10 +42,10 @@ def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensio
     drafts = []
     for place, draft in enumerate(params.records):
         where = f"records[{place}]"
+        _check_text(draft, where, settings.limits.max_content_length)
         size = bytes_of(draft)
         if size > _LARGEST_RECORD:
             raise quota(where, _LARGEST_RECORD, size, "bytes of one record")
-        _check_text(draft, where, settings.limits.max_content_length)
         _check_metadata(draft, where)
         if draft.created_at is not None:
             try:
