@@ -20,7 +20,7 @@ import msgspec
 from router.a2m.errors import A2MError
 from router.a2m.records import Record, digest, draft_of
 from router.catalog.catalog import Catalog
-from router.catalog.claims import Claim, Name, group_name, id_name, key_name
+from router.catalog.claims import Claim, Name, names_of
 from router.catalog.entries import Entry
 from router.policy import Unit, in_batches
 from router.settling import Settling
@@ -104,7 +104,7 @@ class Moves:
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
         """What moved; None if others are at work on one of the records for too long."""
         for tier in (source, target):
-            self._check(tier)
+            self._sweeper.check(tier)
         claimed = await self._claim(units, source, target)
         if claimed is None:
             return None
@@ -127,14 +127,6 @@ class Moves:
             raise failure
         return moved
 
-    def _check(self, tier: str) -> None:
-        link = self._copies.link(tier)
-        if link.status != "up":
-            raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
-        if not self._catalog.is_scanned(tier):
-            # a member of a group may not have been found yet
-            raise TierDown(tier, "what it holds is still being taken into the account", 1.0, None)
-
     async def _claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
         """A claim on all that the units touch, and their entries as they are under it; None if others keep it busy."""
         claim: Claim | None = None
@@ -142,7 +134,7 @@ class Moves:
         while True:
             groups = self._present(units, source)
             entries = [entry for unit in groups for entry in unit]
-            needed = {name for entry in entries for name in _names(entry)}
+            needed = {name for entry in entries for name in names_of(entry)}
             needed |= self._sweeper.names_in_the_way(target, entries)
             if claim is not None and needed <= names:
                 return claim, groups
@@ -214,15 +206,6 @@ class Moves:
 
 def _same(record: Record, copy: Record | None) -> bool:
     return copy is not None and digest(copy) == digest(record)
-
-
-def _names(entry: Entry) -> list[Name]:
-    names = [id_name(entry.id)]
-    if entry.key is not None:
-        names.append(key_name(entry.owner, entry.key))
-    if entry.group is not None:
-        names.append(group_name(entry.owner, entry.group))
-    return names
 
 
 def _all_well(found: Sequence[dict[str, Record] | A2MError | TierDown | OSError]) -> list[dict[str, Record]]:

@@ -16,7 +16,7 @@ import anyio
 
 from router.a2m.errors import A2MError
 from router.a2m.records import digest
-from router.catalog.accounts import NotedStray
+from router.catalog.accounts import UNACCOUNTED, NotedStray
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Name, id_name, key_name
 from router.catalog.entries import Entry, Stray
@@ -99,6 +99,15 @@ class Sweeper:
             finally:
                 for claim in claims:
                     self._settling.release(claim, failures)
+
+    def check(self, tier: str) -> None:
+        """Raises TierDown unless `tier` can be reached and all that it holds is accounted for. Nothing is written to it,
+        or moved from it, before: a member of a group, or an older copy, may not have been found yet."""
+        link = self._copies.link(tier)
+        if link.status != "up":
+            raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
+        if not self._catalog.is_scanned(tier):
+            raise TierDown(tier, UNACCOUNTED, 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
         """Make sure that no stray of these ids, or at these owners' keys, is left in `tier`, before they are written.

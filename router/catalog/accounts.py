@@ -6,7 +6,7 @@ sessions; every query of the catalog's goes through one connection.
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,6 +18,9 @@ from router.catalog.selection import Scope
 from router.catalog.syncing import Syncing
 from router.config import Tier
 from router.database import Database, DatabaseError
+
+# Why a tier is left out whose records are not all known yet, in the words of every answer that says so.
+UNACCOUNTED: Final = "what it holds is still being taken into the account"
 
 Strength = Callable[[float, int, int, float | None], float]
 

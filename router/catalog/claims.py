@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import anyio
 
+from router.catalog.entries import Entry
+
 Name = tuple[str, str, str]
 
 
@@ -28,6 +30,16 @@ def key_name(owner: str | None, key: str) -> Name:
 def group_name(owner: str | None, group: str) -> Name:
     """What a claim on an owner's group is called."""
     return ("group", _owner(owner), group)
+
+
+def names_of(entry: Entry) -> list[Name]:
+    """What is claimed by whoever changes a record: its id, its owner's key, its owner's group."""
+    names = [id_name(entry.id)]
+    if entry.key is not None:
+        names.append(key_name(entry.owner, entry.key))
+    if entry.group is not None:
+        names.append(group_name(entry.owner, entry.group))
+    return names
 
 
 def _owner(owner: str | None) -> str:

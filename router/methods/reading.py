@@ -16,6 +16,7 @@ from router.a2m.messages import Fetch, Recall, Timeline
 from router.a2m.records import Record
 from router.a2m.timestamps import render
 from router.a2m.vectors import similarity
+from router.catalog.accounts import UNACCOUNTED
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
 from router.catalog.lookup import Selection
@@ -256,7 +257,7 @@ class Readings:
         """The tiers that an answer had to do without, and those that hold what is not accounted for yet."""
         silent = {down.tier for down in degraded}
         unaccounted = [
-            Degraded(tier.name, "what it holds is still being taken into the account")
+            Degraded(tier.name, UNACCOUNTED)
             for tier in tiers
             if not tier.mount and tier.name not in silent and not self._catalog.is_scanned(tier.name)
         ]

@@ -10,6 +10,7 @@ from msgspec import Raw
 from router.a2m.equality import Where, parse_where, text_of
 from router.a2m.errors import A2MError, Code, invalid_params, unknown_tier
 from router.a2m.messages import Forget, Recall, Timeline
+from router.catalog.accounts import UNACCOUNTED
 from router.catalog.catalog import Catalog
 from router.catalog.lookup import Selection
 from router.catalog.selection import FIELDS, Scope
@@ -91,7 +92,7 @@ class Selecting:
         managed = [tier for tier in tiers if not tier.mount]
         for tier in managed:
             if not self._catalog.is_scanned(tier.name):
-                raise unanswered(tier.name, "what it holds is still being taken into the account", 1.0)
+                raise unanswered(tier.name, UNACCOUNTED, 1.0)
         selection = Selection(
             tiers=[tier.name for tier in managed], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
@@ -116,7 +117,11 @@ class Selecting:
         """The ids that each tier finds, with their revisions. Raises INTERNAL_ERROR if one of them does not answer."""
         found = await outcomes([partial(self._ask, tier, where, scope, query, key_prefix) for tier in tiers])
         for failure in failures_in(found):
-            raise _as_answer(failure)
+            raise (
+                unanswered(failure.tier, failure.reason, failure.retry_after)
+                if isinstance(failure, TierDown)
+                else failure
+            )
         return {tier.name: ids for tier, ids in zip(tiers, found, strict=True) if isinstance(ids, dict)}
 
     async def _ask(
@@ -160,11 +165,3 @@ def unanswered(tier: str, reason: str, retry_after: float) -> A2MError:
         f"the tier {tier!r} does not answer: {reason}",
         {"tier": tier, "reason": reason, "retry_after": retry_after},
     )
-
-
-def _as_answer(failure: A2MError | TierDown | OSError) -> A2MError:
-    if isinstance(failure, TierDown):
-        return unanswered(failure.tier, failure.reason, failure.retry_after)
-    if isinstance(failure, OSError):
-        return A2MError(Code.INTERNAL_ERROR, str(failure))
-    return failure

@@ -20,7 +20,7 @@ from router.a2m.records import Draft, Record, digest, draft_of
 from router.a2m.timestamps import render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
-from router.catalog.claims import Claim, Name, group_name, id_name, key_name
+from router.catalog.claims import Claim, Name, names_of
 from router.catalog.entries import Entry, entry_of
 from router.catalog.selection import Scope
 from router.config import Settings
@@ -202,11 +202,7 @@ class Writing:
         entries = [entry for _, _, entry in plan.new + plan.known] + [r.entry for _, _, r in plan.replaced]
         before = self._catalog.find(r.entry.id for _, _, r in plan.replaced)
         for entry in [*entries, *before.values()]:
-            names.add(id_name(entry.id))
-            if entry.key is not None:
-                names.add(key_name(entry.owner, entry.key))
-            if entry.group is not None:
-                names.add(group_name(entry.owner, entry.group))
+            names.update(names_of(entry))
         for tier, there in _by_home(entries).items():
             names |= self._sweeper.names_in_the_way(tier, there)
         return names
@@ -243,7 +239,8 @@ class Writing:
                 self._catalog.commit_write(new, replacements)
             undo = None
             if len(before) < len(replacements):
-                # of what changed its home the old copy goes; recovery would not find the new one by its digest
+                # recovery finds a replacement in place by its digest, but not one that changed its home, nor one of a
+                # record that was lost
                 await self._catalog.synced()
         except InTheWay:
             return False
@@ -299,11 +296,7 @@ class Writing:
                     entry.home, f"an interrupted write of {entry.id!r} has not been looked into yet", 1.0, None
                 )
         for tier, there in _by_home(entries).items():
-            link = self._copies.link(tier)
-            if link.status != "up":
-                raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
-            if not self._catalog.is_scanned(tier):
-                raise TierDown(tier, "what it holds is still being taken into the account", 1.0, None)
+            self._sweeper.check(tier)
             try:
                 await self._sweeper.clear(tier, there)
             except A2MError as refused:
