@@ -101,8 +101,10 @@ class Sweeper:
                     self._settling.release(claim, failures)
 
     def check(self, tier: str) -> None:
-        """Raises TierDown unless `tier` can be reached and all that it holds is accounted for. Nothing is written to it,
-        or moved from it, before: a member of a group, or an older copy, may not have been found yet."""
+        """Raises TierDown unless `tier` can be reached and all that it holds is accounted for.
+
+        Nothing is written to it, or moved from it, before: a member of a group, or an older copy, may be undiscovered.
+        """
         link = self._copies.link(tier)
         if link.status != "up":
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)

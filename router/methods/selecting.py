@@ -117,11 +117,9 @@ class Selecting:
         """The ids that each tier finds, with their revisions. Raises INTERNAL_ERROR if one of them does not answer."""
         found = await outcomes([partial(self._ask, tier, where, scope, query, key_prefix) for tier in tiers])
         for failure in failures_in(found):
-            raise (
-                unanswered(failure.tier, failure.reason, failure.retry_after)
-                if isinstance(failure, TierDown)
-                else failure
-            )
+            if isinstance(failure, TierDown):
+                raise unanswered(failure.tier, failure.reason, failure.retry_after)
+            raise failure
         return {tier.name: ids for tier, ids in zip(tiers, found, strict=True) if isinstance(ids, dict)}
 
     async def _ask(
