@@ -413,6 +413,14 @@ def test_what_a_scan_finds_at_a_key_that_is_just_being_written_does_not_take_it(
     assert set(catalog.find("xyz")) == {"x", "z"}
 
 
+def test_a_better_copy_is_not_adopted_at_the_cost_of_anothers_key() -> None:
+    catalog = opened()
+    write(catalog, entry("x"), entry("y", key="k"))
+    better = entry("x", "episodic", key="k", revision=1)
+    assert catalog.adopt([better]) == (0, [better])
+    assert (home(catalog, "x"), home(catalog, "y")) == ("working", "working")
+
+
 def test_time_never_goes_back_not_even_over_a_restart(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "catalog.db")
     assert [catalog.next_moment(now) for now in (5, 3, 7)] == [5, 5, 7]

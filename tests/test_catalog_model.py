@@ -217,9 +217,10 @@ class Model(RuleBasedStateMachine):
     def was_forgotten(self, record: Entry) -> bool:
         return any(id == record.id and (by is None or record.owner in (None, by)) for id, by in self.forgotten)
 
-    def keys_taken(self) -> set[tuple[str | None, str | None]]:
+    def has_taken_key(self, entry: Entry) -> bool:
         reserved = [new for batch in self.batches for new in batch.new]
-        return {(record.owner, record.key) for record in [*self.living.values(), *reserved]}
+        others = [record for record in [*self.living.values(), *reserved] if record.id != entry.id]
+        return entry.key is not None and any((o.owner, o.key) == (entry.owner, entry.key) for o in others)
 
     def is_reserved(self, id: str) -> bool:
         return any(new.id == id for batch in self.batches for new in batch.new)
@@ -437,13 +438,13 @@ class Model(RuleBasedStateMachine):
                 continue
             if self.was_forgotten(each):
                 self.note(each, tier, Stray.UNWANTED)
-            elif current is not None and is_better(each, current):
+            elif current is not None and not is_better(each, current):
+                self.note(each, tier, Stray.SUPERSEDED)
+            elif self.has_taken_key(each):
+                expected.append(each)
+            elif current is not None:
                 self.replace(Replacement(each, current.version))
                 self.note(current, current.home, Stray.SUPERSEDED)
-            elif current is not None:
-                self.note(each, tier, Stray.SUPERSEDED)
-            elif each.key is not None and (each.owner, each.key) in self.keys_taken():
-                expected.append(each)
             else:
                 self.written += 1
                 self.living[each.id] = msgspec.structs.replace(each, seq=self.written)

@@ -16,6 +16,7 @@ import anyio.abc
 import anyio.lowlevel
 import httpx
 import msgspec
+import psutil
 import pytest
 import trio
 import trio.testing
@@ -393,27 +394,12 @@ async def said(connection: Any, method: str, timeout: float | None = 30, **param
     return msgspec.json.decode(await connection.call(method, params, timeout=timeout))
 
 
-def exists(pid: int) -> bool:
-    """Whether there is such a process, dead and not waited for included."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def runs(pid: int) -> bool:
     """Whether there is such a process and it is not dead."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-
-
-def children() -> list[str]:
-    """The command lines of this process's children; empty of one that is dead and not waited for."""
-    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [Path(f"/proc/{pid}/cmdline").read_text() for pid in pids]
 
 
 async def gone(pid: int) -> None:
@@ -428,7 +414,7 @@ async def test_a_child_answers_and_ends_with_its_input(peer: Child) -> None:
         assert await said(connection, "echo", a="ä") == {"a": "ä"}
         pid = await said(connection, "pid")
         assert os.getsid(pid) == pid != os.getsid(0)
-    assert not exists(pid)
+    assert not psutil.pid_exists(pid)
     assert peer.stderr == ["the end"]
     with pytest.raises(ConnectionLost, match="closed"):
         await connection.call("echo", {}, timeout=1)
@@ -518,7 +504,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_child_that_ignores_everything_is_killed(peer: Child) -> None:
     async with peer.connect() as connection:
         pid = await said(connection, "ignore")
-    assert not exists(pid)
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -534,7 +520,7 @@ async def test_a_child_that_is_busy_is_terminated(peer: Child) -> None:
     async with connect_process([sys.executable, "-c", busy], name="busy", on_stderr=note) as connection:
         await came.wait()
     assert connection.reason == "the connection was closed"
-    assert not exists(pids[0])
+    assert not psutil.pid_exists(pids[0])
 
 
 async def test_what_a_child_leaves_behind_ends_with_it(peer: Child) -> None:
@@ -569,8 +555,8 @@ async def test_a_cancellation_at_any_moment_leaves_no_child(peer: Child, moment:
         for _ in range(moment):
             await anyio.lowlevel.checkpoint()
         scope.cancel()
-    assert children() == []
-    assert not any(exists(pid) for pid in pids)
+    assert psutil.Process().children() == []
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 @pytest.mark.parametrize(
@@ -585,12 +571,12 @@ async def test_a_cancellation_at_any_moment_leaves_no_child(peer: Child, moment:
 async def test_a_command_that_cannot_be_started_says_why(
     peer: Child, command: list[str], cwd: Path | None, sentence: str
 ) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the descriptors of this process
+    before = psutil.Process().num_fds()
     with pytest.raises(CannotStart) as failure:
         async with peer.connect(command, cwd=cwd):
             pass
     assert sentence in str(failure.value)
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert psutil.Process().num_fds() == before
 
 
 async def test_what_is_raised_while_a_child_lives_comes_out_as_it_is(peer: Child) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 import pytest
 
 from router.a2m.errors import Code
@@ -74,9 +75,7 @@ class Router:
 
     def children(self) -> list[int]:
         """The processes it has started."""
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, check=True, text=True).stdout
-        pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
-        return [pid for pid, parent in pairs if parent == self.popen.pid]
+        return [child.pid for child in psutil.Process(self.popen.pid).children()]
 
     def end(self) -> tuple[list[Any], str]:
         """Close its input if that is open; the answers still to come, and all that it said."""
@@ -100,20 +99,11 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
     )
 
 
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def child_of(router: Router, program: str) -> int:
     """The child whose command line mentions `program`."""
-    for pid in router.children():
-        told = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-        if program in told:
-            return pid
+    for child in psutil.Process(router.popen.pid).children():
+        if any(program in argument for argument in child.cmdline()):
+            return child.pid
     raise AssertionError(f"no child runs {program}")
 
 
@@ -304,7 +294,7 @@ def test_it_answers_what_is_under_way_and_leaves_nobody_behind(end: Callable[[Ro
         written = {*router.answers, *(answer["id"] for answer in answers)}
     assert router.popen.returncode == 0
     assert len(children) == 2
-    assert not any(map(is_running, children))
+    assert not any(map(psutil.pid_exists, children))
     assert "Traceback" not in err
     assert written == set(range(200))
     with running(config) as again:
@@ -327,7 +317,7 @@ def test_it_ends_though_a_child_hangs(end: Callable[[Router], None], tmp_path: P
     [answer] = answers
     assert (answer["id"], answer["error"]["code"]) == ("under way", Code.INTERNAL_ERROR)
     assert answer["error"]["data"]["tier"] == "working"
-    assert not any(map(is_running, children))
+    assert not any(map(psutil.pid_exists, children))
 
 
 @pytest.mark.parametrize("end", [terminate, interrupt])
@@ -341,7 +331,7 @@ def test_it_ends_while_it_is_starting(end: Callable[[Router], None], tmp_path: P
         answers, err = router.end()
     assert answers == []
     assert router.popen.returncode == 0
-    assert not is_running(child)
+    assert not psutil.pid_exists(child)
     assert "Traceback" not in err
 
 
@@ -492,7 +482,7 @@ def test_on_http_a_signal_ends_it_too(end: Callable[[Router], None], tmp_path: P
         end(router)
         _, err = router.end()
         assert router.popen.returncode == 0
-        assert not any(map(is_running, children))
+        assert not any(map(psutil.pid_exists, children))
         assert "Traceback" not in err
 
 

@@ -272,13 +272,13 @@ class Catalog(Lookup):
                     continue
                 if self._is_unwanted(entry):
                     self._note(entry, entry.home, Stray.UNWANTED)
-                elif current is not None and self._is_better(entry, current):
+                elif current is not None and not self._is_better(entry, current):
+                    self._note(entry, entry.home, Stray.SUPERSEDED)
+                elif self._has_taken_key(entry):
+                    refused.append(entry)
+                elif current is not None:
                     self._replace(current, Replacement(entry, current.version))
                     self._note(current, current.home, Stray.SUPERSEDED)
-                elif current is not None:
-                    self._note(entry, entry.home, Stray.SUPERSEDED)
-                elif entry.key is not None and self._is_taken(entry.owner, entry.key):
-                    refused.append(entry)
                 else:
                     self._insert(entry)
                     adopted += 1
@@ -348,13 +348,17 @@ class Catalog(Lookup):
         ways = {self._tiers[source].spill_to, self._tiers[source].promote_to} - {None}
         return target in ways or any(self._leads_to(way, target) for way in ways if way is not None)
 
-    def _is_taken(self, owner: str | None, key: str) -> bool:
+    def _has_taken_key(self, entry: Entry) -> bool:
+        """Whether the entry's key is another record's, or is just being given to one."""
+        if entry.key is None:
+            return False
         reserved = self._execute(
             "SELECT 1 FROM records INDEXED BY record_by_reservation"
             " WHERE home IS NULL AND key = ? AND owner = ? LIMIT 1",
-            (present(key), present(owner)),
+            (present(entry.key), present(entry.owner)),
         ).get
-        return reserved is not None or self.by_key(owner, key) is not None
+        holder = self.by_key(entry.owner, entry.key)
+        return reserved is not None or (holder is not None and holder.id != entry.id)
 
 
 def _added(salience: float, amount: float) -> float:
