@@ -27,7 +27,7 @@ from typing import Any, Final
 import anyio
 
 from router.a2m.stdio import LOCAL
-from router.app import Federation, open_federation
+from router.app import Federation, running_federation
 from router.config import load
 from router.tiers.starting import links_for
 
@@ -227,7 +227,7 @@ async def own_shares(folders: Sequence[Path], turns: int) -> list[float]:
         for folder in folders:
             settings = load(folder / "federation.toml", os.environ)
             links = links_for(settings, os.environ)
-            federations.append(await stack.enter_async_context(open_federation(settings, links)))
+            federations.append(await stack.enter_async_context(running_federation(settings, links)))
         for turn in range(turns):
             for federation, measured in zip(federations, shares, strict=True):
                 measured.append(await _processor_time(federation, turn))

@@ -15,19 +15,26 @@ import anyio
 import anyio.abc
 
 from router.a2m.errors import A2MError
+from router.a2m.event_log import EventLog
 from router.a2m.server import Dispatcher
 from router.catalog.catalog import Catalog
 from router.config import Settings
+from router.distilling import Distilling
+from router.methods.drafting import new_id
+from router.methods.prompting import Prompting
 from router.methods.reading import Readings
 from router.methods.selecting import Selecting
+from router.methods.summaries import Summaries
 from router.methods.table import CAPABILITIES, Methods
 from router.methods.upkeep import Upkeep
 from router.methods.writing import Writing
+from router.model import Model, connect_model
 from router.moves import Moves
 from router.passes import Passes
 from router.policy import strength
 from router.recovery import Recovery
 from router.settling import Settling
+from router.summarizing import Extracts, ModelSummaries, Summarizer
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import Link, TierDown
@@ -61,6 +68,8 @@ class Federation:
         links: Mapping[str, Link],
         tasks: anyio.abc.TaskGroup,
         clock: Callable[[], int],
+        summarizer: Summarizer,
+        model: Model | None,
         *,
         adopt: bool,
     ) -> None:
@@ -74,14 +83,19 @@ class Federation:
         settling = Settling(copies, self._spawn)
         self.sweeper = Sweeper(catalog, copies, settling, managed)
         self.moves = Moves(catalog, copies, self.sweeper, settling)
-        self.passes = Passes(settings, catalog, self.moves, self.sweeper, clock)
+        log = EventLog(settings.events.retained)
+        tell = log.append
+        distilling = Distilling(catalog, copies, self.sweeper, settling, self.moves, summarizer, new_id, clock)
+        self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, tell, clock)
         self.recovery = Recovery(settings, catalog, copies, self.sweeper, adopt=adopt)
         selecting = Selecting(settings, catalog, copies)
         wake = self.passes.wake
-        writing = Writing(settings, catalog, copies, self.sweeper, settling, self.moves, selecting, clock, wake)
+        writing = Writing(settings, catalog, copies, self.sweeper, settling, self.moves, selecting, tell, clock, wake)
         readings = Readings(settings, catalog, copies, clock, wake)
-        upkeep = Upkeep(settings, catalog, self.moves, self.passes, wake)
-        self.methods = Methods(settings, catalog, copies, writing, readings, upkeep)
+        prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
+        summaries = Summaries(settings, catalog, readings, writing, summarizer)
+        upkeep = Upkeep(settings, catalog, self.moves, self.passes, tell, clock, wake)
+        self.methods = Methods(settings, catalog, copies, writing, readings, upkeep, summaries, prompting, log)
         self.answer = Dispatcher(self.methods.table(), CAPABILITIES)
         self._welcoming: dict[str, anyio.CancelScope] = {}
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in managed}
@@ -183,7 +197,7 @@ async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @asynccontextmanager
-async def open_federation(
+async def running_federation(
     settings: Settings,
     links: Mapping[str, Link],
     *,
@@ -191,6 +205,7 @@ async def open_federation(
     threads: bool = True,
     adopt: bool = False,
     catalog: Catalog | None = None,
+    summarizer: Summarizer | None = None,
 ) -> AsyncIterator[Federation]:
     """A federation that has recovered and is ready to answer; ended in order when the block is left.
 
@@ -198,20 +213,38 @@ async def open_federation(
         links: one for each tier, by its name; not started yet.
         threads: wait for the disk on worker threads; False for tests with a virtual clock.
         catalog: an open catalog, instead of the file that the settings name; it is closed at the end all the same.
+        summarizer: writes summaries, instead of the one that the settings name.
 
     Raises DatabaseError for a catalog that cannot be used, CannotServe for a tier that cannot be part of it.
     """
     if catalog is None:
         catalog = Catalog(settings.state, settings.managed, strength, threads=threads)
     try:
-        async with anyio.create_task_group() as connections:
+        async with _model_of(settings) as model, anyio.create_task_group() as connections:
             for link in links.values():
                 connections.start_soon(link.run)
             async with anyio.create_task_group() as tasks:
-                federation = Federation(settings, catalog, links, tasks, clock, adopt=adopt)
+                summarizer = summarizer or _summarizer_of(settings, model, threads=threads)
+                federation = Federation(settings, catalog, links, tasks, clock, summarizer, model, adopt=adopt)
                 await federation.start()
                 yield federation
                 tasks.cancel_scope.cancel()
             connections.cancel_scope.cancel()
     finally:
         catalog.close()
+
+
+@asynccontextmanager
+async def _model_of(settings: Settings) -> AsyncIterator[Model | None]:
+    """The model that the settings name, if they do."""
+    if settings.summarizer is None:
+        yield None
+    else:
+        async with connect_model(settings.summarizer) as model:
+            yield model
+
+
+def _summarizer_of(settings: Settings, model: Model | None, *, threads: bool) -> Summarizer:
+    if settings.summarizer is None or model is None:
+        return Extracts(threads=threads)
+    return ModelSummaries(model, settings.summarizer.max_input)

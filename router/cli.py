@@ -15,16 +15,19 @@ from router import __version__
 from router.a2m.descriptors import open_missing_streams, standard_streams
 from router.a2m.ending import EndingStream, until_signalled
 from router.a2m.http import CannotListen, HttpServer, application
+from router.a2m.http_limits import HttpLimits
 from router.a2m.messages import Describe
 from router.a2m.stdio import serve_lines
-from router.app import Federation, open_federation
+from router.app import Federation, running_federation
 from router.checking import print_check
 from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
 from router.database import DatabaseError
 from router.logs import log_to_stderr
 from router.serve.door import admission
+from router.serve.readiness import unready
 from router.tiers.profile import CannotServe
 from router.tiers.starting import links_for
+from router.tokens import checked_owner, fresh_token, handing_out
 
 _PROGRAM: Final = "a2m-router"
 
@@ -35,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 for a clean end, 1 for what could not be done, 2 for bad arguments."""
     open_missing_streams()
     options = _parser().parse_args(arguments)
+    if options.command == "token":
+        print(handing_out(options.owner, fresh_token()), end="")
+        return 0
     log_to_stderr(options.log_level, options.log_format)
     code = 0
     try:
@@ -85,7 +91,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="how (default: %(default)s)")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", title="instead of serving", metavar="")
+    token = commands.add_parser(
+        "token",
+        help="print a new token for somebody who shall call over HTTP, and what to add to the file for it",
+        description="Prints a new token with which somebody may call over HTTP, and the lines for federation.toml that "
+        "say whose calls those are. Nothing is kept or changed.",
+    )
+    token.add_argument("owner", type=_owner, metavar="OWNER", help="whose records the caller reads and writes")
     return parser
+
+
+def _owner(text: str) -> str:
+    try:
+        return checked_owner(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
 
 
 class _Ending:
@@ -103,7 +124,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
     ending = _Ending()
     async with until_signalled(lambda: ending.close()):
         with ending.start:
-            async with open_federation(settings, links, adopt=options.adopt) as federation:
+            async with running_federation(settings, links, adopt=options.adopt) as federation:
                 if options.check:
                     return await print_check(federation)
                 if settings.serve.http is not None:
@@ -131,17 +152,31 @@ async def _serve_http(
     federation: Federation, host: str, port: int, options: argparse.Namespace, ending: _Ending
 ) -> None:
     serve = federation.settings.serve
+    limits = HttpLimits(
+        max_requests=serve.max_requests,
+        max_connections=serve.max_connections,
+        max_held=serve.max_held,
+        max_header=serve.max_header,
+        idle_timeout=serve.idle_timeout,
+    )
     app = application(
         federation.answer,
         admit=admission(serve.origins, serve.principals),
         profile=lambda caller: federation.methods.describe(Describe(), caller),
+        ready=lambda: unready(federation.settings, federation.links, federation.catalog.is_scanned),
         max_message=federation.settings.limits.max_message,
+        limits=limits,
     )
-    http = HttpServer(app, host, port)
+    http = HttpServer(app, host, port, limits)
     ending.close = http.stop
     async with anyio.create_task_group() as tasks:
         host, port = await tasks.start(http.serve)
-        _announce(federation, f"http://{f'[{host}]' if ':' in host else host}:{port}/", options)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        try:
+            federation.catalog.announce(url)
+        except OSError as problem:  # only those who look for a running router miss it
+            log.warning("where the router listens cannot be noted beside %s: %s", federation.settings.state, problem)
+        _announce(federation, url, options)
 
 
 def _announce(federation: Federation, url: str, options: argparse.Namespace) -> None:

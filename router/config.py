@@ -23,6 +23,8 @@ Ranking = Literal["tier", "lexical", "vector"]
 Overflow = Literal["spill", "drop"]
 
 _DAY = 86_400.0
+_LEAST_HEADER = 2**10  # bytes; with less, no browser and hardly any proxy could call
+_MOST_RETAINED = 1_000_000  # events; they are held in memory
 _DEFAULT_STATE = "memories/router.db"
 _NOT_FOR_A_MOUNT = (
     "capacity",
@@ -33,10 +35,12 @@ _NOT_FOR_A_MOUNT = (
     "promote_after",
     "half_life",
     "may_publish",
+    "distil",
 )
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token, RFC 9110 §5.6.2
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_BEARER = re.compile(r"[\x21-\x7e]+")  # what a token may be made of to be sent in a header
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+")
 _BIND = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -57,6 +61,11 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     http: str | None = None  # host:port; None is stdio
     origins: tuple[str, ...] = ()  # lower-case
     principals: tuple[Principal, ...] = ()
+    max_requests: int = 256  # under way at once
+    max_connections: int = 1024
+    max_held: int = 256 * 2**20  # bytes of request bodies held at once, over all requests; at least limits.max_message
+    max_header: int = 32 * 2**10  # bytes in a request's head
+    idle_timeout: float = 30.0  # seconds
 
 
 class Recall(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +88,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_message: int = 64 * 2**20  # bytes
 
 
+class Events(msgspec.Struct, frozen=True, kw_only=True):
+    retained: int = 1024  # the newest so many are kept for those who poll (§4.12)
+
+
+class Summarizer(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that writes summaries, behind an OpenAI-compatible endpoint."""
+
+    url: str  # the base address, to which /chat/completions is appended; it holds no password
+    model: str
+    token: str = ""  # printable ASCII without spaces; empty where the endpoint asks for none
+    timeout: float = 60.0  # seconds
+    max_input: int = 100_000  # characters handed over at most
+
+    def __repr__(self) -> str:  # without the token
+        return f"Summarizer({self.url!r}, model={self.model!r})"
+
+
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """One tier. Exactly one of `command` and `url` is set."""
 
@@ -93,6 +119,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int | None = None  # records in a bucket; None is unbounded
     per_session: bool = False
     spill_to: str | None = None
+    distil: bool = False  # what spills from here is rewritten on its way
     overflow: Overflow = "spill"
     promote_to: str | None = None
     promote_after: int | None = None  # accesses
@@ -116,6 +143,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recall: Recall = Recall()
     policy: Policy = Policy()
     limits: Limits = Limits()
+    events: Events = Events()
+    summarizer: Summarizer | None = None  # None: summaries are extractive
     tiers: tuple[Tier, ...]  # in the file's order
     token_variables: frozenset[str] = frozenset()  # the environment variables that the file names as tokens
 
@@ -228,16 +257,26 @@ class _Surroundings(NamedTuple):
 def _settings(file: Table, around: _Surroundings) -> Settings:
     name = file.text("name", "federation")
     state = around.base / file.text("state", _DEFAULT_STATE)
-    serve = _serve(file.table("serve"), around)
+    at_serve = file.table("serve")
+    serve = _serve(at_serve, around)
     recall = _recall(file.table("recall"))
     policy = _policy(file.table("policy"))
     limits = _limits(file.table("limits"))
+    events = _events(file.table("events"))
+    at_summarizer = file.optional_table("summarizer")
+    summarizer = None if at_summarizer is None else _summarizer(at_summarizer, around)
     named = file.table("tiers").named_tables()
     if not named:
         file.note("tiers", "there is no tier; write at least one, such as [tiers.working]")
     tiers = tuple(_tier(name, table, around) for name, table in named)
     file.refuse_the_rest()
     _refuse_a_second_working_tier(tiers, named)
+    if serve.max_held < limits.max_message:
+        at_serve.note(
+            "max_held",
+            f"{serve.max_held} bytes are fewer than limits.max_message, which is {limits.max_message}, so a message of "
+            "that size could never be read; raise the one or lower the other",
+        )
     return Settings(
         name=name,
         state=state,
@@ -245,6 +284,8 @@ def _settings(file: Table, around: _Surroundings) -> Settings:
         recall=recall,
         policy=policy,
         limits=limits,
+        events=events,
+        summarizer=summarizer,
         tiers=tiers,
         token_variables=frozenset(around.token_variables),
     )
@@ -257,10 +298,16 @@ def _serve(table: Table, around: _Surroundings) -> Serve:
             expected = 'expected scheme://host or scheme://host:port, as in "https://app.example"'
             table.note("origins", f"{expected}, got {quoted(origin)}", item=position)
         origins.append(origin.lower())
+    default = Serve()
     serve = Serve(
         http=table.text("http", None),
         origins=tuple(origins),
         principals=_principals(table.tables("principals"), around),
+        max_requests=table.integer("max_requests", default.max_requests, least=1),
+        max_connections=table.integer("max_connections", default.max_connections, least=1),
+        max_held=table.size("max_held", default.max_held),
+        max_header=table.size("max_header", default.max_header, least=_LEAST_HEADER),
+        idle_timeout=table.duration("idle_timeout", default.idle_timeout, example="30s"),
     )
     table.refuse_the_rest()
     if serve.http is not None:
@@ -340,6 +387,46 @@ def _limits(table: Table) -> Limits:
     return limits
 
 
+def _events(table: Table) -> Events:
+    events = Events(retained=table.integer("retained", Events().retained, least=1, most=_MOST_RETAINED))
+    table.refuse_the_rest()
+    return events
+
+
+def _summarizer(table: Table, around: _Surroundings) -> Summarizer:
+    url, model = table.text("url", ""), table.text("model", "")
+    for key in ("url", "model"):
+        if not table.has(key):
+            table.note_here(f"{key} is missing")
+    variable = table.text("token_env", None)
+    token = "" if variable is None else around.token(variable, table, "token_env", "it names")
+    summarizer = Summarizer(
+        url=url,
+        model=model,
+        token=token,
+        timeout=table.duration("timeout", 60.0, example="60s"),
+        max_input=table.integer("max_input", 100_000, least=1),
+    )
+    table.refuse_the_rest()
+    if url:
+        _check_endpoint(url, table)
+    if token and not _BEARER.fullmatch(token):
+        table.note("token_env", "a token is printable ASCII without spaces; the one in the variable it names is not")
+    return summarizer
+
+
+def _check_endpoint(url: str, table: Table) -> None:
+    """Notes what keeps a text from being a base address that may be shown to everybody."""
+    if not _is_http_url(url) or "?" in url or "#" in url:  # not repeated: it may hold a password
+        table.note("url", 'expected a base address such as "http://127.0.0.1:11434/v1"')
+    elif "@" in urlsplit(url).netloc:
+        table.note(
+            "url", "must not hold a user or a password; put a token into the environment, and name it: token_env"
+        )
+    elif url.rstrip("/").endswith("/chat/completions"):
+        table.note("url", "expected the base address; leave out /chat/completions, which is appended")
+
+
 def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
     if not name or "/" in name or not name.isprintable():  # a mount's records are shown as <tier>/<id>
         table.note_here('a tier\'s name must not be empty, nor contain "/" or control characters')
@@ -359,6 +446,7 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
         capacity=table.integer("capacity", None, least=0) or None,
         per_session=table.flag("per_session", False),
         spill_to=table.text("spill_to", None),
+        distil=table.flag("distil", False),
         overflow=table.choice("overflow", get_args(Overflow), "spill"),
         promote_to=table.text("promote_to", None),
         promote_after=table.integer("promote_after", None, least=1),
@@ -382,6 +470,10 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
             table.note("capacity", 'says nowhere to spill to; add spill_to, or overflow = "drop" to lose the weakest')
         if table.has("spill_to") and tier.overflow == "drop":
             table.note("overflow", '"drop" loses what spill_to would keep; leave one of the two out')
+        if tier.distil and tier.overflow == "drop":
+            table.note("distil", 'overflow = "drop" loses what would be rewritten; leave one of the two out')
+        elif tier.distil and not table.has("spill_to"):
+            table.note("distil", "says nowhere to spill to, and what spills is what it rewrites; add spill_to")
         if tier.weight == 0:
             table.note("weight", "expected more than 0: a tier without a say is better left out of `rankings`")
         if table.has("promote_after") and not table.has("promote_to"):

@@ -1,7 +1,7 @@
 """One SQLite file: locked, opened, versioned, migrated, synced.
 
 Rules:
-- a file is used by one process at a time; the lock says by whom;
+- a file is used by one process at a time; the lock says by whom, and where that process can be reached if it said so;
 - commits do not wait for the disk. What must outlive a power cut is followed by `sync`, which makes every commit before
   it durable; it may run on another thread than the one that commits, and one call serves all who wait;
 - a schema that is newer than the program is refused, an older one is brought up in one transaction.
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +29,17 @@ _MAGIC: Final = b"SQLite format 3\0"
 Migration = str | Callable[[apsw.Connection], None]
 
 
+# The first line of a lock: who has the file.
+_HOLDER: Final = re.compile(r"(?P<name>.*) \(process (?P<pid>\d+)\)")
+_LONGEST_LOCK: Final = 4096
+
+
 class DatabaseError(Exception):
     """A file that cannot be used, in a sentence that names it and says why."""
+
+
+class InUse(DatabaseError):
+    """Another process has the file; `announced` may say where it is reached."""
 
 
 class Database:
@@ -57,11 +67,12 @@ class Database:
         self.path = path
         self._resources = contextlib.ExitStack()
         self._wal: int | None = None
+        self._lock: int | None = None
         self._depth = 0
         try:
             if path is not None:
                 _make_folder(path.parent)
-                self._resources.enter_context(_lock(path, holder))
+                self._lock = self._resources.enter_context(_lock(path, holder))
                 _refuse_other_files(path)
             self.connection = apsw.Connection(":memory:" if path is None else str(path), statementcachesize=256)
             self._resources.callback(self.connection.close)
@@ -112,8 +123,22 @@ class Database:
         if self._wal is not None:
             os.fdatasync(self._wal)
 
+    def announce(self, text: str) -> None:
+        """Tell those who find the file in use where this process is reached, in one line; for as long as it is open.
+
+        Raises ValueError for more than a line, OSError when the disk does not take it.
+        """
+        if "\n" in text or not text:
+            raise ValueError(f"expected one line, got {text!r}")
+        if self._lock is not None:
+            first = os.pread(self._lock, _LONGEST_LOCK, 0).partition(b"\n")[0]
+            whole = first + b"\n" + text.encode() + b"\n"
+            os.pwrite(self._lock, whole, 0)
+            os.ftruncate(self._lock, len(whole))
+
     def close(self) -> None:
         """Sync and close the file, then let others have it."""
+        self._lock = None
         self.sync()
         self._resources.close()
 
@@ -151,6 +176,38 @@ class Database:
             _sync_folder(self.path.parent)
 
 
+def announced(path: Path) -> str | None:
+    """What the process that has the file at `path` announced; None if it announced nothing, or nobody has the file."""
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # a shared lock, given back at once: a process that starts meanwhile waits longer than that
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        said = os.pread(lock, _LONGEST_LOCK, 0).decode("utf-8", "replace").split("\n")
+    else:
+        return None
+    finally:
+        os.close(lock)
+    holder = _HOLDER.fullmatch(said[0])
+    # a process that has just taken the lock has not cleared yet what the last one left, if that was killed
+    if holder is None or len(said) < 3 or not _is_alive(int(holder["pid"])):
+        return None
+    return said[1]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
+
+
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
     """SQLite's words for a disk that fails, in Python's."""
@@ -163,7 +220,8 @@ def _disk_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, holder: str) -> Iterator[None]:
+def _lock(path: Path, holder: str) -> Iterator[int]:
+    """The descriptor of the lock beside `path`; whoever has it may write into it from the second line on."""
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + _HANDOVER_SECONDS
@@ -173,15 +231,20 @@ def _lock(path: Path, holder: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    first = os.pread(lock, 500, 0).decode("utf-8", "replace").strip() or "another process"
-                    raise DatabaseError(
+                    said = os.pread(lock, 500, 0).decode("utf-8", "replace")
+                    first = said.partition("\n")[0].strip() or "another process"
+                    raise InUse(
                         f"{path}: in use by {first}. One process has a file at a time; a router on HTTP "
                         "(a2m-router --config … --http 127.0.0.1:8778) is how several clients share one federation"
                     ) from None
                 time.sleep(0.05)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{holder} (process {os.getpid()})\n".encode(), 0)
-        yield
+        try:
+            yield lock
+        finally:
+            with contextlib.suppress(OSError):  # a disk that fails must not keep the lock from being given back
+                os.ftruncate(lock, 0)
     finally:
         os.close(lock)
 

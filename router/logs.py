@@ -12,8 +12,9 @@ def log_to_stderr(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # its own lines say nothing that ours do not
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # their own lines say nothing that ours do not, and at debug they show headers, which may hold tokens
+    for library in ("httpx", "httpcore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 class _Text(logging.Formatter):

@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from router.a2m.errors import A2MError
+from router.a2m.events import Place
 from router.a2m.records import Record, digest, draft_of
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
@@ -39,18 +40,25 @@ _ROUND: Final = 200
 
 
 class Moved(msgspec.Struct):
-    """What came of a move: how many records of which owner have a new home, and why the others have not.
+    """What came of a move: which records have a new home, how many were rewritten on the way, and why others stayed.
 
     `blocked`: a tier did not take part at all, so that it is no use to try others on the same way now.
     """
 
-    owners: Counter[str | None] = msgspec.field(default_factory=Counter)
+    records: list[tuple[str, Place]] = []
+    rewritten: Counter[Place] = msgspec.field(default_factory=Counter)
     reason: str | None = None
     blocked: bool = False
 
     @property
-    def records(self) -> int:
-        return self.owners.total()
+    def left(self) -> int:
+        """How many records have left their tier."""
+        return len(self.records) + self.rewritten.total()
+
+    @property
+    def places(self) -> Counter[Place]:
+        """How many records came to live where."""
+        return Counter(place for _, place in self.records)
 
 
 class Altered(Exception):
@@ -89,11 +97,11 @@ class Moves:
             else:
                 if moved is None:
                     result.reason = "an earlier change of the same records has not been settled yet"
-                result.owners.update(entry.owner for entry in moved or ())
-        self._say(source, target, result.reason)
+                result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
+        self.say(source, target, result.reason)
         return result
 
-    def _say(self, source: str, target: str, reason: str | None) -> None:
+    def say(self, source: str, target: str, reason: str | None) -> None:
         """Why something does not move is logged when it begins, not with every trial."""
         if reason is None:
             self._reasons.pop((source, target), None)
@@ -105,7 +113,7 @@ class Moves:
         """What moved; None if others are at work on one of the records for too long."""
         for tier in (source, target):
             self._sweeper.check(tier)
-        claimed = await self._claim(units, source, target)
+        claimed = await self.claim(units, source, target)
         if claimed is None:
             return None
         claim, groups = claimed
@@ -127,7 +135,7 @@ class Moves:
             raise failure
         return moved
 
-    async def _claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
+    async def claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
         """A claim on all that the units touch, and their entries as they are under it; None if others keep it busy."""
         claim: Claim | None = None
         names: set[Name] = set()
@@ -168,7 +176,7 @@ class Moves:
             )
         )
         groups = [unit for unit in groups if self._is_whole(unit, records, source)]
-        await self._write(target, [records[entry.id] for unit in groups for entry in unit])
+        await self.write(target, [records[entry.id] for unit in groups for entry in unit])
         moved = self._catalog.flip(groups, target, salience)
         self._catalog.give_up(entries, target)
         await self._catalog.synced()
@@ -188,8 +196,11 @@ class Moves:
                 return False
         return True
 
-    async def _write(self, target: str, records: Sequence[Record]) -> None:
-        """Write the records to `target` and see that they are there as they were. Once more for those that are not."""
+    async def write(self, target: str, records: Sequence[Record]) -> None:
+        """Write the records to `target` and see that they are there as they were. Once more for those that are not.
+
+        Raises Altered.
+        """
         left = list(records)
         if not left:
             return

@@ -8,15 +8,18 @@ lost.
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
 
 import anyio
 import msgspec
 
+from router.a2m.events import Consolidated, Event, Place
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
+from router.distilling import Distilling
 from router.moves import Moved, Moves
 from router.policy import Unit, evictions
 from router.sweeping import Sweeper
@@ -32,37 +35,42 @@ _MOST_TRIALS: Final = 16
 
 
 class Report(msgspec.Struct):
-    """What a pass did: how many records of which owner."""
+    """What a pass did: how many records of which place."""
 
-    moved: Counter[str | None] = msgspec.field(default_factory=Counter)
-    promoted: Counter[str | None] = msgspec.field(default_factory=Counter)
-    dropped: Counter[str | None] = msgspec.field(default_factory=Counter)
+    moved: Counter[Place] = msgspec.field(default_factory=Counter)
+    promoted: Counter[Place] = msgspec.field(default_factory=Counter)
+    dropped: Counter[Place] = msgspec.field(default_factory=Counter)
+    summarized: Counter[Place] = msgspec.field(default_factory=Counter)
 
-    def figures(self, scope: Scope) -> dict[str, int]:
-        """The counts of what is `scope`'s own, or nobody's: what others have is nobody else's to know (§6)."""
-        return {
-            **{
-                name: sum(count for owner, count in owners.items() if scope.holds(owner))
-                for name, owners in (("moved", self.moved), ("promoted", self.promoted), ("dropped", self.dropped))
-            },
-            "summarized": 0,
-        }
+    def figures(self) -> Mapping[str, Counter[Place]]:
+        """By the names of §4.7."""
+        return msgspec.structs.asdict(self)
 
 
 class Passes:
     """Runs the policy of one federation.
 
     Args:
+        tell: logs an event.
         clock: the time, in milliseconds since 1970.
     """
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, moves: Moves, sweeper: Sweeper, clock: Callable[[], int]
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        moves: Moves,
+        distilling: Distilling,
+        sweeper: Sweeper,
+        tell: Callable[[Event], None],
+        clock: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._moves = moves
+        self._distilling = distilling
         self._sweeper = sweeper
+        self._tell = tell
         self._clock = clock
         self._turn = anyio.Lock()
         self._something_left = False
@@ -83,7 +91,9 @@ class Passes:
         """Run a pass whenever woken. Ends only by being cancelled."""
         while True:
             self._wanted = anyio.Event()
-            await self.consolidate(patient=True)
+            report = Report()
+            async with self._telling(report):
+                await self._pass(report)
             if not self._wanted.is_set():
                 self._idle.set()
                 self._idle = anyio.Event()
@@ -96,20 +106,14 @@ class Passes:
         self.wake()
         await self._idle.wait()
 
-    async def consolidate(self, *, patient: bool = False) -> Report:
-        """One pass over everything that is due or over capacity (§4.7).
-
-        A `patient` pass does not try again what was refused a moment ago.
-        """
-        async with self._turn:
-            if not patient:
-                self._rests.clear()
-            report = Report()
-            stuck = _Stuck(set(), Counter())
-            while await self._promote(report, stuck) or await self._spill(report, stuck):
-                pass
-            self._something_left = bool(stuck.units)
-            return report
+    async def consolidate(self, by: str | None) -> Report:
+        """One pass over everything that is due or over capacity, asked for by an owner (§4.7). What was refused a
+        moment ago is tried again."""
+        report = Report()
+        async with self._telling(report, by, asked=True):
+            self._rests.clear()
+            await self._pass(report)
+        return report
 
     async def close_session(self, session: str, owner: str | None) -> tuple[Moved, Report]:
         """Move an owner's conversation out of the working tiers, then run a pass (§4.11).
@@ -118,16 +122,35 @@ class Passes:
         """
         flushed = Moved()
         report = Report()
-        for tier in self._settings.managed:
-            if tier.kind == "working" and tier.spill_to is not None:
-                units = self._catalog.in_session(tier.name, session, owner)
-                moved = await self._moves.carry_out(units, tier.name, tier.spill_to)
-                flushed.owners += moved.owners
-                flushed.reason = moved.reason or flushed.reason
-                report.moved += moved.owners
-        after = await self.consolidate()
-        after.moved += report.moved
-        return flushed, after
+        async with self._telling(report, owner, asked=True):
+            for tier in self._settings.managed:
+                if tier.kind == "working" and tier.spill_to is not None:
+                    units = self._catalog.in_session(tier.name, session, owner)
+                    moved = await self._spilling(tier)(units, tier.name, tier.spill_to)
+                    flushed.records += moved.records
+                    flushed.rewritten += moved.rewritten
+                    flushed.reason = moved.reason or flushed.reason
+                    report.moved += moved.places
+                    report.summarized += moved.rewritten
+            self._rests.clear()
+            await self._pass(report)
+        return flushed, report
+
+    @asynccontextmanager
+    async def _telling(self, report: Report, by: str | None = None, *, asked: bool = False) -> AsyncIterator[None]:
+        """Its turn to move records, one at a time; at the end, one event of all that was done (§4.12)."""
+        async with self._turn:
+            try:
+                yield
+            finally:
+                if asked or any(report.figures().values()):
+                    self._tell(Consolidated(at=self._clock(), by=by, asked=asked, figures=report.figures()))
+
+    async def _pass(self, report: Report) -> None:
+        stuck = _Stuck(set(), Counter())
+        while await self._promote(report, stuck) or await self._spill(report, stuck):
+            pass
+        self._something_left = bool(stuck.units)
 
     def _rested(self) -> float:
         """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
@@ -149,9 +172,9 @@ class Passes:
                 if (ids := tuple(entry.id for entry in unit)) not in stuck.units
             ]
             if units:
-                moved = await self._carry_out(units, tier.name, target, stuck)
-                report.promoted += moved.owners
-                progress |= moved.records > 0
+                moved = await self._carry_out(self._moves.carry_out, units, tier.name, target, stuck)
+                report.promoted += moved.places
+                progress |= moved.left > 0
         return progress
 
     async def _spill(self, report: Report, stuck: "_Stuck") -> bool:
@@ -174,17 +197,24 @@ class Passes:
             dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
             await self._catalog.synced()
             self._sweeper.wake(tier.name)
-            report.dropped.update(entry.owner for entry in dropped)
+            report.dropped.update(Place(entry.owner, entry.home) for entry in dropped)
         elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
-            moved = await self._carry_out(units, tier.name, tier.spill_to, stuck)
-            report.moved += moved.owners
+            moved = await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck)
+            report.moved += moved.places
+            report.summarized += moved.rewritten
 
-    async def _carry_out(self, units: Sequence[Unit], source: str, target: str, stuck: "_Stuck") -> Moved:
+    def _spilling(self, tier: Tier) -> "_CarryOut":
+        """What carries out the spills of a tier: as they are, or rewritten."""
+        return self._distilling.carry_out if tier.distil else self._moves.carry_out
+
+    async def _carry_out(
+        self, carry_out: "_CarryOut", units: Sequence[Unit], source: str, target: str, stuck: "_Stuck"
+    ) -> Moved:
         """A move; what is still where it was is not tried again in this pass, and a way that is blocked rests."""
         way = source, target
-        moved = await self._moves.carry_out(units, source, target)
+        moved = await carry_out(units, source, target)
         rest = self._rests.pop(way, None)
-        stuck.in_vain[way] = 0 if moved.records else stuck.in_vain[way] + 1
+        stuck.in_vain[way] = 0 if moved.left else stuck.in_vain[way] + 1
         if moved.blocked or stuck.in_vain[way] >= _MOST_TRIALS:
             wait = _FIRST_WAIT if rest is None else min(2 * rest.wait, _LONGEST_WAIT)
             self._rests[way] = _Rest(wait, anyio.current_time() + wait)
@@ -196,6 +226,12 @@ class Passes:
     def _rests_on(self, source: str, target: str) -> bool:
         rest = self._rests.get((source, target))
         return rest is not None and anyio.current_time() < rest.until
+
+
+class _CarryOut(Protocol):
+    """Takes units from one tier to another; what it cannot take stays, and the outcome says why."""
+
+    async def __call__(self, units: Sequence[Unit], source: str, target: str, /) -> Moved: ...
 
 
 class _Stuck(msgspec.Struct):

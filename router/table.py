@@ -127,12 +127,15 @@ class Table:
         value = self._take(key, "true or false", bool)
         return value if isinstance(value, bool) else default
 
-    def integer(self, key: str, default: _Default, *, least: int) -> int | _Default:
+    def integer(self, key: str, default: _Default, *, least: int, most: int | None = None) -> int | _Default:
         value = self._take(key, "a whole number", int)
         if not isinstance(value, int):
             return default
         if value < least:
             self.note(key, f"must be at least {least}, got {value}")
+            return default
+        if most is not None and value > most:
+            self.note(key, f"must be at most {most}, got {value}")
             return default
         return value
 
@@ -177,18 +180,22 @@ class Table:
             self.note(key, str(problem))
             return default
 
-    def size(self, key: str, default: int) -> int:
+    def size(self, key: str, default: int, *, least: int = 1) -> int:
         """Bytes, from a number or a string with a unit."""
         if isinstance(self._content.get(key), int):
-            return self.integer(key, default, least=1)
+            return self.integer(key, default, least=least)
         value = self._take(key, 'a size such as "64MiB"', str)
         if not isinstance(value, str):
             return default
         try:
-            return size(value)
+            count = size(value)
         except ValueError as problem:
             self.note(key, str(problem))
             return default
+        if count < least:
+            self.note(key, f"{quoted(value)} must be at least {least} bytes")
+            return default
+        return count
 
     def strings(self) -> dict[str, str]:
         """All of this table, where the keys are names of the user's choosing and the values strings."""
@@ -204,6 +211,11 @@ class Table:
         """The table of that name; an empty one when it is absent."""
         value = self._take(key, "a table", dict)
         return Table(value if isinstance(value, dict) else {}, self._mistakes, self._place(key))
+
+    def optional_table(self, key: str) -> "Table | None":
+        """The table of that name, where being absent is not the same as being empty."""
+        table = self.table(key)
+        return table if isinstance(self._content.get(key), dict) else None
 
     def tables(self, key: str) -> list["Table"]:
         """A list of tables, as `[[name]]` writes it; empty when it is absent."""

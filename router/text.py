@@ -116,6 +116,7 @@ class _Stemmer(threading.local):
 
 
 _stemmer = _Stemmer()
+_ENGLISH = re.compile("[a-z]")
 
 # Kana voicing, nukta and virama make another letter of the one they follow; they are no accents.
 _LETTER_MARKS = frozenset((0, 7, 8, 9))
@@ -123,7 +124,8 @@ _LETTER_MARKS = frozenset((0, 7, 8, 9))
 
 @lru_cache(maxsize=1 << 15)
 def _token(term: str) -> str:
-    stem: str = _stemmer.english.stemWord(term)
+    # the stemmer alters nothing where no English letter is, and is slow at it
+    stem: str = _stemmer.english.stemWord(term) if _ENGLISH.search(term) else term
     if stem.isascii():
         return stem
     apart = unicodedata.normalize("NFKD", stem)

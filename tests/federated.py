@@ -21,7 +21,7 @@ from router.a2m.jsonrpc import render_error
 from router.a2m.messages import Forget, Pages, Remember
 from router.a2m.records import Draft, Record
 from router.a2m.server import Caller
-from router.app import Federation, open_federation
+from router.app import Federation, running_federation
 from router.catalog.catalog import Catalog
 from router.config import Settings, parse
 from router.policy import strength
@@ -259,7 +259,7 @@ async def trial(
     catalog = Catalog(None if folder is None else folder / "router.db", settings.managed, strength, threads=False)
     try:
         async with (
-            open_federation(settings, links, clock=clock, catalog=catalog, adopt=adopt) as federation,
+            running_federation(settings, links, clock=clock, catalog=catalog, adopt=adopt) as federation,
             connect_local(federation.answer, name="router") as client,
         ):
             yield Trial(federation, client, stores, clock)

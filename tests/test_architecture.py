@@ -14,13 +14,14 @@ ROOT = Path(__file__).parent.parent
 
 # from the bottom of the house to its top; every arrow points to a line above its own
 ARROWS: dict[str, set[str]] = {
-    "router": set(),  # the version
-    "router.a2m": {"router"},
+    "router.a2m": set(),
     "router.text": set(),
     "router.database": set(),
     "router.logs": set(),
+    "router.tokens": set(),
     "router.table": set(),
     "router.config": {"router.table"},
+    "router.model": {"router.config"},
     "router.policy": set(),
     "router.fusion": {"router.text"},
     "router.rendering": {"router.a2m", "router.text"},
@@ -32,26 +33,42 @@ ARROWS: dict[str, set[str]] = {
     "router.moves": {
         *("router.a2m", "router.policy", "router.catalog", "router.tiers", "router.sweeping", "router.settling"),
     },
-    "router.passes": {"router.catalog", "router.config", "router.moves", "router.policy", "router.sweeping"},
+    "router.summarizing": {"router.a2m", "router.model", "router.rendering"},
+    "router.distilling": {
+        *("router.a2m", "router.policy", "router.catalog", "router.tiers", "router.sweeping", "router.settling"),
+        *("router.moves", "router.summarizing"),
+    },
+    "router.passes": {
+        *("router.a2m", "router.policy", "router.config", "router.catalog", "router.sweeping", "router.moves"),
+        *("router.distilling",),
+    },
     "router.methods": {
         *("router.a2m", "router.text", "router.config", "router.policy", "router.fusion", "router.rendering"),
         *("router.catalog", "router.tiers", "router.sweeping", "router.settling", "router.moves", "router.passes"),
+        *("router.model", "router.summarizing"),
     },
     "router.app": {
         *("router.a2m", "router.config", "router.policy", "router.catalog", "router.tiers"),
         *("router.sweeping", "router.settling", "router.recovery", "router.moves", "router.passes", "router.methods"),
+        *("router.model", "router.summarizing", "router.distilling"),
     },
-    "router.serve": {"router.a2m", "router.config", "router.methods"},
+    "router.opening": {"router.a2m", "router.app", "router.config", "router.database", "router.tiers"},
+    "router.blocking": {"router.a2m", "router.opening"},
+    "router": {"router.a2m", "router.blocking", "router.opening"},  # the version, and what programs use
+    "router.command": {
+        *("router", "router.a2m", "router.config", "router.database", "router.logs", "router.tiers", "router.opening"),
+    },
+    "router.serve": {"router.a2m", "router.config", "router.tiers", "router.methods"},
     "router.checking": {"router.a2m", "router.config", "router.tiers", "router.app"},
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
-        *("router.recovery", "router.app", "router.serve", "router.checking"),
+        *("router.tokens", "router.recovery", "router.app", "router.serve", "router.checking"),
     },
     "backends": {"router.a2m", "router.text", "router.database"},
 }
 
 # rooms that the plan names and that are not built yet
-PLANNED = {"router.rendering"}
+PLANNED: set[str] = set()
 
 # no I/O, and no clock: time comes in as an argument
 PURE = {
@@ -62,6 +79,8 @@ PURE = {
     "router.a2m.capabilities",
     "router.a2m.equality",
     "router.a2m.errors",
+    "router.a2m.events",
+    "router.a2m.http_limits",
     "router.a2m.jsonrpc",
     "router.a2m.lines",
     "router.a2m.messages",
@@ -79,7 +98,7 @@ IMPURE = {
 IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 
 # where uvicorn serves HTTP, and in an HTTP link's transport
-ASYNCIO = {"router.a2m.http", "router.a2m.http_client"}
+ASYNCIO = {"router.a2m.http", "router.a2m.http_client", "router.a2m.http_connection"}
 
 
 def modules() -> dict[str, str]:

@@ -208,6 +208,15 @@ class Model(RuleBasedStateMachine):
             salience=old.salience if replacement.salience is None else replacement.salience,
         )
 
+    def strike_out(self, record: Entry) -> None:
+        """It is no more, and nothing late brings it back."""
+        self.forgotten.add((record.id, None))
+        self.due.discard(record.id)
+        self.note(record, record.home, Stray.UNWANTED)
+        for place, (_, owner, key) in self.strays.items():
+            if place[1] == record.id:
+                self.strays[place] = (Stray.UNWANTED, owner, key)
+
     def come_true(self, batch: Batch) -> None:
         for new in batch.new:
             self.living[new.id] = new
@@ -355,6 +364,33 @@ class Model(RuleBasedStateMachine):
                 self.strays[move.target, member.id] = (Stray.UNWANTED, rest[0], rest[1])
         move.claim.release()
 
+    @rule(id=ids, summary=entries, forgotten=st.none() | st.integers(0, 9))
+    def a_unit_gives_way_to_its_summary(self, id: str, summary: Entry, forgotten: int | None) -> None:
+        start = self.living.get(id)
+        known = {*self.living, *(named for named, _ in self.forgotten)}
+        if start is None or summary.home == start.home or summary.id in known or self.is_reserved(summary.id):
+            return
+        unit = self.catalog.unit(self.catalog.find([id])[id])
+        claim = self.catalog.claims.take_if_free({name for member in unit for name in names(member)})
+        if claim is None:
+            return
+        summary = msgspec.structs.replace(summary, owner=start.owner, group=start.group, key=None)
+        self.catalog.note_copies([summary], summary.home)
+        self.note(summary, summary.home, Stray.PENDING)
+        if forgotten is not None:
+            self.some_are_forgotten([unit[forgotten % len(unit)].id], Scope())
+        assert self.catalog.distil(unit, summary, 5000) == (forgotten is None)
+        if forgotten is None:
+            for member in unit:
+                self.strike_out(self.living.pop(member.id))
+            self.written += 1
+            self.living[summary.id] = msgspec.structs.replace(summary, seq=self.written)
+            del self.strays[summary.home, summary.id]
+        else:
+            self.note(summary, summary.home, Stray.UNWANTED)
+        self.catalog.give_up([summary], summary.home)
+        claim.release()
+
     @rule(id=ids, tier=homes, true=st.booleans())
     def a_home_has_lost_a_record(self, id: str, tier: str, true: bool) -> None:
         if self.catalog.claims.is_held(id_name(id)):
@@ -388,12 +424,7 @@ class Model(RuleBasedStateMachine):
                     self.forgotten.add((id, scope.owner))
             elif self.holds(scope, old):
                 expected.append(self.living.pop(id))
-                self.forgotten.add((id, None))
-                self.due.discard(id)
-                self.note(old, old.home, Stray.UNWANTED)
-                for place, (_, owner, key) in self.strays.items():
-                    if place[1] == id:
-                        self.strays[place] = (Stray.UNWANTED, owner, key)
+                self.strike_out(old)
         assert plains(self.catalog.forget(wanted, scope, 5000)) == plains(expected)
 
     @rule(scope=scopes, where=wheres | likely_wheres, prefix=prefixes)

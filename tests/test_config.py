@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.config import ConfigError, Serve, Settings, Tier, check_bind, host_port, load, parse
+from router.config import ConfigError, Serve, Settings, Summarizer, Tier, check_bind, host_port, load, parse
 from router.table import duration, size
 
 BASE = Path("/home/of/the/file")
@@ -38,11 +38,19 @@ def principal(*lines: str) -> str:
     return "\n".join(["[[serve.principals]]", *lines, ONE_TIER])
 
 
+def summarizer(*lines: str, server: str = 'url = "http://127.0.0.1:11434/v1"\nmodel = "small"') -> str:
+    return "\n".join(["[summarizer]", server, *lines, ONE_TIER])
+
+
 def test_the_sample_says_what_it_is_meant_to_say() -> None:
     path = Path(__file__).parent.parent / "federation.toml"
     sample = load(path, {})
     assert (sample.name, sample.path, sample.state) == ("home", path, path.parent / "memories/router.db")
     assert sample.serve == Serve(http=None, origins=(), principals=())
+    assert (sample.serve.max_requests, sample.serve.max_connections, sample.serve.idle_timeout) == (256, 1024, 30)
+    assert (sample.serve.max_held, sample.serve.max_header) == (256 * 1024 * 1024, 32 * 1024)
+    assert sample.events.retained == 1024
+    assert sample.summarizer is None
     assert (sample.recall.fusion, sample.recall.k, sample.recall.candidates) == ("rrf", 60, 3)
     assert (sample.recall.limit, sample.recall.max_limit) == (8, 1000)
     assert sample.recall.rankings == ("tier", "lexical", "vector")
@@ -71,14 +79,28 @@ def test_the_sample_says_what_it_is_meant_to_say() -> None:
 
 def test_the_sample_stays_good_when_its_examples_are_switched_on() -> None:
     text = (Path(__file__).parent.parent / "federation.toml").read_text()
-    for example in ('http = "127', "origins", "[[serve", "owner =", "token_env", "limit ", "max_", "forgotten_for"):
+    for example in (
+        *('http = "127', "origins", "[[serve", "owner =", "token_env", "limit ", "max_", "idle_timeout"),
+        *(
+            "forgotten_for",
+            "retained",
+            "[summarizer",
+            'url = "http://127.0.0.1:11434',
+            "model =",
+            "timeout  ",
+            "distil",
+        ),
+    ):
+        assert f"# {example}" in text
         text = text.replace(f"# {example}", example)
     start = text.index("# [tiers.handbook]")
     text = text[:start] + text[start:].replace("# ", "", 1).replace("\n# ", "\n")
-    got = settings(text, ALICE_TOKEN="s3cret", HANDBOOK_TOKEN="opens")
+    got = settings(text, ALICE_TOKEN="s3cret", HANDBOOK_TOKEN="opens", SUMMARIZER_TOKEN="pays")
     assert got.serve.http == "127.0.0.1:8778"
     assert got.serve.origins == ("https://app.example",)
     assert [(one.owner, one.token_sha256) for one in got.serve.principals] == [("alice", sha256(b"s3cret").hexdigest())]
+    assert got.summarizer == Summarizer(url="http://127.0.0.1:11434/v1", model="qwen3:8b", token="pays")
+    assert [one.name for one in got.tiers if one.distil] == ["working"]
     handbook = got.tier("handbook")
     assert (handbook.url, handbook.command, handbook.mount) == ("http://127.0.0.1:9000/", None, True)
     assert (handbook.weight, handbook.timeout, handbook.remote_tier) == (0.5, 2, "manuals")
@@ -91,16 +113,27 @@ def test_what_is_left_out_has_its_default() -> None:
     sparse = settings(ONE_TIER)
     full = settings(
         'name = "federation"\nstate = "memories/router.db"\n'
+        '[serve]\nmax_requests = 256\nmax_connections = 1024\nmax_held = "256MiB"\nmax_header = "32KiB"\n'
+        'idle_timeout = "30s"\n[events]\nretained = 1024\n'
         '[recall]\nfusion = "rrf"\nk = 60\nrankings = ["tier", "lexical", "vector"]\ncandidates = 3\n'
         'limit = 8\nmax_limit = 1000\n[policy]\npass = "background"\nforgotten_for = "30d"\n'
         '[limits]\nmax_records_per_call = 1000\nmax_content_length = 1_000_000\nmax_message = "64MiB"\n'
         + ONE_TIER
-        + 'cwd = "."\nenv = {}\ncapacity = 0\nper_session = false\noverflow = "spill"\nrequired = false\n'
-        'shared = false\nmay_publish = false\nmount = false\nweight = 1\ntimeout = "5s"\n'
+        + 'cwd = "."\nenv = {}\ncapacity = 0\nper_session = false\noverflow = "spill"\ndistil = false\n'
+        'required = false\nshared = false\nmay_publish = false\nmount = false\nweight = 1\ntimeout = "5s"\n'
     )
     assert sparse == full
     assert sparse.state == BASE / "memories/router.db"
     assert sparse.path is None
+
+
+def test_a_summarizer_with_nothing_but_its_address_and_model_has_the_other_defaults() -> None:
+    sparse = settings(summarizer())
+    assert sparse.summarizer == Summarizer(
+        url="http://127.0.0.1:11434/v1", model="small", token="", timeout=60, max_input=100_000
+    )
+    assert sparse == settings(summarizer('timeout = "60s"', "max_input = 100_000"))
+    assert sparse.token_variables == frozenset()
 
 
 def test_paths_are_relative_to_the_file_unless_absolute() -> None:
@@ -131,21 +164,25 @@ def test_an_unknown_tier_is_a_key_error() -> None:
 
 
 def test_a_child_inherits_no_token_but_what_its_own_table_gives_it() -> None:
-    environ = {"PATH": "/bin", "ALICE": "1", "H1": "2", "H2": "3", "LANG": "C"}
+    environ = {"PATH": "/bin", "ALICE": "1", "H1": "2", "H2": "3", "LANG": "C", "WRITER": "4"}
     got = settings(
         '[[serve.principals]]\nowner = "alice"\ntoken_env = "ALICE"\n'
+        '[summarizer]\nurl = "http://far.example/v1"\nmodel = "m"\ntoken_env = "WRITER"\n'
         + tier("far", 'headers = { X-A = "${H1}:${H2}", X-B = "$H1" }', server='url = "https://far.example/a2m"')
         + tier("near", 'env = { LANG = "de", H2 = "own" }'),
         **environ,
     )
     assert got.tier("far").headers == {"X-A": "2:3", "X-B": "$H1"}
+    assert got.summarizer is not None
+    assert got.summarizer.token == "4"
     assert got.child_environment(got.tier("near"), environ) == {"PATH": "/bin", "LANG": "de", "H2": "own"}
 
 
 def test_no_token_is_in_a_repr() -> None:
     text = tier("far", 'headers = { A = "${TOKEN}", B = "wr1tten" }', server='url = "http://far.example"')
-    shown = repr(settings(text + tier("near", 'env = { KEY = "g1ven" }'), TOKEN="h1dden"))
-    assert not any(secret in shown for secret in ("h1dden", "wr1tten", "g1ven"))
+    text += '[summarizer]\nurl = "http://far.example"\nmodel = "m"\ntoken_env = "WRITER"\n'
+    shown = repr(settings(text + tier("near", 'env = { KEY = "g1ven" }'), TOKEN="h1dden", WRITER="p4ys"))
+    assert not any(secret in shown for secret in ("h1dden", "wr1tten", "g1ven", "p4ys"))
 
 
 def test_promotion_into_procedural_and_publishing_on_purpose_are_accepted() -> None:
@@ -153,6 +190,20 @@ def test_promotion_into_procedural_and_publishing_on_purpose_are_accepted() -> N
     settings(tier("a", 'spill_to = "b"', "shared = true") + tier("b", "shared = true"))
     settings(tier("a", 'spill_to = "b"', "shared = true") + tier("b"))
     settings(tier("a", "capacity = 5", 'overflow = "drop"'))
+
+
+def test_what_spills_is_distilled_where_the_file_says_so_and_nowhere_else() -> None:
+    got = settings(tier("a", 'spill_to = "b"', "distil = true") + tier("b", "distil = false", 'overflow = "drop"'))
+    assert [one.distil for one in got.tiers] == [True, False]
+
+
+def test_bounds_may_be_set_to_their_very_ends() -> None:
+    got = settings(
+        "[serve]\nmax_requests = 1\nmax_connections = 1\nmax_held = 500\nmax_header = 1024\n"
+        "[limits]\nmax_message = 500\n[events]\nretained = 1_000_000\n" + ONE_TIER
+    )
+    assert (got.serve.max_held, got.serve.max_header, got.events.retained) == (500, 1024, 1_000_000)
+    assert settings('[serve]\nmax_header = "1KiB"\n[events]\nretained = 1\n' + ONE_TIER).events.retained == 1
 
 
 REFUSALS: dict[str, tuple[str, str]] = {
@@ -179,6 +230,8 @@ REFUSALS: dict[str, tuple[str, str]] = {
         "[limits]\nmax_mesage = 3\n" + ONE_TIER,
         'limits.max_mesage: unknown key; did you mean "max_message"?',
     ),
+    "unknown in events": ("[events]\nretian = 3\n" + ONE_TIER, 'events.retian: unknown key; did you mean "retained"?'),
+    "unknown in the summarizer": (summarizer('key = "x"'), 'summarizer.key: unknown key; the keys here are "url", "mo'),
     "unknown in a tier": (
         tier("a", 'SPILL-TO = "b"'),
         'tiers.a.SPILL-TO: unknown key; did you mean "spill_to"?',
@@ -361,6 +414,14 @@ REFUSALS: dict[str, tuple[str, str]] = {
         tier("a", kind="working") + tier("b") + tier("c", kind="working"),
         'tiers.c.kind: "a" is already the working tier; there can be one',
     ),
+    "distilling what goes nowhere": (
+        tier("a", "distil = true"),
+        "tiers.a.distil: says nowhere to spill to, and what spills is what it rewrites; add spill_to",
+    ),
+    "distilling what is dropped": (
+        tier("a", "distil = true", 'overflow = "drop"'),
+        'tiers.a.distil: overflow = "drop" loses what would be rewritten; leave one of the two out',
+    ),
     # Mounts
     **{
         f"{line} on a mount": (
@@ -377,10 +438,76 @@ REFUSALS: dict[str, tuple[str, str]] = {
             "promote_after = 3",
             'half_life = "1d"',
             "may_publish = true",
+            "distil = true",
         )
     },
     "a private mount": (mount("m", "shared = false"), "tiers.m.shared: a mount is always shared; leave this out"),
+    # Events
+    "no events": ("[events]\nretained = 0\n" + ONE_TIER, "events.retained: must be at least 1, got 0"),
+    "too many events": (
+        "[events]\nretained = 1_000_001\n" + ONE_TIER,
+        "events.retained: must be at most 1000000, got 1000001",
+    ),
+    # Summaries
+    "a summarizer that is none": ('summarizer = "small"\n' + ONE_TIER, "summarizer: expected a table, got a string"),
+    "a summarizer without an address": (summarizer(server='model = "small"'), "summarizer: url is missing"),
+    "a summarizer without a model": (summarizer(server='url = "http://h/v1"'), "summarizer: model is missing"),
+    "a summarizer without a name for its model": (
+        summarizer(server='url = "http://h/v1"\nmodel = ""'),
+        "summarizer.model: must not be empty",
+    ),
+    **{
+        f"a summarizer at {url}": (
+            summarizer(server=f'url = "{url}"\nmodel = "small"'),
+            'summarizer.url: expected a base address such as "http://127.0.0.1:11434/v1"',
+        )
+        for url in ("127.0.0.1:11434", "ftp://h/v1", "http:///v1", "http://h/v1?key=a", "http://h/v1#a", "http://h/ v1")
+    },
+    **{
+        f"a summarizer at {url}": (
+            summarizer(server=f'url = "{url}"\nmodel = "small"'),
+            "summarizer.url: must not hold a user or a password; put a token into the environment, and name it: token",
+        )
+        for url in ("http://u:p@h/v1", "http://u@h/v1", "http://@h/v1")
+    },
+    **{
+        f"a summarizer at {url}": (
+            summarizer(server=f'url = "{url}"\nmodel = "small"'),
+            "summarizer.url: expected the base address; leave out /chat/completions, which is appended",
+        )
+        for url in ("http://h/v1/chat/completions", "http://h/v1/chat/completions/")
+    },
+    "a summarizer with a missing token": (
+        summarizer('token_env = "NOPE"'),
+        "summarizer.token_env: the environment variable it names is not set",
+    ),
+    "a summarizer with no time": (summarizer('timeout = "0s"'), 'summarizer.timeout: "0s" must be longer than zero'),
+    "a summarizer with a time without a unit": (
+        summarizer("timeout = 60"),
+        'summarizer.timeout: 60 has no unit; write for example "60s"',
+    ),
+    "a summarizer that reads nothing": (summarizer("max_input = 0"), "summarizer.max_input: must be at least 1, got 0"),
     # Serving
+    "no requests": ("[serve]\nmax_requests = 0\n" + ONE_TIER, "serve.max_requests: must be at least 1, got 0"),
+    "no connections": ("[serve]\nmax_connections = 0\n" + ONE_TIER, "serve.max_connections: must be at least 1, got"),
+    "less held than one message": (
+        '[serve]\nmax_held = "63MiB"\n' + ONE_TIER,
+        "serve.max_held: 66060288 bytes are fewer than limits.max_message, which is 67108864, so a message of that",
+    ),
+    "a message larger than what is held": (
+        '[limits]\nmax_message = "257MiB"\n' + ONE_TIER,
+        "serve.max_held: 268435456 bytes are fewer than limits.max_message, which is 269484032",
+    ),
+    "no size for what is held": ('[serve]\nmax_held = "64"\n' + ONE_TIER, 'serve.max_held: "64" has no unit'),
+    "a head of few bytes": ("[serve]\nmax_header = 1023\n" + ONE_TIER, "serve.max_header: must be at least 1024, got"),
+    "a small head": (
+        '[serve]\nmax_header = "0.9KiB"\n' + ONE_TIER,
+        'serve.max_header: "0.9KiB" must be at least 1024 bytes',
+    ),
+    "no time to be idle": (
+        "[serve]\nidle_timeout = 30\n" + ONE_TIER,
+        'serve.idle_timeout: 30 has no unit; write for example "30s"',
+    ),
     "no port to listen on": ('[serve]\nhttp = "127.0.0.1"\n' + ONE_TIER, "serve.http: expected host:port with a port"),
     "open to all": (
         '[serve]\nhttp = "0.0.0.0:80"\n' + ONE_TIER,
@@ -459,16 +586,39 @@ def test_every_circle_is_told() -> None:
         principal('owner = "a"', 'token_env = "s3cret"'),
         tier("a", 'headers = { A = "s3cret ${TOKEN}\\n" }', server='url = "http://h"'),
         tier("a", server='url = "http://u:s3cret@h:x/"'),
+        summarizer(server='url = "http://u:s3cret@h/"'),
+        summarizer(server='url = "http://u:s3cret@h:x/"'),
+        summarizer(server='url = "http://h/v1?key=s3cret"'),
+        summarizer('token_env = "s3cret"'),
+        summarizer('token_env = "WITH_A_SPACE"'),
+        summarizer('token_env = "WITH_A_LINE_END"'),
+        summarizer('token_env = "WITH_AN_UMLAUT"'),
+        summarizer('token = "s3cret"'),
         tier("a", 'env = { A = ["s3cret"] }'),
     ],
 )
 def test_no_token_is_in_a_refusal(text: str) -> None:
-    assert "s3cret" not in "\n".join(mistakes(text, TOKEN="s3cret"))
+    unfit = {"WITH_A_SPACE": "s3cret s3cret", "WITH_A_LINE_END": "s3cret\n", "WITH_AN_UMLAUT": "s3crät s3cret"}
+    assert "s3cret" not in "\n".join(mistakes(text, TOKEN="s3cret", **unfit))
 
 
-def test_an_empty_token_is_no_token() -> None:
-    said = mistakes(principal('owner = "a"', 'token_env = "TOKEN"'), TOKEN="")
-    assert said == ["serve.principals[0].token_env: the environment variable it names is empty"]
+@pytest.mark.parametrize("token", ["two words", "line\n", "\t", "umläut", "\udcff", "\x7f"])
+def test_a_token_that_no_header_can_carry_is_refused_at_the_variable_that_holds_it(token: str) -> None:
+    said = mistakes(summarizer('token_env = "WRITER"'), WRITER=token)
+    assert said == [
+        "summarizer.token_env: a token is printable ASCII without spaces; the one in the variable it names is not"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (principal('owner = "a"', 'token_env = "TOKEN"'), "serve.principals[0]"),
+        (summarizer('token_env = "TOKEN"'), "summarizer"),
+    ],
+)
+def test_an_empty_token_is_no_token(text: str, at: str) -> None:
+    assert mistakes(text, TOKEN="") == [f"{at}.token_env: the environment variable it names is empty"]
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_its_path(tmp_path: Path) -> None:
@@ -555,13 +705,18 @@ def test_a_duration_is_understood_or_refused_with_a_sentence(text: str) -> None:
 
 
 KEYS = {
-    "": ["name", "state", "serve", "recall", "policy", "limits", "tiers"],
-    "serve": ["http", "origins", "principals"],
+    "": ["name", "state", "serve", "recall", "policy", "limits", "events", "summarizer", "tiers"],
+    "serve": [
+        *("http", "origins", "principals", "max_requests", "max_connections", "max_held", "max_header"),
+        "idle_timeout",
+    ],
     "recall": ["fusion", "rankings", "candidates", "limit", "max_limit"],
     "policy": ["pass", "forgotten_for"],
     "limits": ["max_records_per_call", "max_content_length", "max_message"],
+    "events": ["retained"],
+    "summarizer": ["url", "model", "token_env", "timeout", "max_input"],
     "tiers.all": [
-        *("kind", "command", "headers", "capacity", "per_session", "spill_to", "overflow"),
+        *("kind", "command", "headers", "capacity", "per_session", "spill_to", "distil", "overflow"),
         *("promote_to", "promote_after", "half_life", "required", "shared", "may_publish", "mount", "weight"),
         *("timeout", "remote_tier"),
     ],
@@ -586,7 +741,8 @@ def test_a_slip_of_the_finger_in_a_key_is_answered_with_that_key(data: st.DataOb
     )
     assume(typo not in KEYS[table])
     line = f"{typo} = 1\n"
-    text = line + ONE_TIER if not table else ONE_TIER + (line if table == "tiers.all" else f"[{table}]\n{line}")
+    there = {"": line + ONE_TIER, "tiers.all": ONE_TIER + line, "summarizer": summarizer(line)}
+    text = there.get(table, f"{ONE_TIER}[{table}]\n{line}")
     dotted = f"{table}.{typo}" if table else typo
     assert mistakes(text) == [f'{dotted}: unknown key; did you mean "{key}"?']
 

@@ -81,11 +81,44 @@ async def test_the_profile_is_at_its_well_known_place() -> None:
         assert (shown.status_code, shown.json()) == (200, {"protocol": "a2m/0.1", "name": "home"})
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "BREW"])
 async def test_other_methods_are_not_allowed(method: str) -> None:
     async with served(app()) as client:
         refused = await client.request(method, "/")
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        assert method == "HEAD" or refused.text == "this address takes POST only\n"
+
+
+async def test_the_profile_is_only_read() -> None:
+    async with served(app()) as client:
+        refused = await client.post("/.well-known/a2m-server.json", json=CALL)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/healthz/", "/.well-known", "/%2e%2e/%00"])
+async def test_elsewhere_there_is_nothing_and_no_way_on_is_shown(path: str) -> None:
+    async with served(app()) as client:
+        refused = await client.request("POST", client.base_url.join(path), headers={"Host": "evil.example"})
+        assert refused.status_code == 404
+        assert refused.headers["content-type"].startswith("text/plain")
+        assert "location" not in refused.headers
+        assert "POST" in refused.text
+
+
+async def test_a_fault_is_one_sentence_and_the_server_goes_on() -> None:
+    async def faulty(message: bytes, caller: Caller) -> bytes | None:
+        raise RuntimeError("the secret")
+
+    async with served(app(answer=faulty)) as client:
+        for _ in range(2):
+            failed = await client.post("/", json=CALL)
+            assert (failed.status_code, failed.text) == (500, "the server failed; its log says how\n")
+
+
+async def test_no_answer_says_what_it_is_served_by() -> None:
+    async with served(app(principals=[ALICE])) as client:
+        for answer in [await client.get("/"), await client.get("/healthz"), await client.post("/", json=CALL)]:
+            assert not {"server", "x-powered-by", "via"} & set(answer.headers)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "", "application/x-www-form-urlencoded", "application/jsonp"])
@@ -108,6 +141,14 @@ async def test_another_version_is_refused_and_ours_and_none_are_not() -> None:
         assert (refused.status_code, refused.json()["error"]["code"], refused.json()["id"]) == (400, -32007, None)
         answer = await client.post("/", json=CALL, headers={"A2M-Protocol-Version": "a2m/0.1"})
         assert answer.status_code == 200
+
+
+async def test_every_header_counts_that_names_a_version_or_an_origin() -> None:
+    async with served(app(origins=["https://app.example"])) as client:
+        versions = [("A2M-Protocol-Version", "a2m/0.1"), ("A2M-Protocol-Version", "a2m/0.2")]
+        assert (await client.post("/", json=CALL, headers=versions)).status_code == 400
+        origins = [("Origin", "https://app.example"), ("Origin", "https://evil.example")]
+        assert (await client.post("/", json=CALL, headers=origins)).status_code == 403
 
 
 async def test_a_body_that_is_too_long_is_refused_by_its_length() -> None:
@@ -187,6 +228,16 @@ async def test_without_a_right_token_nobody_comes_in(shown: str | None) -> None:
     async with served(app(principals=[ALICE])) as client:
         refused = await client.post("/", json=CALL, headers={} if shown is None else {"Authorization": shown})
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="a2m"')
+
+
+async def test_a_wrong_token_and_none_are_answered_alike() -> None:
+    async with served(app(principals=[ALICE, BOB])) as client:
+        answers = set()
+        for shown in [None, "Bearer wrong", "Bearer open sesam", "Bearer " + ALICE.token_sha256, "Digest open sesame"]:
+            refused = await client.post("/", json=CALL, headers={} if shown is None else {"Authorization": shown})
+            fields = sorted((name, value) for name, value in refused.headers.items() if name != "date")
+            answers.add((refused.status_code, refused.text, tuple(fields)))
+        assert len(answers) == 1
 
 
 async def test_a_network_caller_s_word_for_its_owner_is_never_taken() -> None:

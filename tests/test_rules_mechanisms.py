@@ -614,6 +614,19 @@ async def test_a_forget_does_not_take_what_a_record_was_replaced_by_meanwhile() 
         assert [record["content"] for record in await fed.timeline()] == ["new"]
 
 
+async def test_a_forget_takes_what_matches_before_and_after_a_replacement_meanwhile() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("the old beta", key="k")
+        found = steer.hold("working", "recall", after=True)
+        forget = Task(tasks, lambda: fed.call("forget", query="beta"))
+        await found.reached.wait()
+        await fed.remember("the new beta", key="k")
+        found.release()
+        assert (await forget.ended())["forgotten"] == 1
+        assert (await fed.call("fetch", key="k"))["record"] is None
+
+
 async def test_a_timeline_never_shows_what_does_not_match_its_filter() -> None:
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:

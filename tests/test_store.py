@@ -38,7 +38,9 @@ def test_a_store_says_what_it_is_and_what_it_can(path: Path) -> None:
     asked = Asked(path)
     described = asked("describe", protocol="a2m/0.1")
     assert (described["protocol"], described["name"]) == ("a2m/0.1", "store")
-    assert described["capabilities"] == ["core", "salience", "scopes", "sessions", "keys", "embeddings", "external"]
+    assert described["capabilities"] == [
+        *("core", "salience", "scopes", "sessions", "keys", "embeddings", "external", "events"),
+    ]
     assert "memory/fetch" in described["methods"]
     assert "memory/promote" not in described["methods"]
     assert described["embeddings"] == {

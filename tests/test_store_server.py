@@ -97,7 +97,7 @@ def test_a_method_of_another_capability_is_not_supported(backend: str, threads: 
 
     async def main() -> None:
         async with serving(store, threads=threads) as server:
-            for method in ("promote", "consolidate", "events", "events/subscribe", "summarize"):
+            for method in ("promote", "consolidate", "summarize"):
                 assert (await ask(server, method))["error"]["code"] == Code.CAPABILITY_NOT_SUPPORTED
             assert (await ask(server, "dream"))["error"]["code"] == Code.METHOD_NOT_FOUND
             assert await server(b'{"jsonrpc":"2.0","method":"memory/timeline"}', LOCAL) is None

@@ -19,6 +19,7 @@ from backends.store.store import Store
 from backends.store.vectors import METRICS
 from router.a2m.descriptors import open_missing_streams, standard_streams
 from router.a2m.ending import EndingStream, until_signalled
+from router.a2m.event_log import DEFAULT_RETAINED
 from router.a2m.http import CannotListen, HttpServer, Refusal, application
 from router.a2m.server import Caller
 from router.a2m.stdio import serve_lines
@@ -87,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
         help="characters in one record's content (default: %(default)s)",
     )
     parser.add_argument(
+        "--events",
+        type=_positive,
+        default=DEFAULT_RETAINED,
+        metavar="N",
+        help="events kept for those who poll for them (default: %(default)s)",
+    )
+    parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="what goes to stderr"
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {importlib.metadata.version('a2m-router')}")
@@ -134,7 +142,7 @@ async def _serve(options: argparse.Namespace) -> None:
         limits=Limits(max_records_per_call=options.max_records, max_content_length=options.max_content),
     )
     try:
-        async with serving(store, durable=options.durability == "full") as server:
+        async with serving(store, durable=options.durability == "full", retained=options.events) as server:
             if options.http is None:
                 await _serve_stdio(server)
             else:

@@ -11,11 +11,14 @@ import anyio.to_thread
 import msgspec
 
 from backends.store.batch import Call, carry_out
-from backends.store.store import CAPABILITIES, Store
+from backends.store.store import CAPABILITIES, Store, scope_of
 from router.a2m import messages
 from router.a2m.errors import A2MError, Code
+from router.a2m.event_log import DEFAULT_RETAINED, UNDERWAY, EventLog
+from router.a2m.events import Event, Sight
 from router.a2m.messages import Params
 from router.a2m.server import Caller, Dispatcher, Method
+from router.a2m.watching import Watching
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -43,15 +46,18 @@ METHODS: Final = MappingProxyType(
 
 
 @asynccontextmanager
-async def serving(store: Store, *, threads: bool = True, durable: bool = True) -> AsyncIterator["Server"]:
+async def serving(
+    store: Store, *, threads: bool = True, durable: bool = True, retained: int = DEFAULT_RETAINED
+) -> AsyncIterator["Server"]:
     """A server of `store` that works as long as the context lasts; at its end what waits is still carried out.
 
     Args:
         threads: batches are carried out on a worker thread while the event loop goes on reading; else in the event
             loop itself, for tests whose clock jumps past threads.
         durable: what is acknowledged outlives a power cut; else only the end of the process.
+        retained: events that are kept for those who poll.
     """
-    server = Server(store, threads=threads, durable=durable)
+    server = Server(store, threads=threads, durable=durable, retained=retained)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.work)
         try:
@@ -63,17 +69,17 @@ async def serving(store: Store, *, threads: bool = True, durable: bool = True) -
 class Server:
     """An `Answering`. Mutable state: `_waiting`, in the order in which calls came, and `_closed`."""
 
-    def __init__(self, store: Store, *, threads: bool, durable: bool) -> None:
+    def __init__(self, store: Store, *, threads: bool, durable: bool, retained: int) -> None:
         self._store = store
         self._threads = threads
         self._durable = durable
         self._waiting: list[_Waiting] = []
         self._closed = False
         self._more = anyio.Event()
-        self._dispatcher = Dispatcher(
-            {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()},
-            CAPABILITIES,
-        )
+        self._log = EventLog(retained)
+        watching = Watching(self._log, lambda caller, owner: Sight(scope_of(owner, caller).owner))
+        stored = {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()}
+        self._dispatcher = Dispatcher({**stored, **watching.methods()}, CAPABILITIES)
 
     async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
         return await self._dispatcher(message, caller)
@@ -101,13 +107,19 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     outcomes = await self._outcomes([waiting.call for waiting in batch])
                 for waiting, outcome in zip(batch, outcomes, strict=True):
-                    waiting.outcome = outcome
-                    waiting.done.set()
+                    self._settle(waiting, outcome)
         finally:
             self._closed = True
             for waiting in self._waiting:
                 waiting.outcome = _stopped()
                 waiting.done.set()
+
+    def _settle(self, waiting: "_Waiting", outcome: "_Done | Exception") -> None:
+        if isinstance(outcome, _Done):
+            for event in outcome.happened:
+                self._log.append(event, waiting.cause)
+        waiting.outcome = outcome
+        waiting.done.set()
 
     async def _outcomes(self, calls: list[Call]) -> list[Any]:
         carry = partial(carry_out, self._store, calls, durable=self._durable)
@@ -117,13 +129,27 @@ class Server:
         if self._closed:
             raise _stopped()
         # nothing is awaited before the call stands in the queue: that is what keeps calls in order
-        waiting = _Waiting(Call(partial(served.carried_out_by, self._store, params, caller), served.writes))
+        run = partial(_noting_what_happens, self._store, partial(served.carried_out_by, self._store, params, caller))
+        waiting = _Waiting(Call(run, served.writes))
         self._waiting.append(waiting)
         self._more.set()
         await waiting.done.wait()
-        if isinstance(waiting.outcome, Exception):
-            raise waiting.outcome
-        return waiting.outcome
+        if isinstance(waiting.outcome, _Done):
+            return waiting.outcome.result
+        assert waiting.outcome is not None, "it is there when it is done"
+        raise waiting.outcome
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """What came of a call, and what it has changed."""
+
+    result: Any
+    happened: list[Event]
+
+
+def _noting_what_happens(store: Store, run: Callable[[], Any]) -> _Done:
+    store.happened = []
+    return _Done(run(), store.happened)
 
 
 class _Waiting:
@@ -131,8 +157,9 @@ class _Waiting:
 
     def __init__(self, call: Call) -> None:
         self.call = call
+        self.cause = UNDERWAY.get()
         self.done = anyio.Event()
-        self.outcome: Any = None
+        self.outcome: _Done | Exception | None = None
 
 
 def _stopped() -> A2MError:

@@ -2,12 +2,14 @@
 
 Rules:
 - a method does all it says or, inside the caller's transaction, raises; the caller decides what is undone;
-- nothing is kept outside the file but the tally, which is written with the transaction that changed it;
+- nothing is kept outside the file but the tally, which is written with the transaction that changed it, and what has
+  happened since the caller last cleared it, for the caller to tell (§4.12) once it is certain;
 - what a scoped caller cannot see is, to it, not there; only a write to another owner's id says so (§6).
 """
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,12 +28,14 @@ from router.a2m import messages
 from router.a2m.capabilities import FIELDS, PROTOCOL, methods_of, speaks
 from router.a2m.equality import NULL, atom, members, parse_where
 from router.a2m.errors import A2MError, Code, invalid_params, quota
+from router.a2m.events import Consolidated, Event, Forgotten, Place, SessionClosed, Written, named
 from router.a2m.records import Draft, Record, digest, vector_bytes, vector_from_bytes
 from router.a2m.server import Caller
 from router.a2m.timestamps import parse, render
+from router.a2m.watching import EventsEntry
 from router.text import query_tokens, tokens
 
-CAPABILITIES: Final = ("core", "salience", "scopes", "sessions", "keys", "embeddings", "external")
+CAPABILITIES: Final = ("core", "salience", "scopes", "sessions", "keys", "embeddings", "external", "events")
 
 _DEFAULT_LIMIT: Final = 8
 _DEFAULT_PAGE: Final = 1_000
@@ -103,6 +107,7 @@ class Store:
         self._clock = clock
         self._name = name or ("store" if path is None else path.stem)
         self._kind = kind
+        self.happened: list[Event] = []
         self._database = open_file(path)
         self._connection = self._database.connection
         try:
@@ -148,7 +153,7 @@ class Store:
                 f"protocol: this server speaks {PROTOCOL}, not {params.protocol!r}",
                 {"supported": [PROTOCOL]},
             )
-        capabilities = _capabilities(_scope(params.owner, caller))
+        capabilities = _capabilities(scope_of(params.owner, caller))
         described: dict[str, Any] = {
             "protocol": PROTOCOL,
             "name": self._name,
@@ -161,6 +166,7 @@ class Store:
                 "metrics": list(vectors.METRICS),
                 "model": None,
             },
+            "events": EventsEntry(push=caller.channel is not None),
             "store": {
                 "identity": self._identity,
                 "records": self._tally.records,
@@ -175,7 +181,7 @@ class Store:
 
     def remember(self, params: messages.Remember, caller: Caller) -> dict[str, Any]:
         """§4.2; a `created_at` and a `revision` that come along are kept."""
-        scope = _scope(params.owner, caller)
+        scope = scope_of(params.owner, caller)
         drafts = checked(params, scope, self.limits, self._tally.dimensions)
         now = max(self._clock(), self._tally.newest)
         return {"ids": [self._write(draft, scope, now) for draft in drafts]}
@@ -233,14 +239,15 @@ class Store:
         if params.ids is not None:
             filter = replace(filter, conditions=(any_id(params.ids), *filter.conditions))
         found = search.matching(self._connection, words, filter)
-        for seq in found:
-            self._remove(seq)
+        gone = [self._remove(seq) for seq in found]
         self._tally = replace(self._tally, records=self._tally.records - len(found))
+        by = scope_of(params.owner, caller).owner
+        self.happened.append(Forgotten(at=self._clock(), by=by, records=named(gone)))
         return {"forgotten": len(found)}
 
     def reinforce(self, params: messages.Reinforce, caller: Caller) -> dict[str, Any]:
         """§4.8; salience stays between 0 and what a float can hold."""
-        filter = Filter((any_id(params.ids),), _scope(params.owner, caller).owner)
+        filter = Filter((any_id(params.ids),), scope_of(params.owner, caller).owner)
         found = search.matching(self._connection, (), filter)
         for seq in found:
             self._connection.execute(
@@ -253,13 +260,13 @@ class Store:
         """§4.9: the caller's record, else the ownerless one, else null."""
         if not params.key:
             raise invalid_params("key", "expected at least one character")
-        owner = _scope(params.owner, caller).owner
+        owner = scope_of(params.owner, caller).owner
         known = self._by_key(params.key, owner) or self._by_key(params.key, None)
         return {"record": None if known is None else self._read(known.seq, params.embeddings)}
 
     def session_list(self, params: messages.SessionList, caller: Caller) -> dict[str, Any]:
         """§4.10"""
-        visible = Filter(owner=_scope(params.owner, caller).owner).condition or Condition("1")
+        visible = Filter(owner=scope_of(params.owner, caller).owner).condition or Condition("1")
         rows = self._connection.execute(
             "SELECT session, count(*), min(created_at), max(created_at) FROM record "
             f"WHERE session IS NOT NULL AND {visible.sql} GROUP BY session",
@@ -276,8 +283,12 @@ class Store:
         """§4.11: one store has no tiers to move anything between."""
         if not params.session:
             raise invalid_params("session", "expected at least one character")
-        nothing = {"moved": 0, "promoted": 0, "dropped": 0, "summarized": 0, "counts": {}}
-        return {**nothing, "closed": params.session, "flushed": 0}
+        owner, now = scope_of(params.owner, caller).owner, self._clock()
+        nothing = dict.fromkeys(("moved", "promoted", "dropped", "summarized"), 0)
+        unmoved = {name: Counter[Place]() for name in nothing}
+        self.happened.append(Consolidated(at=now, by=owner, asked=True, figures=unmoved))
+        self.happened.append(SessionClosed(at=now, owner=owner, session=params.session))
+        return {**nothing, "counts": {}, "closed": params.session, "flushed": 0}
 
     def _recall_limit(self, limit: int | None) -> int:
         most = self.limits.max_recall_limit
@@ -290,7 +301,7 @@ class Store:
         return limit
 
     def _filter(self, params: messages.Read | messages.Forget, caller: Caller) -> Filter:
-        scope = _scope(params.owner, caller)
+        scope = scope_of(params.owner, caller)
         fields = frozenset(field for each in _capabilities(scope) for field in FIELDS.get(each, ()))
         conditions = compiled(parse_where(params.where or {}), fields)
         if params.key_prefix is not None:
@@ -373,6 +384,7 @@ class Store:
         self._connection.execute(_INSERT, (*_common(draft), id, created, salience, revision))
         self._index(self._connection.last_insert_rowid(), draft)
         self._tally = replace(self._tally, records=self._tally.records + 1, newest=now)
+        self._tell_written(id, draft, revision or 0)
         return id
 
     def _replace(self, known: _Known, draft: Draft) -> None:
@@ -382,11 +394,26 @@ class Store:
         salience = known.salience if draft.salience is None else draft.salience
         self._connection.execute(_REPLACE, (*_common(draft), created, salience, revision, known.seq))
         self._index(known.seq, draft)
+        self._tell_written(known.id, draft, revision)
 
-    def _remove(self, seq: int) -> None:
+    def _tell_written(self, id: str, draft: Draft, revision: int) -> None:
+        self.happened.append(
+            Written(
+                at=self._clock(),
+                id=id,
+                place=Place(draft.owner),
+                session=draft.session,
+                key=draft.key,
+                revision=revision,
+            )
+        )
+
+    def _remove(self, seq: int) -> tuple[str, Place]:
+        """The record's id, and whose it was."""
         self._unindex(seq)
-        self._connection.execute("DELETE FROM record WHERE seq = ?", (seq,))
         self._connection.execute("DELETE FROM access WHERE record = ?", (seq,))
+        id, owner = next(self._connection.execute("DELETE FROM record WHERE seq = ? RETURNING id, owner", (seq,)))
+        return id, Place(owner)
 
     def _index(self, seq: int, draft: Draft) -> None:
         execute = self._connection.execute
@@ -447,7 +474,7 @@ class Store:
         return None if row is None else _Known(*row)
 
 
-def _scope(owner: str | None, caller: Caller) -> Scope:
+def scope_of(owner: str | None, caller: Caller) -> Scope:
     """Whose call it is: on a local binding what it says, else what the binding knows (§6)."""
     if caller.asserts_owner:
         return Scope(told_apart=True, owner=owner)

@@ -1,12 +1,18 @@
 """The HTTP binding's server end (§8.3): POST one message, get one answer.
 
-What is decided, in this order and before any JSON-RPC work: may this caller come in (403, 401), is there such a door
-(404, 405), is it JSON (415), of this version (400), of bearable size (413). From there on, errors are answers with 200.
+What is decided, in this order and before any JSON-RPC work: is the head of bearable size (431), may this caller come in
+(403, 401), is there such a door (404, 405), is it JSON (415), of this version (400), is there room for it (503), is it
+of bearable size (413), does it come in time (408). From there on, errors are answers with 200.
+
+A client that hangs up does not call back what it has begun. That may finish, and keeps its place in the limits until it
+has; after 10 s it is cancelled.
 """
 
+import asyncio
 import errno
 import logging
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +23,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,18 +32,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER, speaks
 from router.a2m.errors import A2MError, Code
+from router.a2m.http_connection import ON_HANG_UP, ConnectionConfig
+from router.a2m.http_limits import DEFAULT_LIMITS, MIN_RATE, RETRY_AFTER, Busy, HttpLimits, Limiter, patience
 from router.a2m.jsonrpc import NULL_ID, render_error, too_long
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.server import Answering, Caller
 
-WELL_KNOWN: Final = "/.well-known/a2m-server.json"
+if sys.platform != "win32":
+    import resource
 
-# calls under way when the server is asked to stop get this long; a deadline of a tier (5 s by default) fits into it
+log = logging.getLogger(__name__)
+
+WELL_KNOWN: Final = "/.well-known/a2m-server.json"
+ALIVE: Final = "/healthz"
+READY: Final = "/readyz"
+
+# calls under way when the server is asked to stop, or when their client hangs up, get this long; a deadline of a tier
+# (5 s by default) fits into it
 _GRACE: Final = 10
-# idle connections are kept longer than clients keep them: if the server closed first, a call could be lost to that
-_KEEP_ALIVE: Final = 30
 # a body of up to this many times its limit is read to its end before it is refused
 _PATIENCE: Final = 4
+# connections that the system may hand over at once, and thus before they can be counted
+_BACKLOG: Final = 128
+# files that the process has open beside its connections: databases, pipes to children
+_OTHER_FILES: Final = 128
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -56,46 +75,61 @@ def application(
     *,
     admit: Callable[[Mapping[str, str]], Caller | Refusal],
     profile: Callable[[Caller], Awaitable[Any]],
+    ready: Callable[[], str | None] = lambda: None,
     max_message: int = DEFAULT_MAX_MESSAGE,
+    limits: HttpLimits = DEFAULT_LIMITS,
 ) -> Starlette:
-    """The HTTP binding around `answer`.
+    """The HTTP binding around `answer`, with GET `/healthz` (200: it is alive) and `/readyz` (200, or 503) beside it.
+
+    Those two are there for everybody, also for who is not admitted, unless their page's origin is not.
 
     Args:
         answer: must not raise.
         admit: who a request with these headers (names in any case) comes from, or why it is refused.
         profile: the `memory/describe` result shown to a caller at WELL_KNOWN (§8.3.3).
+        ready: why calls cannot be answered at present, or None if they can; told only to callers that are admitted.
         max_message: bytes in a body; a longer one is refused with 413 without being held.
+        limits: those of connections are `HttpServer`'s to keep.
     """
-
-    async def call(request: Request) -> Response:
-        refusal = _unreadable(request.headers)
-        if refusal is not None:
-            return refusal
-        try:
-            message = await _body(request, max_message)
-        except ClientDisconnect:
-            return Response(status_code=400)  # to nobody
-        if message is None:
-            # what may be left of the body is not worth reading, so the connection cannot be used again
-            return _error(413, too_long(max_message), {"Connection": "close"})
-        reply = await answer(message, request.scope["caller"])
-        if reply is None:
-            return Response(status_code=202)
-        return Response(reply, media_type="application/json")
+    limiter = Limiter(limits.max_requests, limits.max_held)
 
     async def describe(request: Request) -> Response:
-        return Response(msgspec.json.encode(await profile(request.scope["caller"])), media_type="application/json")
+        try:
+            with limiter.place(0):
+                described = msgspec.json.encode(await profile(request.scope["caller"]))
+        except Busy as busy:
+            return _busy(busy)
+        return Response(described, media_type="application/json")
 
-    return Starlette(
-        routes=[Route("/", call, methods=["POST"]), Route(WELL_KNOWN, describe, methods=["GET"])],
-        middleware=[Middleware(_Door, admit=admit)],
+    async def alive(_: Request) -> Response:
+        return Response("alive", media_type="text/plain")
+
+    async def readiness(request: Request) -> Response:
+        reason = ready()
+        if reason is None:
+            return Response("ready", media_type="text/plain")
+        told = f"not ready: {reason}" if "caller" in request.scope else "not ready"
+        return Response(told, 503, media_type="text/plain")
+
+    app = Starlette(
+        routes=[
+            Route("/", _Calls(answer, limiter, max_message, limits.idle_timeout), methods=["POST"]),
+            Route(WELL_KNOWN, describe, methods=["GET"]),
+            Route(ALIVE, alive, methods=["GET"]),
+            Route(READY, readiness, methods=["GET"]),
+        ],
+        middleware=[Middleware(_Door, admit=admit, max_header=limits.max_header)],
+        exception_handlers={HTTPException: _no_such_door, Exception: _fault},
     )
+    app.router.redirect_slashes = False  # it would send callers to whatever host they say they came to
+    return app
 
 
 async def serve_http(
     app: ASGIApp,
     host: str,
     port: int,
+    limits: HttpLimits = DEFAULT_LIMITS,
     *,
     task_status: anyio.abc.TaskStatus[tuple[str, int]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -103,7 +137,7 @@ async def serve_http(
 
     Raises CannotListen.
     """
-    await HttpServer(app, host, port).serve(task_status=task_status)
+    await HttpServer(app, host, port, limits).serve(task_status=task_status)
 
 
 class HttpServer:
@@ -112,12 +146,14 @@ class HttpServer:
     Args:
         host: a name or an address, IPv6 without brackets; a name is listened on at all its addresses.
         port: 0 takes a free one.
+        limits: of connections. There are fewer of them if the process may not open that many files.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, limits: HttpLimits = DEFAULT_LIMITS) -> None:
         self._app = app
         self._host = host
         self._port = port
+        self._limits = limits
         self._stop = anyio.Event()
 
     def stop(self) -> None:
@@ -132,9 +168,9 @@ class HttpServer:
         sockets = await _listen(self._host, self._port)
         bound: int = sockets[0].getsockname()[1]
         server = _Uvicorn(
-            uvicorn.Config(
+            ConnectionConfig(
                 self._app,
-                http="h11",
+                _bearable(self._limits),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -142,7 +178,7 @@ class HttpServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE,
+                backlog=_BACKLOG,
                 timeout_graceful_shutdown=_GRACE,
             ),
             lambda: task_status.started((self._host, bound)),
@@ -179,6 +215,96 @@ class _Uvicorn(uvicorn.Server):
         self._on_started()
 
 
+class _Calls:
+    """The endpoint itself: a call is read, carried out, and its answer written, all in one place of the limiter's."""
+
+    def __init__(self, answer: Answering, limiter: Limiter, max_message: int, idle_timeout: float) -> None:
+        self._answer = answer
+        self._limiter = limiter
+        self._max_message = max_message
+        self._idle_timeout = idle_timeout
+        # a client that takes its answer as slowly as a body may come has idle_timeout for each piece of this size
+        self._piece = max(2**16, int(MIN_RATE * idle_timeout))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        refusal = _unreadable(headers)
+        if refusal is None:
+            length = int(headers.get("content-length", "0"))  # h11 has seen to it that it is a number
+            try:
+                with self._limiter.place(length if length <= self._max_message else 0) as hold:
+                    response = await self._response(scope, receive, length, hold)
+                    hold(0)
+                    await self._write(response, send)
+                return
+            except Busy as busy:  # which is known before anything is written
+                refusal = _busy(busy)
+        await refusal(scope, receive, send)
+
+    async def _response(self, scope: Scope, receive: Receive, length: int, hold: Callable[[int], None]) -> Response:
+        try:
+            message = await self._body(receive, length, "expect" in Headers(scope=scope), hold)
+        except ClientDisconnect:
+            return Response(status_code=400)  # to nobody
+        except TimeoutError:
+            slow = f"the body of a request must come within {self._idle_timeout:g} s, and {MIN_RATE:,} bytes a second"
+            return _refused(Refusal(408, slow, {"Connection": "close"}))
+        if message is None:
+            # what may be left of the body is not worth reading, so the connection cannot be used again
+            return _error(413, too_long(self._max_message), {"Connection": "close"})
+        with anyio.CancelScope() as call:
+
+            def let_go() -> None:
+                call.deadline = asyncio.get_running_loop().time() + _GRACE
+
+            scope.get("state", {})[ON_HANG_UP] = let_go
+            reply = await self._answer(message, scope["caller"])
+            return Response(status_code=202) if reply is None else Response(reply, media_type="application/json")
+        return Response(status_code=400)  # called off; to nobody
+
+    async def _body(self, receive: Receive, length: int, asks_first: bool, hold: Callable[[int], None]) -> bytes | None:
+        """The body, or None if it is longer than the limit; no more than that is ever held.
+
+        Some more than the limit is read and thrown away: a client that is still sending when the connection closes sees
+        a reset and not the answer. Raises Busy, ClientDisconnect, and TimeoutError for a body that comes too slowly.
+        """
+        limit = self._max_message
+        if length > limit and (asks_first or length > _PATIENCE * limit):
+            return None
+        body = bytearray()
+        came = 0
+        began = anyio.current_time()
+        more = True
+        with anyio.fail_after(self._idle_timeout) as waiting:
+            while more and came <= _PATIENCE * limit:
+                now = anyio.current_time()
+                waiting.deadline = now + patience(now - began, came, self._idle_timeout)
+                event = await receive()
+                if event["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk, more = event["body"], event["more_body"]
+                came += len(chunk)
+                if max(length, came) <= limit:
+                    hold(max(length, came))
+                    body += chunk
+                else:
+                    body.clear()
+                    hold(0)
+        return bytes(body) if came <= limit else None
+
+    async def _write(self, response: Response, send: Send) -> None:
+        """Writes an answer piece by piece, so that no more than one of them waits in a slow reader's connection, and
+        the place is left when its reader has as good as all of it."""
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        body = response.body
+        if len(body) > self._piece:
+            for start in range(0, len(body), self._piece):
+                piece = body[start : start + self._piece]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            body = b""
+        await send({"type": "http.response.body", "body": body})
+
+
 class _Door:
     """Asks `admit` about every request, whatever its path and method, and lets admitted browsers read the answers.
 
@@ -186,9 +312,10 @@ class _Door:
     counts there. Without these headers an origin that is listed could not call.
     """
 
-    def __init__(self, app: ASGIApp, admit: Callable[[Mapping[str, str]], Caller | Refusal]) -> None:
+    def __init__(self, app: ASGIApp, admit: Callable[[Mapping[str, str]], Caller | Refusal], max_header: int) -> None:
         self._app = app
         self._admit = admit
+        self._max_header = max_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -196,16 +323,27 @@ class _Door:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        admitted = self._admit(headers)
-        if isinstance(admitted, Refusal) and admitted.status == 403:
+        admitted = self._malformed(scope, headers) or self._admit(headers)
+        if isinstance(admitted, Refusal) and admitted.status in (403, 431):
             await _refused(admitted)(scope, receive, send)
             return
+        asks_first = "expect" in headers
+
+        async def receive_asked() -> Message:
+            nonlocal asks_first
+            asks_first = False
+            return await receive()
 
         async def send_readable(message: Message) -> None:
-            if origin is not None and message["type"] == "http.response.start":
+            if message["type"] == "http.response.start":
                 answered = MutableHeaders(scope=message)
-                answered["Access-Control-Allow-Origin"] = origin
-                answered.add_vary_header("Origin")
+                if asks_first:
+                    # it was not told to go on, so what it sends next may be the body or not: nobody can tell
+                    answered["Connection"] = "close"
+                if origin is not None:
+                    answered["Access-Control-Allow-Origin"] = origin
+                    answered["Access-Control-Expose-Headers"] = "Retry-After"
+                    answered.add_vary_header("Origin")
             await send(message)
 
         if origin is not None and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -216,15 +354,45 @@ class _Door:
                     "Access-Control-Allow-Headers": f"Authorization, Content-Type, {VERSION_HEADER}",
                 },
             )
-            await response(scope, receive, send_readable)
-        elif isinstance(admitted, Refusal):
-            await _refused(admitted)(scope, receive, send_readable)
+            await response(scope, receive_asked, send_readable)
+        elif not isinstance(admitted, Refusal):
+            await self._app({**scope, "caller": admitted}, receive_asked, send_readable)
+        elif scope["path"] in (ALIVE, READY):
+            await self._app(scope, receive_asked, send_readable)
         else:
-            await self._app({**scope, "caller": admitted}, receive, send_readable)
+            await _refused(admitted)(scope, receive_asked, send_readable)
+
+    def _malformed(self, scope: Scope, headers: Headers) -> Refusal | None:
+        """Why a request is refused whoever it comes from."""
+        # the parser lets a long head through if it comes in one piece
+        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) + 4 for n, v in headers.raw)
+        if size > self._max_header:
+            return Refusal(431, f"the head of a request may have {self._max_header:,} bytes", {"Connection": "close"})
+        if len(headers.getlist("origin")) > 1:
+            return Refusal(403, "expected one header Origin, got several")
+        return None
 
 
 def _refused(refusal: Refusal) -> Response:
     return Response(refusal.message + "\n", refusal.status, dict(refusal.headers), "text/plain")
+
+
+def _busy(busy: Busy) -> Response:
+    sentence = f"{busy}; try again in {RETRY_AFTER} s"
+    return _refused(Refusal(503, sentence, {"Retry-After": str(RETRY_AFTER)}))
+
+
+async def _no_such_door(_: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    if problem.status_code == 405:
+        allowed = ", ".join(sorted((problem.headers or {})["Allow"].split(", ")))
+        return _refused(Refusal(405, f"this address takes {allowed} only", {"Allow": allowed}))
+    return _refused(Refusal(404, f"there is nothing at this address; calls are POSTed to / (see also {WELL_KNOWN})"))
+
+
+async def _fault(_: Request, _problem: Exception) -> Response:
+    """What the caller gets; the whole story is logged by uvicorn, to which Starlette hands the exception on."""
+    return _refused(Refusal(500, "the server failed; its log says how"))
 
 
 def _unreadable(headers: Headers) -> Response | None:
@@ -232,10 +400,10 @@ def _unreadable(headers: Headers) -> Response | None:
     if media_type != "application/json":
         came = media_type or "nothing"
         return _refused(Refusal(415, f"Content-Type: expected application/json, got {came}"))
-    version = headers.get(VERSION_HEADER)
-    if version is not None and not speaks(version):
-        sentence = f"{VERSION_HEADER}: this server speaks {PROTOCOL}, not {version!r}"
-        return _error(400, A2MError(Code.PROTOCOL_NOT_SUPPORTED, sentence))
+    for version in headers.getlist(VERSION_HEADER):
+        if not speaks(version):
+            sentence = f"{VERSION_HEADER}: this server speaks {PROTOCOL}, not {version!r}"
+            return _error(400, A2MError(Code.PROTOCOL_NOT_SUPPORTED, sentence))
     return None
 
 
@@ -243,27 +411,18 @@ def _error(status: int, error: A2MError, headers: Mapping[str, str] | None = Non
     return Response(render_error(NULL_ID, error), status, headers, "application/json")
 
 
-async def _body(request: Request, limit: int) -> bytes | None:
-    """The body, or None if it is longer than `limit`; no more than that is ever held.
-
-    Some more than the limit is read and thrown away: a client that is still sending when the connection closes sees a
-    reset and not the answer.
-    """
-    headers = request.headers
-    length = int(headers.get("content-length", "0"))  # h11 has seen to it that it is a number
-    if length > limit and ("expect" in headers or length > _PATIENCE * limit):
-        return None
-    body = bytearray()
-    came = 0
-    async for chunk in request.stream():
-        came += len(chunk)
-        if came <= limit:
-            body += chunk
-        elif came <= _PATIENCE * limit:
-            body.clear()
-        else:
-            break
-    return bytes(body) if came <= limit else None
+def _bearable(limits: HttpLimits) -> HttpLimits:
+    """The limits, with no more connections than the process may open files. A database that could not be opened because
+    of idle connections would be worse than refusing some."""
+    if sys.platform == "win32":
+        return limits
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits
+    most = max(1, files - _BACKLOG - _OTHER_FILES)
+    if most < limits.max_connections:
+        log.info("%d connections are served at once, not %d: `ulimit -n` is %d", most, limits.max_connections, files)
+    return msgspec.structs.replace(limits, max_connections=min(most, limits.max_connections))
 
 
 _NO_SUCH_FAMILY: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})

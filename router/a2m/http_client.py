@@ -1,10 +1,10 @@
 """The HTTP binding's client end (§8.3): one POST for one call."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import anyio
 import httpx
@@ -80,6 +80,8 @@ class HttpClient:
         try:
             with anyio.fail_after(timeout):
                 status, body = await self._post(render_call(next(self._ids), method, params))
+            if body is None:
+                raise NoAnswer(f"it sent a message of more than {self._max_message:,} bytes", self._later())
             answered = status < 500  # a gateway's 502 or 504 does not end what is behind it
             reply = self._read(status, body)
         except TimeoutError:
@@ -101,18 +103,24 @@ class HttpClient:
         assert reply.result is not None
         return reply.result
 
-    async def _post(self, message: bytes) -> tuple[int, bytes]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", VERSION_HEADER: PROTOCOL}
+    async def _post(self, message: bytes) -> tuple[int, bytes | None]:
+        """The answer's status and body; None for a body of more than `max_message`."""
+        # nothing compressed: a few bytes that come may be many that are held
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            VERSION_HEADER: PROTOCOL,
+        }
         body = bytearray()
-        async with (
-            self._client.stream("POST", self._url, content=message, headers=headers) as response,
-            aclosing(cast("AsyncGenerator[bytes]", response.aiter_bytes())) as chunks,  # which it is
-        ):
-            async for chunk in chunks:
-                body += chunk
-                if len(body) > self._max_message:
-                    raise NoAnswer(f"it sent a message of more than {self._max_message:,} bytes", self._later())
-        return response.status_code, bytes(body)
+        with anyio.CancelScope() as reading:
+            async with self._client.stream("POST", self._url, content=message, headers=headers) as response:
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > self._max_message:
+                        # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
+                        reading.cancel()
+        return response.status_code, bytes(body) if len(body) <= self._max_message else None
 
     def _read(self, status: int, body: bytes) -> Reply:
         certain = settled() if status < 500 else self._later()

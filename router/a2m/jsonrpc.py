@@ -200,7 +200,7 @@ def explain(problem: msgspec.MsgspecError) -> tuple[str, str]:
     missing = re.fullmatch(r"Object missing required field (\w+)", what)
     if missing:
         return f"{where}.{missing[1]}".lstrip("."), "required, and missing"
-    return where, what[:1].lower() + what[1:]
+    return where, what if what.startswith("JSON") else what[:1].lower() + what[1:]
 
 
 def _in_json_words(types: str) -> str:

@@ -32,6 +32,16 @@ class Remember(Params):
     session: str | None = None
 
 
+class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How recalled records are wanted as text, too (§4.16)."""
+
+    method: str = "template"
+    style: str = "auto"
+    model: str | None = None
+    budget: Count | None = None
+    cite: bool = False
+
+
 class Read(Params):
     """What recall and timeline share."""
 
@@ -55,6 +65,18 @@ class Timeline(Read):
     """§4.4"""
 
 
+class PromptedRecall(Recall):
+    """§4.3 with §4.16, for a server that renders; no other knows the parameter. True is a Prompt of defaults."""
+
+    prompt: Prompt | bool | None = None
+
+
+class PromptedTimeline(Timeline):
+    """§4.4 with §4.16"""
+
+    prompt: Prompt | bool | None = None
+
+
 class Pages(Timeline):
     """§4.4, with an extension of a2m-store: `after` and `page` walk all it holds, page by page."""
 
@@ -62,8 +84,8 @@ class Pages(Timeline):
     page: Count | None = None
 
 
-class Forget(Params):
-    """§4.5"""
+class Selector(Params):
+    """What names records: all that is given must hold."""
 
     ids: list[str] | None = None
     query: Query | None = None
@@ -71,6 +93,18 @@ class Forget(Params):
     where: dict[str, Raw] | None = None
     owner: str | None = None
     key_prefix: str | None = None
+
+
+class Forget(Selector):
+    """§4.5"""
+
+
+class Summarize(Selector):
+    """§4.15; `into` is the tier that the summary goes to, `key` its address."""
+
+    limit: Count | None = None
+    into: str | None = None
+    key: str | None = None
 
 
 class Promote(Params):
@@ -115,3 +149,23 @@ class SessionClose(Params):
 
     session: str
     owner: str | None = None
+
+
+class Events(Params):
+    """§4.12"""
+
+    cursor: str | None = None
+    limit: Count | None = None
+    kinds: list[str] | None = None
+    owner: str | None = None
+
+
+class Subscribe(Params):
+    """§4.13"""
+
+    kinds: list[str] | None = None
+    owner: str | None = None
+
+
+class Unsubscribe(Params):
+    """§4.14"""

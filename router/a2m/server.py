@@ -8,6 +8,7 @@ import msgspec
 
 from router.a2m.capabilities import CAPABILITY_OF
 from router.a2m.errors import A2MError, Code, not_supported
+from router.a2m.event_log import Channel
 from router.a2m.jsonrpc import (
     MalformedMessage,
     Request,
@@ -25,11 +26,13 @@ class Caller(msgspec.Struct, frozen=True):
     """Who is asking, as the binding knows it (§6).
 
     `asserts_owner`: the binding is local, so the `owner` in a call is taken at its word. Otherwise `owner` here is the
-    authenticated principal's, or None where callers are not told apart and `scopes` is not declared.
+    authenticated principal's, or None where callers are not told apart and `scopes` is not declared. `channel` is how
+    the caller can be notified of events (§4.13), None where the binding cannot.
     """
 
     asserts_owner: bool
     owner: str | None = None
+    channel: Channel | None = None
 
 
 class Answering(Protocol):

@@ -5,20 +5,28 @@
 - A request is under way until its answer is written. At `max_underway` nothing more is read: a peer that does not
   read its answers is not read either.
 - One task writes. Answers that are ready together go out in one piece.
+- Notifications (§4.13) are taken from what the connection follows only when the ones before them are written, and not
+  before the answer of the call that caused them: a peer that does not read holds up nobody, and holds no memory.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import anyio
 import anyio.abc
+import msgspec
 
 from router.a2m.descriptors import standard_streams
+from router.a2m.event_log import UNDERWAY, Call, Feed
 from router.a2m.jsonrpc import NULL_ID, render_error, too_long
 from router.a2m.lines import DEFAULT_MAX_MESSAGE, LineSplitter
 from router.a2m.server import Answering, Caller
 
 LOCAL: Final = Caller(asserts_owner=True)
+
+# notifications that go out in one piece
+_NOTICES: Final = 100
 
 
 async def serve_stdio(
@@ -58,14 +66,26 @@ async def serve_lines(
     service = _Service(answer, sink, caller, max_message, max_underway)
     async with anyio.create_task_group() as whole:
         whole.start_soon(service.write, whole.cancel_scope)
+        whole.start_soon(service.push)
         async with anyio.create_task_group() as requests:
             await service.read(source, requests)
             whole.cancel_scope.deadline = anyio.current_time() + grace
         await service.written()
         whole.cancel_scope.cancel()
+    service.follow(None)
+
+
+class _Underway:
+    """A request that was begun."""
+
+    def __init__(self, connection: object) -> None:
+        self.connection = connection
+        self.answered = False
 
 
 class _Service:
+    """One connection. Mutable state: what has come, what is ready to go out, and what is followed."""
+
     def __init__(
         self,
         answer: Answering,
@@ -76,13 +96,18 @@ class _Service:
     ) -> None:
         self._answer = answer
         self._sink = sink
-        self._caller = caller
+        self._caller = msgspec.structs.replace(caller, channel=self)
         self._max_message = max_message
         self._max_underway = max_underway
         self._room = anyio.Semaphore(max_underway, max_value=max_underway, fast_acquire=True)
         self._came: deque[bytes | None] = deque()
         self._ready: list[bytes] = []
+        self._answers = 0  # of what is ready, the rest are notifications
         self._more = anyio.Event()
+        self._sent = anyio.Event()
+        self._feed: Feed | None = None
+        self._subscribing: Call | None = None
+        self._stirred = anyio.Event()
 
     async def read(self, source: anyio.abc.AnyByteReceiveStream, requests: anyio.abc.TaskGroup) -> None:
         """Begins a task for every line until the source ends."""
@@ -102,6 +127,8 @@ class _Service:
     async def _serve_next(self) -> None:
         # whichever task happens to run first takes the line that came first: no scheduler promises an order of tasks
         line = self._came.popleft()
+        call = _Underway(self)
+        UNDERWAY.set(call)  # each request has a task of its own, and so a context
         if line is None:
             reply: bytes | None = render_error(NULL_ID, too_long(self._max_message))
         else:
@@ -110,21 +137,59 @@ class _Service:
             self._room.release()
         else:
             self._ready.append(reply)
+            self._answers += 1
             self._more.set()
+        call.answered = True
+        self._stirred.set()
 
     async def write(self, scope: anyio.CancelScope) -> None:
-        """Writes answers as they get ready; cancels `scope` when there is nobody left to write to."""
+        """Writes what gets ready; cancels `scope` when there is nobody left to write to."""
         while True:
             await self._more.wait()
             self._more = anyio.Event()
-            replies, self._ready = self._ready, []
+            lines, self._ready = self._ready, []
+            answers, self._answers = self._answers, 0
             try:
-                await self._sink.send(b"\n".join(replies) + b"\n")
+                await self._sink.send(b"\n".join(lines) + b"\n")
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 scope.cancel()
                 return
-            for _ in replies:
+            for _ in range(answers):
                 self._room.release()
+            self._sent.set()
+
+    def follow(self, start: Callable[[Callable[[], None]], Feed] | None) -> None:
+        """See `Channel`."""
+        if self._feed is not None:
+            self._feed.close()
+        self._feed = None if start is None else start(lambda: self._stirred.set())
+        self._subscribing = UNDERWAY.get()
+
+    async def push(self) -> None:
+        """Writes the notifications of what is followed, as their time comes."""
+        while True:
+            await self._stirred.wait()
+            self._stirred = anyio.Event()
+            while notices := self._due_notices():
+                # nothing is awaited between the taking and here: no end of a subscription can have come between
+                self._ready += notices
+                self._sent = anyio.Event()
+                self._more.set()
+                await self._sent.wait()
+
+    def _due_notices(self) -> list[bytes]:
+        lines: list[bytes] = []
+        while self._feed is not None and len(lines) < _NOTICES and not self._is_unanswered(self._subscribing):
+            notice = self._feed.next()
+            if notice is None or self._is_unanswered(notice.cause):
+                break
+            self._feed.passed()
+            lines.append(notice.line)
+        return lines
+
+    def _is_unanswered(self, call: Call | None) -> bool:
+        """Whether it is a call on this connection whose answer is not ready yet."""
+        return call is not None and call.connection is self and not call.answered
 
     async def written(self) -> None:
         """Returns when no request is under way and every answer has been written."""

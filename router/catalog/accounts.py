@@ -148,6 +148,13 @@ class Accounts:
         """The records that move together with `entry`, itself among them."""
         return [entry] if entry.group is None else self.group(entry.home, entry.owner, entry.group)
 
+    def unchanged(self, unit: Sequence[Entry]) -> list[Entry] | None:
+        """A unit's entries as they are now, if it has the members it had, each with its home and content; else None."""
+        current = self._find(unit[0].id)
+        now = [] if current is None else self.unit(current)
+        same = {(e.id, e.version, e.home) for e in now} == {(e.id, e.version, e.home) for e in unit}
+        return now if same else None
+
     def units(self, entries: Iterable[Entry]) -> list[list[Entry]]:
         """What moves together with each of `entries`; each unit once, in the order of their first."""
         units = []

@@ -114,8 +114,8 @@ class Catalog(Lookup):
         moved: list[Entry] = []
         with self._database.transaction():
             for unit in units:
-                now = self.unit(current) if (current := self._find(unit[0].id)) else []
-                if {(e.id, e.version, e.home) for e in now} != {(e.id, e.version, e.home) for e in unit}:
+                now = self.unchanged(unit)
+                if now is None:
                     continue
                 for entry in now:
                     arrived = msgspec.structs.replace(entry, home=target, salience=_added(entry.salience, salience))
@@ -174,14 +174,22 @@ class Catalog(Lookup):
                     continue
                 if not scope.holds(entry.owner):
                     continue
-                self._leave(entry)
-                self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
-                self._execute("DELETE FROM due WHERE id = ?", (id,))
-                self._note(entry, entry.home, Stray.UNWANTED)
-                self._execute("UPDATE strays SET kind = ? WHERE id = ?", (Stray.UNWANTED, id))
-                self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
+                self._strike_out(entry, now)
                 struck.append(entry)
         return struck
+
+    def distil(self, unit: Sequence[Entry], summary: Entry, now: int) -> bool:
+        """A unit gives way to its summary, which its tier holds already, if it is still what it was; returns whether.
+        The commit point of a spill that rewrites."""
+        with self._database.transaction():
+            sources = self.unchanged(unit)
+            if sources is None:
+                return False
+            self._strike(summary.home, summary.id)
+            self._insert(summary)
+            for entry in sources:
+                self._strike_out(entry, now)
+        return True
 
     def drop_notes_before(self, moment: int) -> None:
         """Forget that ids were forgotten, where no copy can be left."""
@@ -298,6 +306,19 @@ class Catalog(Lookup):
                 self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
             self._execute("DELETE FROM strays WHERE tier = ?", (no,))
         return len(entries)
+
+    def announce(self, url: str) -> None:
+        """Tell others who want this file where the router that has it is reached; see `router.database.announced`."""
+        self._database.announce(url)
+
+    def _strike_out(self, entry: Entry, now: int) -> None:
+        """The record is no more, wherever copies of it may be, and nothing late brings it back."""
+        self._leave(entry)
+        self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
+        self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+        self._note(entry, entry.home, Stray.UNWANTED)
+        self._execute("UPDATE strays SET kind = ? WHERE id = ?", (Stray.UNWANTED, entry.id))
+        self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, now))
 
     def _finish(self, batch: int) -> int:
         rows = list(

@@ -141,8 +141,12 @@ def _owner(explicit: str | None, scope: Scope, where: str) -> str | None:
 
 
 class Slot(msgspec.Struct, eq=False):
-    """What becomes one record: the drafts of a batch that write the same id or key, in order; the last one counts."""
+    """What becomes one record: the drafts of a batch that write the same id or key, in order; the last one counts.
 
+    `place` is its own among the slots of its batch.
+    """
+
+    place: int
     drafts: list[Draft]
     id: str | None
     answer: str | None = None
@@ -174,7 +178,7 @@ def slots_of(drafts: Sequence[Draft]) -> tuple[list[Slot], list[Slot]]:
             slot = by_key[draft.owner, draft.key]
             slot.drafts.append(draft)
         else:
-            slot = Slot([draft], draft.id)
+            slot = Slot(len(slots), [draft], draft.id)
             slots.append(slot)
         if draft.id is not None:
             by_id[draft.id] = slot

@@ -55,10 +55,12 @@ class Degraded(msgspec.Struct, frozen=True):
 
 
 class Records(msgspec.Struct, omit_defaults=True):
-    """The answer to a read: its records, and the tiers that did not answer."""
+    """The answer to a read: its records, the tiers that did not answer, and the text that was asked for (§4.16)."""
 
     records: list[Record]
     degraded: list[Degraded] | None = None
+    prompt: str | None = None
+    prompt_ids: list[str] | None = None
 
 
 class Fetched(msgspec.Struct):
@@ -91,6 +93,16 @@ class Readings:
 
     async def recall(self, params: Recall, scope: Scope) -> Records:
         """The best records for a query, a vector, or both; by recency without either (§4.3)."""
+        best, degraded = await self._best(params, scope)
+        self._count([found.record.id for found in best])
+        return self._answer(best, degraded, params.embeddings)
+
+    async def consult(self, params: Recall, scope: Scope) -> Records:
+        """What a recall would find, for the router's own use: it is not counted as one."""
+        best, degraded = await self._best(params, scope)
+        return self._answer(best, degraded, params.embeddings)
+
+    async def _best(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
         limit = self._limit(params.limit)
         self._check_vector(params.embedding)
         where = read_where(params.where)
@@ -107,11 +119,19 @@ class Readings:
             newest = sorted(shown, key=lambda each: (entries[each].created_at, entries[each].seq), reverse=True)
             ranked = [(id, 1 - place / (len(newest) + 1)) for place, id in enumerate(newest)]
         least = params.min_score
-        best = [(id, score) for id, score in ranked if least is None or score >= least][:limit]
-        self._count([id for id, _ in best])
-        now = self._catalog.find(id for id, _ in best)
+        best = [_Found(shown[id], score) for id, score in ranked if least is None or score >= least][:limit]
+        return best, degraded
+
+    def _answer(self, best: Sequence["_Found"], degraded: list[Degraded] | None, embeddings: bool) -> Records:
+        """What was found, with the account as it is now; without what has been forgotten since."""
+        now = self._catalog.find(found.record.id for found in best)
         return Records(
-            [_laid_over(shown[id], now[id], score, params.embeddings) for id, score in best if id in now], degraded
+            [
+                _laid_over(found.record, now[found.record.id], found.score, embeddings)
+                for found in best
+                if found.record.id in now
+            ],
+            degraded,
         )
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
@@ -364,6 +384,13 @@ class Readings:
         for entry in wanted:
             log.error("%s does not hold %r, which should live there", entry.home, entry.id)
         return found, list(degraded.values())
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """A copy that may be shown, and its fused score."""
+
+    record: Record
+    score: float
 
 
 def reason_of(failure: object) -> str:

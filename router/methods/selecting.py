@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from router.a2m.equality import Where, parse_where, text_of
 from router.a2m.errors import A2MError, Code, invalid_params, unknown_tier
-from router.a2m.messages import Forget, Recall, Timeline
+from router.a2m.events import Sight
+from router.a2m.messages import Forget, Recall, Selector, Timeline
 from router.catalog.accounts import UNACCOUNTED
 from router.catalog.catalog import Catalog
 from router.catalog.lookup import Selection
@@ -25,6 +26,9 @@ OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "re
 
 # What a tier without a limit of its own is asked to tell at most.
 _MOST_MATCHES: Final = 4096
+
+# How often the tiers are asked anew because what they found was replaced meanwhile.
+_LOOKS: Final = 5
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -70,6 +74,11 @@ def owner_for(tier: Tier, scope: Scope) -> str | None:
     return None if tier.shared else scope.owner
 
 
+def sight_of(scope: Scope, settings: Settings) -> Sight:
+    """What `scope` sees, as events and counts of places are told by it."""
+    return Sight(scope.owner, frozenset(tier.name for tier in settings.tiers if tier.shared))
+
+
 class Selecting:
     """Resolves selectors to ids."""
 
@@ -83,7 +92,7 @@ class Selecting:
 
         Raises INTERNAL_ERROR if a tier that must be asked does not answer; UNKNOWN_TIER; INVALID_PARAMS for a mount.
         """
-        where = read_where(_with_ids(params))
+        where = read_where(narrowed_to_ids(params))
         tiers = tiers_in_question(params.tier, where, self._settings)
         if params.tier is not None and tiers and tiers[0].mount:
             raise invalid_params("tier", f"{params.tier!r} is mounted read-only; nothing in it can be forgotten")
@@ -98,18 +107,38 @@ class Selecting:
         )
         if params.query is None and not where.foreign:
             return self._catalog.ids(selection)
+        for _ in range(_LOOKS):
+            found = await self._found(managed, where, scope, params, selection)
+            if found is not None:
+                return found
+        raise A2MError(
+            Code.INTERNAL_ERROR,
+            "what matches is being replaced all the time, so that it cannot be told what still does; try again",
+            {"reason": "changing", "retry_after": 1.0},
+        )
+
+    async def _found(
+        self, tiers: Sequence[Tier], where: Filter, scope: Scope, params: Forget, selection: Selection
+    ) -> list[str] | None:
+        """The ids that the tiers find; None if one of them was replaced meanwhile: then it takes another look.
+
+        With every other content a record has another revision.
+        """
         with self._catalog.readers.reading() as read:
-            asked = await self._ask_all(managed, where, scope, params.query, params.key_prefix)
+            asked = await self._ask_all(tiers, where, scope, params.query, params.key_prefix)
             accepts = self._catalog.readers.accepts
-            # with every other content a record has another revision: what was replaced meanwhile was not found
-            return [
-                entry.id
-                for entry in self._catalog.among({id for found in asked.values() for id in found}, selection)
-                if any(
-                    found.get(entry.id) == entry.revision and accepts(read, entry.id, entry.home, tier)
+            ids = []
+            for entry in self._catalog.among({id for found in asked.values() for id in found}, selection):
+                revisions = {
+                    found[entry.id]
                     for tier, found in asked.items()
-                )
-            ]
+                    if entry.id in found and accepts(read, entry.id, entry.home, tier)
+                }
+                if entry.revision in revisions:
+                    ids.append(entry.id)
+                elif revisions:
+                    return None
+            return ids
 
     async def _ask_all(
         self, tiers: Sequence[Tier], where: Filter, scope: Scope, query: str | None, key_prefix: str | None
@@ -144,12 +173,17 @@ class Selecting:
         return {record.id: record.revision or 0 for record in found}
 
 
-def _with_ids(params: Forget) -> Mapping[str, Raw] | None:
-    """A forget's `where` and its `ids` as one `where`."""
-    if params.ids is None:
-        return params.where
-    where = dict(params.where or {})
-    ids = params.ids
+def selects(selector: Selector) -> bool:
+    """Whether there is a selector at all: one that matches all there is does not count as one."""
+    return selector.ids is not None or bool(selector.query or selector.tier or selector.where or selector.key_prefix)
+
+
+def narrowed_to_ids(selector: Selector) -> dict[str, Raw] | None:
+    """A selector's `where` and its `ids` as one `where`."""
+    if selector.ids is None:
+        return selector.where
+    where = dict(selector.where or {})
+    ids = selector.ids
     if "id" in where:
         named = {text_of(atom) for atom in parse_where({"id": where["id"]})["id"]}
         ids = [id for id in ids if id in named]

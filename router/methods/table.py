@@ -1,35 +1,42 @@
 """The table of methods: each A2M method the router serves, as it is asked over any binding (§4)."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from router.a2m.capabilities import PROTOCOL, methods_of, speaks
+from router.a2m.capabilities import METHODS, PROTOCOL, methods_of, speaks
 from router.a2m.errors import A2MError, Code
+from router.a2m.event_log import EventLog
 from router.a2m.messages import (
     Consolidate,
     Describe,
     Fetch,
     Forget,
     Promote,
-    Recall,
+    Prompt,
+    PromptedRecall,
+    PromptedTimeline,
     Reinforce,
     Remember,
     SessionClose,
     SessionList,
-    Timeline,
+    Summarize,
 )
 from router.a2m.server import Caller, Method
+from router.a2m.watching import EventsEntry, Watching
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings
+from router.methods.prompting import PromptEntry, Prompting
 from router.methods.reading import Fetched, Readings, Records
+from router.methods.selecting import sight_of
+from router.methods.summaries import Summaries, Summarized, SummarizeEntry
 from router.methods.upkeep import Closed, Consolidated, SessionEntry, Upkeep
 from router.methods.writing import Writing
 from router.tiers.copies import Copies
 
-CAPABILITIES: Final = ("core", "tiers", "salience", "scopes", "sessions", "keys", "embeddings", "external")
+CAPABILITIES: Final = tuple(METHODS)  # all of them
 
 
 class Ids(msgspec.Struct):
@@ -92,6 +99,9 @@ class Description(msgspec.Struct):
     limits: Limits
     tiers: list[TierEntry]
     embeddings: Embeddings
+    events: EventsEntry
+    summarize: SummarizeEntry
+    prompt: PromptEntry
 
 
 class Methods:
@@ -105,6 +115,9 @@ class Methods:
         writing: Writing,
         readings: Readings,
         upkeep: Upkeep,
+        summaries: Summaries,
+        prompting: Prompting,
+        log: EventLog,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -112,14 +125,17 @@ class Methods:
         self._writing = writing
         self._readings = readings
         self._upkeep = upkeep
+        self._summaries = summaries
+        self._prompting = prompting
+        self._watching = Watching(log, lambda caller, owner: sight_of(scope_of(caller, owner), settings))
 
     def table(self) -> Mapping[str, Method]:
         """Every method that is served, by name."""
         return {
             "memory/describe": Method(Describe, self.describe),
             "memory/remember": Method(Remember, self.remember),
-            "memory/recall": Method(Recall, self.recall),
-            "memory/timeline": Method(Timeline, self.timeline),
+            "memory/recall": Method(PromptedRecall, self.recall),
+            "memory/timeline": Method(PromptedTimeline, self.timeline),
             "memory/forget": Method(Forget, self.forget),
             "memory/promote": Method(Promote, self.promote),
             "memory/consolidate": Method(Consolidate, self.consolidate),
@@ -127,6 +143,8 @@ class Methods:
             "memory/session/list": Method(SessionList, self.session_list),
             "memory/session/close": Method(SessionClose, self.session_close),
             "memory/fetch": Method(Fetch, self.fetch),
+            "memory/summarize": Method(Summarize, self.summarize),
+            **self._watching.methods(),
         }
 
     async def describe(self, params: Describe, caller: Caller) -> Description:
@@ -148,6 +166,9 @@ class Methods:
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
             tiers=[self._tier(name, count, caller) for name, count in counts.items()],
             embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
+            events=EventsEntry(push=caller.channel is not None),
+            summarize=self._summaries.describe(),
+            prompt=self._prompting.describe(),
         )
 
     async def remember(self, params: Remember, caller: Caller) -> Ids:
@@ -155,11 +176,24 @@ class Methods:
             params.records = [msgspec.structs.replace(draft, owner=None) for draft in params.records]
         return Ids(await self._writing.remember(params, scope_of(caller, params.owner)))
 
-    async def recall(self, params: Recall, caller: Caller) -> Records:
-        return await self._readings.recall(params, scope_of(caller, params.owner))
+    async def recall(self, params: PromptedRecall, caller: Caller) -> Records:
+        asked = self._prompting.asked(params.prompt)
+        found = await self._readings.recall(params, scope_of(caller, params.owner))
+        return await self._with_text(found, asked, keep="first")
 
-    async def timeline(self, params: Timeline, caller: Caller) -> Records:
-        return await self._readings.timeline(params, scope_of(caller, params.owner))
+    async def timeline(self, params: PromptedTimeline, caller: Caller) -> Records:
+        asked = self._prompting.asked(params.prompt)
+        found = await self._readings.timeline(params, scope_of(caller, params.owner))
+        return await self._with_text(found, asked, keep="last")
+
+    async def _with_text(self, found: Records, asked: Prompt | None, keep: Literal["first", "last"]) -> Records:
+        if asked is not None:
+            rendered = await self._prompting.rendered(found.records, asked, keep)
+            found.prompt, found.prompt_ids = rendered.text, rendered.ids
+        return found
+
+    async def summarize(self, params: Summarize, caller: Caller) -> Summarized:
+        return await self._summaries.summarize(params, scope_of(caller, params.owner))
 
     async def fetch(self, params: Fetch, caller: Caller) -> Fetched:
         return await self._readings.fetch(params, scope_of(caller, params.owner))

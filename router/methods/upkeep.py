@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.events import Event, Place, Promoted, SessionClosed, named
 from router.a2m.messages import Promote, Reinforce, SessionClose
 from router.a2m.timestamps import render
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import destination
+from router.methods.selecting import sight_of
 from router.moves import Moves
-from router.passes import Passes
+from router.passes import Passes, Report
 from router.policy import Unit
 
 
@@ -50,7 +52,13 @@ class SessionEntry(msgspec.Struct, omit_defaults=True):
 
 
 class Upkeep:
-    """Carries out what is asked of the policy by hand."""
+    """Carries out what is asked of the policy by hand.
+
+    Args:
+        tell: logs an event.
+        clock: the time, in milliseconds since 1970.
+        changed: called after every promotion, so that the policy looks at what it filled.
+    """
 
     def __init__(
         self,
@@ -58,12 +66,16 @@ class Upkeep:
         catalog: Catalog,
         moves: Moves,
         passes: Passes,
+        tell: Callable[[Event], None],
+        clock: Callable[[], int],
         changed: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._moves = moves
         self._passes = passes
+        self._tell = tell
+        self._clock = clock
         self._changed = changed
 
     async def promote(self, params: Promote, scope: Scope) -> int:
@@ -77,21 +89,30 @@ class Upkeep:
         by_home: dict[str, list[Unit]] = {}
         for unit in self._catalog.units(e for e in entries if e.home != target and scope.holds(e.owner)):
             by_home.setdefault(unit[0].home, []).append(Unit(tuple(entry.id for entry in unit), 0.0, len(unit)))
-        promoted = 0
+        promoted: list[tuple[str, Place]] = []
         reason = None
-        for home, units in by_home.items():
-            moved = await self._moves.carry_out(units, home, target, params.salience or 0.0)
-            promoted += moved.records
-            reason = moved.reason or reason
-        if promoted == 0 and reason is not None:
+        try:
+            for home, units in by_home.items():
+                moved = await self._moves.carry_out(units, home, target, params.salience or 0.0)
+                promoted += moved.records
+                reason = moved.reason or reason
+        finally:
+            if promoted:
+                self._tell_promoted(scope, target, promoted)
+        if not promoted and reason is not None:
             raise _refused(f"nothing could be moved to {target!r}: {reason}", reason, target)
+        if not promoted:
+            self._tell_promoted(scope, target, promoted)
         self._changed()
-        return promoted
+        return len(promoted)
+
+    def _tell_promoted(self, scope: Scope, target: str, promoted: list[tuple[str, Place]]) -> None:
+        self._tell(Promoted(at=self._clock(), by=scope.owner, tier=target, records=named(promoted)))
 
     async def consolidate(self, scope: Scope) -> Consolidated:
         """Runs a pass; the counts are those of what the caller sees."""
-        report = await self._passes.consolidate()
-        return Consolidated(**report.figures(scope), counts=self._catalog.counts(scope))
+        report = await self._passes.consolidate(scope.owner)
+        return Consolidated(**self._figures(report, scope), counts=self._catalog.counts(scope))
 
     async def close(self, params: SessionClose, scope: Scope) -> Closed:
         """Ends the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
@@ -101,11 +122,20 @@ class Upkeep:
         if params.session == "":
             raise invalid_params("session", "expected a string that is not empty")
         flushed, report = await self._passes.close_session(params.session, scope.owner)
-        if flushed.records == 0 and flushed.reason is not None:
+        if flushed.left == 0 and flushed.reason is not None:
             raise _refused(f"nothing of the session could leave the working tier: {flushed.reason}", flushed.reason)
+        self._tell(SessionClosed(at=self._clock(), owner=scope.owner, session=params.session))
         return Closed(
-            **report.figures(scope), counts=self._catalog.counts(scope), closed=params.session, flushed=flushed.records
+            **self._figures(report, scope),
+            counts=self._catalog.counts(scope),
+            closed=params.session,
+            flushed=flushed.left,
         )
+
+    def _figures(self, report: Report, scope: Scope) -> dict[str, int]:
+        """What a pass did of what the caller sees: the rest is nobody else's to know (§6)."""
+        sight = sight_of(scope, self._settings)
+        return {name: sight.count(places) for name, places in report.figures().items()}
 
     def reinforce(self, params: Reinforce, scope: Scope) -> int:
         """How many records had their salience raised."""

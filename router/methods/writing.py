@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 import anyio
 import msgspec
 
 from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.events import Event, Forgotten, Place, Written, named
 from router.a2m.messages import Forget, Remember
 from router.a2m.records import Draft, Record, digest, draft_of
 from router.a2m.timestamps import render
@@ -25,7 +27,7 @@ from router.catalog.entries import Entry, entry_of
 from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import Slot, complete_drafts, destination, embedding_mismatch, new_id, slots_of, width_of
-from router.methods.selecting import Selecting
+from router.methods.selecting import Selecting, selects
 from router.moves import Moves
 from router.policy import Unit
 from router.settling import Settling
@@ -48,6 +50,10 @@ _LONGEST_WAIT: Final = 30.0
 _CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
 
 
+class Overtaken(Exception):
+    """What a write depended on has changed before it could become true; nothing was written."""
+
+
 class _Plan(msgspec.Struct):
     """What some slots come to, under a claim: new records, replacements of known ones, and records that are known."""
 
@@ -60,6 +66,7 @@ class Writing:
     """Carries out writes and forgets.
 
     Args:
+        tell: logs an event.
         clock: the time, in milliseconds since 1970.
         changed: called after every write, so that the policy looks at what it filled.
     """
@@ -73,6 +80,7 @@ class Writing:
         settling: Settling,
         moves: Moves,
         selecting: Selecting,
+        tell: Callable[[Event], None],
         clock: Callable[[], int],
         changed: Callable[[], None],
     ) -> None:
@@ -83,12 +91,16 @@ class Writing:
         self._settling = settling
         self._moves = moves
         self._selecting = selecting
+        self._tell = tell
         self._clock = clock
         self._changed = changed
         self._widths: Counter[int] = Counter()  # of the vectors in batches under way
 
-    async def remember(self, params: Remember, scope: Scope) -> list[str]:
+    async def remember(self, params: Remember, scope: Scope, still: Callable[[], bool] | None = None) -> list[str]:
         """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
+
+        With `still`, only as long as that holds: it is asked in the step in which the batch becomes true, and if it
+        does not hold, Overtaken is raised and nothing was written.
 
         Raises A2MError as `complete_drafts` does, and INTERNAL_ERROR with `data: {tier, reason, retry_after}` where a
         tier does not take its part.
@@ -101,7 +113,7 @@ class Writing:
             claim, plan = await self._claim(slots)
             # what a tier has been told must be finished whatever becomes of the caller; every call has a deadline
             with anyio.CancelScope(shield=True):
-                written = await self._write(plan, claim)
+                written = await self._write(plan, claim, still)
         self._changed()
         return [slot.answer for slot in places if slot.answer is not None]
 
@@ -112,7 +124,7 @@ class Writing:
         """
         if params.query is not None and not query_tokens(params.query):
             raise invalid_params("query", "expected words to search for; this one holds none")
-        if params.ids is None and not (params.query or params.tier or params.where or params.key_prefix):
+        if not selects(params):
             raise invalid_params(
                 "params",
                 "expected ids, a query, a tier, a where with a condition, or a key_prefix: forgetting everything takes "
@@ -120,6 +132,8 @@ class Writing:
             )
         ids = await self._selecting.ids(params, scope)
         struck = self._catalog.forget(ids, scope, self._clock())
+        records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
+        self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
         self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
         await self._catalog.synced()
         return len(struck)
@@ -209,7 +223,7 @@ class Writing:
 
     # --- the walk
 
-    async def _write(self, plan: _Plan, claim: Claim) -> bool:
+    async def _write(self, plan: _Plan, claim: Claim, still: Callable[[], bool] | None) -> bool:
         """Carry out a plan under its claim, which is released, at once or when what is open is settled.
 
         Returns False if a scan or a forget has brought about what the plan did not know: it has to be made anew.
@@ -225,6 +239,7 @@ class Writing:
             before = await self._read_replaced(replacements)
             if self._is_outdated(plan):
                 return False
+            _check(still)
             with self._width([draft for _, draft, _ in [*plan.new, *plan.replaced]]) as width:
                 undo = _Undo(replacements, before)
                 self._catalog.reserve(new, replacements)
@@ -236,7 +251,9 @@ class Writing:
                     raise _answer(failures[0])
                 if width is not None and self._catalog.dimensions() is None:
                     self._catalog.fix_dimensions(width)
-                self._catalog.commit_write(new, replacements)
+                _check(still)
+                lost = self._catalog.commit_write(new, replacements)
+                self._tell_written(plan, lost)
             undo = None
             if len(before) < len(replacements):
                 # recovery finds a replacement in place by its digest, but not one that changed its home, nor one of a
@@ -256,6 +273,24 @@ class Writing:
             # one that was forgotten meanwhile was written before that, and is gone
             slot.answer = replacement.entry.id
         return True
+
+    def _tell_written(self, plan: _Plan, lost: Sequence[Replacement]) -> None:
+        """An event for each record written, in the order of the batch. A replacement that was forgotten before it
+        became true is no news: the forget has been told."""
+        gone = {replacement.entry.id for replacement in lost}
+        written = [(slot.place, entry) for slot, _, entry in plan.new]
+        written += [(slot.place, r.entry) for slot, _, r in plan.replaced if r.entry.id not in gone]
+        for _, entry in sorted(written, key=itemgetter(0)):
+            self._tell(
+                Written(
+                    at=self._clock(),
+                    id=entry.id,
+                    place=Place(entry.owner, entry.home),
+                    session=entry.session,
+                    key=entry.key,
+                    revision=entry.revision,
+                )
+            )
 
     async def _end(self, claim: Claim, new: Sequence[Entry], failures: Sequence[Failure], undo: "_Undo | None") -> None:
         """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled."""
@@ -389,6 +424,11 @@ class _Undo(msgspec.Struct):
     replacements: Sequence[Replacement]
     before: dict[str, Record]
     attempted: bool = False
+
+
+def _check(still: Callable[[], bool] | None) -> None:
+    if still is not None and not still():
+        raise Overtaken
 
 
 def _whole(draft: Draft, id: str, created_at: str | None, revision: int) -> Draft:

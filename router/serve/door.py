@@ -49,7 +49,8 @@ def _owner(authorization: str, principals: tuple[Principal, ...]) -> str | None:
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer":
         return None
-    shown = sha256(token.strip().encode("latin-1", "replace")).hexdigest()
+    # only blanks are not the token's; without an argument, strip would take the last byte of many a UTF-8 character
+    shown = sha256(token.strip(" \t").encode("latin-1", "replace")).hexdigest()
     owner: str | None = None
     # all of them, whichever fits: how long it takes must tell nothing
     for principal in principals:

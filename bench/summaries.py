@@ -1,0 +1,145 @@
+"""How much a summary keeps: the share of what questions ask for that is still said, over the sessions of conversations.
+
+    .venv/bin/python -m bench.summaries FILE...
+
+A file is a JSON object with `turns` (`id`, `session`, `text`; in order) and `questions` (`question`, `answer`,
+`evidence`: ids of turns). Each session is summarized by itself, at the length that `summary_budget` names.
+"""
+
+import argparse
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from router.a2m import timestamps
+from router.a2m.records import Record
+from router.rendering import extract, summary_budget
+from router.text import query_tokens, sentences
+
+
+class Turn(msgspec.Struct):
+    id: str
+    session: str
+    text: str
+
+
+class Question(msgspec.Struct):
+    question: str
+    evidence: list[str]
+    answer: str | int | float = ""
+
+
+class Conversation(msgspec.Struct):
+    turns: list[Turn]
+    questions: list[Question]
+
+    def sessions(self) -> list[list[Turn]]:
+        found: dict[str, list[Turn]] = defaultdict(list)
+        for turn in self.turns:
+            found[turn.session].append(turn)
+        return list(found.values())
+
+
+def extracted(turns: Sequence[Turn], budget: int) -> set[str]:
+    records = [
+        Record(id=turn.id, content=turn.text, created_at=timestamps.render(place)) for place, turn in enumerate(turns)
+    ]
+    return set((extract(records, budget=budget) or "").split("\n"))
+
+
+def first_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
+    return _filled(_said(turns), budget)
+
+
+def longest_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
+    return _filled(sorted(_said(turns), key=len, reverse=True), budget)
+
+
+def random_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
+    said = _said(turns)
+    random.Random(turns[0].id).shuffle(said)
+    return _filled(said, budget)
+
+
+WAYS: dict[str, Callable[[Sequence[Turn], int], set[str]]] = {
+    "extract": extracted,
+    "the first sentences": first_sentences,
+    "the longest sentences": longest_sentences,
+    "random sentences": random_sentences,
+}
+
+
+def kept(summary: set[str], turn: Turn, question: Question) -> tuple[float, float] | None:
+    """Of the turn's words that the question or its answer holds, and of the turn's characters, the shares that the
+    summary says. None if the turn shares no word with them."""
+    asked = set(query_tokens(f"{question.question} {question.answer}")) & set(query_tokens(turn.text))
+    if not asked:
+        return None
+    still = [sentence for sentence in sentences(turn.text) if sentence in summary]
+    return len(asked & set(query_tokens(" ".join(still)))) / len(asked), sum(map(len, still)) / len(turn.text)
+
+
+def _said(turns: Sequence[Turn]) -> list[str]:
+    return [sentence for turn in turns for sentence in sentences(turn.text)]
+
+
+def _filled(said: Sequence[str], budget: int) -> set[str]:
+    chosen = set()
+    room = budget + 1
+    for sentence in said:
+        if len(sentence) + 1 <= room:
+            chosen.add(sentence)
+            room -= len(sentence) + 1
+    return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    for name, way in WAYS.items():
+        shares = []
+        for conversation in options.conversations:
+            for turns in conversation.sessions():
+                summary = way(turns, summary_budget(sum(len(turn.text) for turn in turns)))
+                by_id = {turn.id: turn for turn in turns}
+                shares += [
+                    share
+                    for question in conversation.questions
+                    for id in question.evidence
+                    if id in by_id and (share := kept(summary, by_id[id], question))
+                ]
+        if not shares:
+            sys.exit("bench.summaries: no question names evidence, so there is nothing to keep")
+        words, characters = (sum(share) / len(shares) for share in zip(*shares, strict=True))
+        print(f"{words:.3f} of the words asked for, {characters:.3f} of the evidence's characters  {name}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.summaries",
+        description="How much a summary keeps of what questions ask for, against simpler choices of the same length.",
+    )
+    parser.add_argument(
+        "conversations",
+        nargs="+",
+        type=_conversation,
+        metavar="FILE",
+        help='a JSON object with "turns" and "questions", such as scripts/demo-conversation.json',
+    )
+    return parser
+
+
+def _conversation(name: str) -> Conversation:
+    try:
+        return msgspec.json.decode(Path(name).read_bytes(), type=Conversation)
+    except OSError as problem:
+        raise argparse.ArgumentTypeError(f"{name} cannot be read: {problem.strerror}") from None
+    except msgspec.DecodeError as problem:
+        raise argparse.ArgumentTypeError(f"{name} is no conversation: {problem}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Which memory the command talks to, and how it gets there."""
+
+import argparse
+import logging
+import os
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from router.a2m.connecting import connect, connect_command
+from router.a2m.memory import TIMEOUT, Memory
+from router.config import load
+from router.database import DatabaseError, InUse, announced
+from router.opening import open_federation
+from router.tiers.starting import executable
+
+_DEFAULT_CONFIG: Final = Path("federation.toml")
+_TOKEN_VARIABLE: Final = "A2M_TOKEN"
+_HOW: Final = (
+    "say which memory: --http URL, --stdio COMMAND or --config FILE, or put an address into A2M_URL; "
+    "there is no federation.toml in this folder"
+)
+
+log = logging.getLogger(__name__)
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+class Unusable(Exception):
+    """The arguments make no sense together; a sentence."""
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How to get to a memory: exactly one of `http`, `stdio` and `config`."""
+
+    http: str | None = None
+    stdio: tuple[str, ...] | None = None
+    config: Path | None = None
+    token_variable: str = _TOKEN_VARIABLE
+    token: str | None = None
+    owner: str | None = None
+    timeout: float = TIMEOUT
+
+    def __str__(self) -> str:
+        if self.http is not None:
+            return self.http
+        return shlex.join(self.stdio) if self.stdio is not None else str(self.config)
+
+    def __repr__(self) -> str:  # the token is nobody's business
+        return f"<Way {self}>"
+
+
+def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
+    """The way that the options say, or the environment. Raises Unusable."""
+    given = {name: getattr(options, name) for name in ("http", "stdio", "config") if hasattr(options, name)}
+    if len(given) > 1:
+        raise Unusable(f"expected one of --http, --stdio and --config, got --{' and --'.join(given)}")
+    if not given:
+        if environ.get("A2M_URL"):
+            given["http"] = environ["A2M_URL"]
+        elif _DEFAULT_CONFIG.is_file():
+            given["config"] = _DEFAULT_CONFIG
+        else:
+            raise Unusable(_HOW)
+    variable = getattr(options, "token_env", _TOKEN_VARIABLE)
+    if hasattr(options, "token_env") and not environ.get(variable):
+        raise Unusable(f"--token-env: there is nothing in the variable {variable}")
+    return Way(
+        http=given.get("http"),
+        stdio=None if "stdio" not in given else _words(given["stdio"]),
+        config=given.get("config"),
+        token_variable=variable,
+        token=environ.get(variable) or None,
+        owner=getattr(options, "owner", None),
+        timeout=getattr(options, "timeout", TIMEOUT),
+    )
+
+
+def reached(way: Way, on_event: OnEvent) -> AbstractAsyncContextManager[Memory]:
+    """The memory; `on_event` is told of pushed events, over bindings that can push.
+
+    Raises what `connect`, `connect_command` and `open_federation` raise.
+    """
+    if way.http is not None:
+        return connect(way.http, way.token, timeout=way.timeout, owner=way.owner)
+    if way.stdio is not None:
+        program, *arguments = way.stdio
+        return connect_command(
+            [executable(program, Path.cwd()), *arguments],
+            timeout=way.timeout,
+            owner=way.owner,
+            on_notification=on_event,
+        )
+    assert way.config is not None
+    return _federation(way, way.config, on_event)
+
+
+@asynccontextmanager
+async def _federation(way: Way, config: Path, on_event: OnEvent) -> AsyncIterator[Memory]:
+    """The federation of a file: the router that has it, over HTTP, or else run here for as long as the block lasts."""
+    state = load(config, os.environ).state
+    async with AsyncExitStack() as stack:
+        url = announced(state)
+        memory: Memory | None = None
+        if url is None:
+            here = open_federation(config, timeout=way.timeout, owner=way.owner, on_notification=on_event)
+            try:
+                memory = await stack.enter_async_context(here)
+            except InUse as problem:
+                url = announced(state)  # it may just have come up
+                if url is None:
+                    raise DatabaseError(
+                        f"{problem}. Whoever has it cannot be joined, since it does not serve HTTP (yet): end it, or "
+                        "start it with --http 127.0.0.1:8778"
+                    ) from None
+        if memory is None:
+            assert url is not None
+            log.info("a router has the federation already, and listens on %s", url)
+            there = connect(url, way.token, timeout=way.timeout, owner=way.owner)
+            memory = await stack.enter_async_context(there)
+        yield memory
+
+
+def _words(line: str) -> tuple[str, ...]:
+    try:
+        words = shlex.split(line)
+    except ValueError as problem:
+        raise Unusable(f"--stdio: not quoted as a shell would have it: {problem}") from None
+    if not words:
+        raise Unusable("--stdio: expected a command line, such as 'a2m-store notes.db'")
+    return tuple(words)

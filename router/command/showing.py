@@ -1,0 +1,152 @@
+"""Results as a person reads them, on a terminal. Pure but for the terminal's width.
+
+Whatever a server says may have been written by anybody: control characters are shown, never sent to the terminal.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import StringIO
+from typing import Any, Final, TypeVar
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from router.a2m.answers import Consolidated, Description, Record, Session
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+# the narrowest that content is made
+_CONTENT: Final = 30
+
+T = TypeVar("T")
+
+Column = tuple[str, Callable[[T], str | None]]
+
+
+def plain(text: str) -> str:
+    """A text without what a terminal would obey: control characters, and those that turn the direction of writing."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def records(found: Sequence[Record]) -> bytes:
+    """A table of records, with a column for each field that one of them has."""
+    return _table(
+        found,
+        (
+            ("score", lambda record: None if record.score is None else f"{record.score:.3f}"),
+            ("written", lambda record: _moment(record.created_at)),
+            ("tier", lambda record: record.tier),
+            ("session", lambda record: record.session),
+            ("owner", lambda record: record.owner),
+            ("role", lambda record: record.role),
+            ("key", lambda record: record.key),
+            ("content", lambda record: record.content or record.uri or "–"),
+            ("id", lambda record: record.id),
+            ("metadata", lambda record: json.dumps(record.metadata, ensure_ascii=False) if record.metadata else None),
+        ),
+    )
+
+
+def record(found: Record) -> bytes:
+    """One record, a field a line."""
+    told = [(name, getattr(found, name)) for name in found.__struct_fields__]
+    return _fields((name, value) for name, value in told if value not in (None, {}))
+
+
+def sessions(found: Sequence[Session]) -> bytes:
+    """A table of conversations."""
+    return _table(
+        found,
+        (
+            ("session", lambda session: session.session),
+            ("owner", lambda session: session.owner),
+            ("records", lambda session: f"{session.records:,}"),
+            ("in tiers", lambda session: _counts(session.tiers)),
+            ("opened", lambda session: _moment(session.opened_at)),
+            ("last written", lambda session: _moment(session.touched_at)),
+        ),
+    )
+
+
+def description(described: Description) -> bytes:
+    """What a server says of itself: a field a line, then its tiers."""
+    limits = described.limits
+    embeddings = described.embeddings
+    lines = {
+        "name": described.name,
+        "protocol": described.protocol,
+        "capabilities": ", ".join(sorted(described.capabilities)),
+        "records in a call": limits and limits.max_records_per_call,
+        "records in a recall": limits and limits.max_recall_limit,
+        "characters in a record": limits and limits.max_content_length,
+        "vectors": embeddings and f"{embeddings.metric}, {embeddings.dimensions or 'any'} dimensions",
+        "events come by themselves": None if described.events is None else ("no", "yes")[described.events.push],
+        "text for prompts": described.prompt and ", ".join(described.prompt.styles),
+    }
+    shown = _fields((name, value) for name, value in lines.items() if value is not None)
+    return shown + _table(
+        described.tiers or (),
+        (
+            ("tier", lambda tier: tier.name),
+            ("kind", lambda tier: tier.kind),
+            ("records", lambda tier: f"{tier.count:,}"),
+            ("capacity", lambda tier: None if tier.capacity is None else f"{tier.capacity:,}"),
+            ("spills to", lambda tier: tier.spill_to),
+            ("promotes to", lambda tier: tier.promote_to),
+            ("status", lambda tier: tier.status),
+        ),
+    )
+
+
+def consolidated(did: Consolidated) -> bytes:
+    """What a consolidation or the end of a session did."""
+    told = {name: getattr(did, name) for name in did.__struct_fields__ if name != "counts"}
+    return _fields([*told.items(), ("in tiers", _counts(did.counts) or "–")])
+
+
+def event(happened: Mapping[str, Any]) -> bytes:
+    """One event on one line."""
+    rest = {name: value for name, value in happened.items() if name not in ("kind", "at")}
+    words = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in rest.items()]
+    line = plain("  ".join([str(happened.get("at", "")), str(happened.get("kind", "")), *words])).replace("\n", "\\n")
+    return line.encode() + b"\n"
+
+
+def _moment(timestamp: str | None) -> str | None:
+    """A timestamp to the second, without what is the same in all of them."""
+    return None if timestamp is None else timestamp[:19].replace("T", " ")
+
+
+def _counts(tiers: Mapping[str, int] | None) -> str | None:
+    return ", ".join(f"{name} {count:,}" for name, count in tiers.items()) if tiers else None
+
+
+def _table(rows: Sequence[T], columns: Iterable[Column[T]]) -> bytes:
+    if not rows:
+        return b""
+    cells = [(name, [told(row) for row in rows]) for name, told in columns]
+    kept = [(name, column) for name, column in cells if any(column)]
+    table = Table(box=box.SIMPLE_HEAD)
+    for name, _ in kept:
+        table.add_column(name, overflow="fold", min_width=_CONTENT if name == "content" else None)
+    for row in zip(*(column for _, column in kept), strict=True):
+        table.add_row(*(Text(plain(cell or "")) for cell in row))
+    return _rendered(table)
+
+
+def _fields(told: Iterable[tuple[str, Any]]) -> bytes:
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in told:
+        table.add_row(name, Text(plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))))
+    return _rendered(table)
+
+
+def _rendered(what: RenderableType) -> bytes:
+    drawn = StringIO()
+    Console(file=drawn, force_terminal=True, highlight=False).print(what)
+    return drawn.getvalue().encode("utf-8", "replace")

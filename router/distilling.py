@@ -1,0 +1,188 @@
+"""Distilling: a group that spills is rewritten on its way (§4.7), and its records give way to the summary.
+
+The steps are a move's (moves.py), but that the copy is another record than its sources:
+1. the records are read from the source and compared with the digests in the catalog;
+2. the summarizer thinks. Nothing is claimed meanwhile;
+3. under a claim, on the summary's id as well, if the group still is what it was: a stray at the target is noted, the
+   summary is written there;
+4. it is read back from there, and compared;
+5. in one transaction the summary becomes a record and its sources are struck out. Synced. This is the commit point;
+6. the sweeper removes the old copies.
+
+What dies before 5 leaves the group as it was, and at most an unwanted copy of a summary that nobody ever saw.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import anyio
+import msgspec
+
+from router.a2m.errors import A2MError
+from router.a2m.events import Place
+from router.a2m.records import Record, digest
+from router.catalog.catalog import Catalog
+from router.catalog.claims import id_name
+from router.catalog.entries import Entry, entry_of
+from router.moves import Altered, Moved, Moves
+from router.policy import Unit
+from router.settling import Settling
+from router.summarizing import Summarizer, provenance
+from router.sweeping import Sweeper
+from router.tiers.copies import Copies
+from router.tiers.link import AnswerTooLong, TierDown
+
+# One group may be at fault, that a model will not write of or the target does not take; so many in a row are not, and
+# each trial may cost an inference.
+_MOST_REFUSALS: Final = 3
+
+
+class Distilling:
+    """Carries out spills that rewrite.
+
+    Args:
+        new_id: gives a fresh record id.
+        clock: the time, in milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        copies: Copies,
+        sweeper: Sweeper,
+        settling: Settling,
+        moves: Moves,
+        summarizer: Summarizer,
+        new_id: Callable[[], str],
+        clock: Callable[[], int],
+    ) -> None:
+        self._catalog = catalog
+        self._copies = copies
+        self._sweeper = sweeper
+        self._settling = settling
+        self._moves = moves
+        self._summarizer = summarizer
+        self._new_id = new_id
+        self._clock = clock
+        self._in_vain: Counter[tuple[str, str]] = Counter()  # refusals in a row, by the way that was refused
+
+    async def carry_out(self, units: Sequence[Unit], source: str, target: str) -> Moved:
+        """Rewrite the units into `target`; those that no summary can stand for move as they are.
+
+        What none could be written for, or does not arrive, stays.
+        """
+        way = source, target
+        result = Moved()
+        verbatim: list[Unit] = []
+        for unit in units:
+            try:
+                if not await self._distil(unit, source, target, result):
+                    verbatim.append(unit)
+                self._in_vain[way] = 0
+            except (A2MError, Altered, AnswerTooLong) as refused:
+                self._in_vain[way] += 1
+                result.reason = f"{unit.ids[0]!r}: {refused}"
+                result.blocked = self._in_vain[way] == _MOST_REFUSALS
+            except (TierDown, OSError) as failure:
+                result.reason, result.blocked = str(failure), True
+            if result.blocked:
+                self._in_vain[way] = 0
+                break
+        self._moves.say(source, target, result.reason)
+        if verbatim:
+            moved = await self._moves.carry_out(verbatim, source, target)
+            result.records += moved.records
+            result.reason = result.reason or moved.reason
+            result.blocked |= moved.blocked
+        return result
+
+    async def _distil(self, unit: Unit, source: str, target: str, result: Moved) -> bool:
+        """False if the unit is to move as it is: a summary cannot stand for it, or there is nothing to say."""
+        entries = self._catalog.find(unit.ids)
+        groups = self._catalog.units(entry for entry in entries.values() if entry.home == source)
+        if len(groups) != 1:
+            return False
+        [group] = groups
+        self._check(source, target)  # before anything is thought for a tier that cannot take it
+        found = await self._copies.read(source, [entry.id for entry in group], embeddings=True)
+        records = _as_they_were(group, found)
+        if records is None or not all(map(_is_rewritable, records)) or not self._summarizer.has_room_for(records):
+            return False
+        content = await self._summarizer.summarize(records)
+        if content is None:
+            return False
+        if await self._replace(unit, group, self._summary(content, records), source, target):
+            result.rewritten.update(Place(entry.owner, target) for entry in group)
+        else:
+            result.reason = f"{unit.ids[0]!r}: it has changed while it was summarized"
+        return True
+
+    async def _replace(self, unit: Unit, group: Sequence[Entry], summary: Record, source: str, target: str) -> bool:
+        """Put the summary in the group's place, if that still is what it was."""
+        self._check(source, target)
+        entry = entry_of(summary, target)
+        claimed = await self._moves.claim([unit], source, target)
+        if claimed is None:
+            return False
+        # what of the summary may still land at the target must not be taken for removed; a fresh id is always free
+        own = self._catalog.claims.take_if_free([id_name(summary.id)])
+        claims = [claim for claim in (claimed[0], own) if claim is not None]
+        done = False
+        failure: Exception | None = None
+        # from here on a cancellation could leave a claim or the copy without an owner; every call has a deadline
+        with anyio.CancelScope(shield=True):
+            try:
+                if self._catalog.unchanged(group) is not None:
+                    self._catalog.note_copies([entry], target)
+                    await self._catalog.synced()
+                    await self._moves.write(target, [summary])
+                    done = self._commit(group, entry)
+            except (TierDown, A2MError, Altered, OSError) as problem:
+                failure = problem
+                raise
+            finally:
+                try:
+                    self._catalog.give_up([entry], target)
+                    await self._catalog.synced()
+                finally:
+                    for claim in claims:
+                        self._settling.release(claim, [failure])
+                    self._sweeper.wake(source, target)
+        return done
+
+    def _check(self, *tiers: str) -> None:
+        for tier in tiers:
+            self._sweeper.check(tier)
+
+    def _commit(self, group: Sequence[Entry], summary: Entry) -> bool:
+        """The summary is worth what the best of its sources is by now."""
+        now = self._catalog.unchanged(group)
+        if now is None:
+            return False
+        worth = max(entry.salience for entry in now)
+        return self._catalog.distil(now, msgspec.structs.replace(summary, salience=worth), self._clock())
+
+    def _summary(self, content: str, records: Sequence[Record]) -> Record:
+        sessions = {record.session for record in records}
+        return Record(
+            id=self._new_id(),
+            content=content,
+            created_at=max(record.created_at for record in records),
+            role="memory",
+            metadata=provenance(len(records), self._summarizer.model),
+            group=records[0].group,
+            owner=records[0].owner,
+            session=sessions.pop() if len(sessions) == 1 else None,
+        )
+
+
+def _as_they_were(group: Sequence[Entry], found: Mapping[str, Record]) -> list[Record] | None:
+    """The records of the group, by time; None if its tier does not hold all of them as they were written."""
+    records = [found[entry.id] for entry in group if entry.id in found and digest(found[entry.id]) == entry.digest]
+    return sorted(records, key=lambda record: record.created_at) if len(records) == len(group) else None
+
+
+def _is_rewritable(record: Record) -> bool:
+    """Whether a text can stand for it: not for what is fetched by its key, found by its vector, or lies elsewhere."""
+    return record.key is None and record.embedding is None and record.uri is None and bool(record.content.strip())
