@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from router.a2m.client import connect_local
+from router.a2m.errors import A2MError
 from router.command import cli, exporting, importing, showing
 from router.command.arguments import parser
 from router.command.asking import Asking
@@ -731,9 +732,10 @@ async def test_what_a_server_would_lose_it_does_not_get() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_export_reads_conversation_by_conversation_where_there_is_much(
+async def test_an_export_without_pages_reads_conversation_by_conversation_where_there_is_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(exporting, "_of_store", without_pages)
     async with two_tiers() as fed:
         for number in range(30):
             place = {"session": f"s{number % 3}"} if number % 4 else {}
@@ -746,8 +748,18 @@ async def test_an_export_reads_conversation_by_conversation_where_there_is_much(
         assert len(parts) == 30
 
 
+def without_pages(said: object) -> exporting._Store:
+    """As of a server that has no pages."""
+    return exporting._Store()
+
+
 @pytest.mark.anyio
-async def test_an_export_of_what_is_too_long_for_one_message_goes_in_parts() -> None:
+@pytest.mark.parametrize("pages", [True, False])
+async def test_an_export_of_what_is_too_long_for_one_message_goes_in_parts(
+    pages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not pages:
+        monkeypatch.setattr(exporting, "_of_store", without_pages)
     async with two_tiers() as fed, connect_local(fed.federation.answer, max_message=20_000) as narrow:
         for number in range(24):
             tier = ("working", "semantic")[number % 2]
@@ -758,11 +770,13 @@ async def test_an_export_of_what_is_too_long_for_one_message_goes_in_parts() -> 
 
 
 @pytest.mark.anyio
-async def test_an_export_without_a_tier_is_none() -> None:
-    down: set[str] = set()
-    async with trial(settings_of(TWO_TIERS), down={"semantic"} | down) as fed:
+@pytest.mark.parametrize("pages", [True, False])
+async def test_an_export_without_a_tier_is_none(pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not pages:
+        monkeypatch.setattr(exporting, "_of_store", without_pages)
+    async with trial(settings_of(TWO_TIERS), down={"semantic"}) as fed:
         await fed.remember("x", tier="working")
-        with pytest.raises(Incomplete, match="'semantic' does not answer"):
+        with pytest.raises(A2MError if pages else Incomplete, match="'semantic' does not answer"):
             await exported(fed)
 
 

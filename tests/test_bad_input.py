@@ -33,7 +33,7 @@ PARAMS: Final[dict[str, type[messages.Params]]] = {
     "describe": messages.Describe,
     "remember": messages.Remember,
     "recall": messages.PromptedRecall,
-    "timeline": messages.PromptedTimeline,
+    "timeline": messages.PromptedPages,
     "forget": messages.Forget,
     "promote": messages.Promote,
     "consolidate": messages.Consolidate,

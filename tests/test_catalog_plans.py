@@ -57,6 +57,7 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "newest beneath a key's slash": newest(key_prefix="k/", scope=MINE),
     "newest of a group": newest(where={"group": atoms("g")}),
     "ids of a session": lambda catalog: catalog.ids(Selection(tiers=NAMES, where={"session": atoms("s")})),
+    "walk": lambda catalog: catalog.walk(Selection(tiers=NAMES, scope=MINE), 3, 2),
     "in_session": lambda catalog: catalog.in_session("working", "s", "a"),
     "sessions of an owner": lambda catalog: catalog.sessions(MINE),
     "counts of an owner": lambda catalog: catalog.counts(MINE),

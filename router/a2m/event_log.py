@@ -9,17 +9,15 @@ Rules:
   that it tells no reader how much others do, and one of another log is seen to be none of ours.
 """
 
-import base64
-import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from hashlib import blake2b
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from router.a2m.events import Event, Sight
 from router.a2m.jsonrpc import render_call
+from router.a2m.sealing import Seal
 
 DEFAULT_RETAINED: Final = 1024
 
@@ -84,7 +82,7 @@ class EventLog:
     def __init__(self, retained: int = DEFAULT_RETAINED) -> None:
         self._ring: list[tuple[Event, Call | None] | None] = [None] * retained
         self._end = 0  # the number of the next event
-        self._seal = _Seal()
+        self._seal = Seal()
         self._wakes: dict[int, Callable[[], None]] = {}
         self._last_follower = 0
 
@@ -160,37 +158,3 @@ class Follower:
     def close(self) -> None:
         """Follow no longer."""
         self._log._wakes.pop(self._number, None)
-
-
-class _Seal:
-    """Positions as opaque cursors of one length. No two are alike, so that not even a change tells something."""
-
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
-
-    def close(self, position: int) -> str:
-        nonce = secrets.token_bytes(8)
-        hidden = nonce + self._masked(nonce, position).to_bytes(8)
-        return _text(hidden + self._tag(hidden))
-
-    def open(self, cursor: str) -> int | None:
-        """The position, or None for what this seal has not closed."""
-        try:
-            sealed = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
-        except ValueError:
-            return None
-        hidden, tag = sealed[:16], sealed[16:]
-        # the same bytes can be written in several ways, of which one is ours
-        if _text(sealed) != cursor or len(hidden) != 16 or not secrets.compare_digest(tag, self._tag(hidden)):
-            return None
-        return self._masked(hidden[:8], int.from_bytes(hidden[8:]))
-
-    def _masked(self, nonce: bytes, position: int) -> int:
-        return position ^ int.from_bytes(blake2b(nonce, key=self._key, digest_size=8, person=b"mask").digest())
-
-    def _tag(self, hidden: bytes) -> bytes:
-        return blake2b(hidden, key=self._key, digest_size=8, person=b"tag").digest()
-
-
-def _text(sealed: bytes) -> str:
-    return base64.urlsafe_b64encode(sealed).decode()

@@ -65,23 +65,28 @@ class Timeline(Read):
     """§4.4"""
 
 
+class Pages(Timeline):
+    """§4.4, with an extension of ours: `after` and `page` walk all there is, page by page, in the order of writing."""
+
+    after: str | None = None
+    page: Count | None = None
+
+    @property
+    def walks(self) -> bool:
+        """Whether it is asked for a page, rather than for a timeline."""
+        return self.page is not None or self.after is not None
+
+
 class PromptedRecall(Recall):
     """§4.3 with §4.16, for a server that renders; no other knows the parameter. True is a Prompt of defaults."""
 
     prompt: Prompt | bool | None = None
 
 
-class PromptedTimeline(Timeline):
+class PromptedPages(Pages):
     """§4.4 with §4.16"""
 
     prompt: Prompt | bool | None = None
-
-
-class Pages(Timeline):
-    """§4.4, with an extension of a2m-store: `after` and `page` walk all it holds, page by page."""
-
-    after: str | None = None
-    page: Count | None = None
 
 
 class Selector(Params):

@@ -73,6 +73,30 @@ class Lookup(Accounts):
         atoms = tuple(atom for atom in map(text_atom, ids) if given is None or atom in given)
         return self.newest(msgspec.structs.replace(selection, where={**selection.where, "id": atoms}), None)
 
+    def walk(self, selection: Selection, after: int, count: int) -> list[Entry]:
+        """The next `count` of a selection behind the one whose `seq` is `after`, in the order of writing.
+
+        A record keeps its place when it moves or is replaced: a walk to the end meets each that is there all the while,
+        once. It looks at what it passes over, too.
+        """
+        no = [self._no[name] for name in selection.tiers if name in self._no]
+        key = None if selection.key_prefix is None else key_prefix_condition(selection.key_prefix)
+        visible = scope_condition(selection.scope, self._shared)
+        whole = conjunction(
+            [
+                Condition("seq > ?", (after,)),
+                any_of("home", no),
+                visible,
+                key,
+                *where_conditions(selection.where, self._no),
+            ]
+        )
+        rows = self._execute(
+            f"SELECT {COLUMNS} FROM records NOT INDEXED WHERE {whole.sql} ORDER BY seq LIMIT ?",
+            (*whole.parameters, count),
+        )
+        return [row_entry(row, self._name[row[2]]) for row in rows]
+
     def ids(self, selection: Selection) -> list[str]:
         """The ids of a selection, in no particular order."""
         return [

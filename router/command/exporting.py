@@ -1,9 +1,9 @@
 """`a2m export`: every record as a line of JSON, as the server tells it, after a line that says what this is.
 
-What is held at once is bounded where the server can be read in pages (a2m-store says that it can). The protocol itself
-has none: elsewhere the timeline is read conversation by conversation, or whole where there are few records; a part that
-is too long for one message is read tier by tier. A record that moves meanwhile may then come twice, which `a2m import`
-does not mind.
+What is held at once is bounded where the server can be read in pages (a2m-router and a2m-store say that they can). The
+protocol itself has none: elsewhere the timeline is read conversation by conversation, or whole where there are few
+records; a part that is too long for one message is read tier by tier. A record that moves meanwhile may then come
+twice, which `a2m import` does not mind.
 """
 
 import os
@@ -90,11 +90,22 @@ class Export:
         return "sessions" in self._described.capabilities
 
     async def _copy_pages(self, take: Take) -> None:
-        page = await self._timeline(page=_PAGE)
-        await take(page.records)
-        while page.next is not None:
-            page = await self._timeline(page=_PAGE, after=page.next)
+        after: str | None = None
+        size = _PAGE
+        while True:
+            try:
+                page = await self._timeline(page=size, after=after)
+            except NoAnswer:
+                # a page of long records may be too long for one message
+                if size == 1:
+                    raise
+                size //= 2
+                continue
             await take(page.records)
+            if page.next is None:
+                return
+            after = page.next
+            size = min(2 * size, _PAGE)
 
     async def _copy_conversations(self, take: Take) -> None:
         """Each conversation, in the order in which they were opened; then the records of none."""

@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 
 from router.a2m.errors import invalid_params, quota
-from router.a2m.messages import Fetch, Recall, Timeline
+from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record
+from router.a2m.sealing import Seal
 from router.a2m.timestamps import render
 from router.a2m.vectors import similarity
 from router.catalog.accounts import UNACCOUNTED
@@ -42,6 +43,9 @@ _MORE: Final = 8
 # A recall by what only the catalog knows names the records to the tiers: at most so many.
 _MOST_IDS: Final = 10_000
 
+# Records in a page, where the caller gives no number.
+_PAGE: Final = 1000
+
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
 # does a timeline with a limit: older ones come into it.
 _LOOKS: Final = 3
@@ -61,6 +65,13 @@ class Records(msgspec.Struct, omit_defaults=True):
     degraded: list[Degraded] | None = None
     prompt: str | None = None
     prompt_ids: list[str] | None = None
+
+
+class Page(msgspec.Struct):
+    """A page of a walk over everything; `next` is what to give as `after`, None at the end."""
+
+    records: list[Record]
+    next: str | None
 
 
 class Fetched(msgspec.Struct):
@@ -90,6 +101,7 @@ class Readings:
         self._copies = copies
         self._clock = clock
         self._earned = earned
+        self._pages = Seal()  # how many records there are is not everybody's to know
 
     async def recall(self, params: Recall, scope: Scope) -> Records:
         """The best records for a query, a vector, or both; by recency without either (§4.3)."""
@@ -162,6 +174,36 @@ class Readings:
                 entries = entries[-limit:] if limit is not None else entries
         return Records([records[entry.id] for entry in entries if entry.id in records], degraded)
 
+    async def page(self, params: Pages, scope: Scope) -> Page:
+        """The next page of all that `scope` sees in managed tiers, in the order of writing; `limit` has no part in it.
+
+        An extension, for those who want everything without holding it at once. A tier that does not answer is an error,
+        so that what has been walked to its end was whole; so is a `where` that only tiers could answer.
+        """
+        where = read_where(params.where)
+        if where.foreign:
+            raise invalid_params(
+                "where", "expected only fields that the router knows itself, where `page` or `after` is"
+            )
+        if params.page == 0:
+            raise invalid_params("page", "expected 1 or more; leave it out for the default")
+        tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if not tier.mount]
+        for tier in tiers:
+            if not self._catalog.is_scanned(tier.name):
+                raise unanswered(tier.name, UNACCOUNTED, 1.0)
+        selection = Selection(
+            tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
+        )
+        size = min(params.page or _PAGE, _MOST_IDS)
+        with self._catalog.readers.reading() as read:
+            entries = self._catalog.walk(selection, self._place(params.after), size + 1)
+            there = entries[:size]
+            records, missing = await self._read(there, tiers, scope, read, embeddings=params.embeddings)
+        for down in missing:
+            raise unanswered(down.tier, down.reason, 1.0)
+        ordered = sorted((entry for entry in there if entry.id in records), key=lambda entry: entry.created_at)
+        return Page([records[e.id] for e in ordered], self._pages.close(there[-1].seq) if len(entries) > size else None)
+
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
         """The caller's record at a key, else the ownerless one, else none (§4.9)."""
         if params.key == "":
@@ -181,6 +223,13 @@ class Readings:
         if entry is not None:
             raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
         return Fetched(None)
+
+    def _place(self, after: str | None) -> int:
+        """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out."""
+        place = 0 if after is None else self._pages.open(after)
+        if place is None:
+            raise invalid_params("after", "expected what an earlier answer of this router gave as `next`; begin anew")
+        return place
 
     # --- recall, step by step
 

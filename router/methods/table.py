@@ -15,8 +15,8 @@ from router.a2m.messages import (
     Forget,
     Promote,
     Prompt,
+    PromptedPages,
     PromptedRecall,
-    PromptedTimeline,
     Reinforce,
     Remember,
     SessionClose,
@@ -29,7 +29,7 @@ from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.prompting import PromptEntry, Prompting
-from router.methods.reading import Fetched, Readings, Records
+from router.methods.reading import Fetched, Page, Readings, Records
 from router.methods.selecting import sight_of
 from router.methods.summaries import Summaries, Summarized, SummarizeEntry
 from router.methods.upkeep import Closed, Consolidated, SessionEntry, Upkeep
@@ -89,6 +89,12 @@ class Embeddings(msgspec.Struct):
     model: str | None
 
 
+class Extensions(msgspec.Struct):
+    """What the router does beyond the protocol, as a2m-store says it: `memory/timeline` takes `after` and `page`."""
+
+    pages: bool = True
+
+
 class Description(msgspec.Struct):
     """The answer to describe (§4.1)."""
 
@@ -102,6 +108,7 @@ class Description(msgspec.Struct):
     events: EventsEntry
     summarize: SummarizeEntry
     prompt: PromptEntry
+    store: Extensions
 
 
 class Methods:
@@ -135,7 +142,7 @@ class Methods:
             "memory/describe": Method(Describe, self.describe),
             "memory/remember": Method(Remember, self.remember),
             "memory/recall": Method(PromptedRecall, self.recall),
-            "memory/timeline": Method(PromptedTimeline, self.timeline),
+            "memory/timeline": Method(PromptedPages, self.timeline),
             "memory/forget": Method(Forget, self.forget),
             "memory/promote": Method(Promote, self.promote),
             "memory/consolidate": Method(Consolidate, self.consolidate),
@@ -169,6 +176,7 @@ class Methods:
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
             prompt=self._prompting.describe(),
+            store=Extensions(),
         )
 
     async def remember(self, params: Remember, caller: Caller) -> Ids:
@@ -181,9 +189,12 @@ class Methods:
         found = await self._readings.recall(params, scope_of(caller, params.owner))
         return await self._with_text(found, asked, keep="first")
 
-    async def timeline(self, params: PromptedTimeline, caller: Caller) -> Records:
+    async def timeline(self, params: PromptedPages, caller: Caller) -> Records | Page:
+        scope = scope_of(caller, params.owner)
+        if params.walks:
+            return await self._readings.page(params, scope)
         asked = self._prompting.asked(params.prompt)
-        found = await self._readings.timeline(params, scope_of(caller, params.owner))
+        found = await self._readings.timeline(params, scope)
         return await self._with_text(found, asked, keep="last")
 
     async def _with_text(self, found: Records, asked: Prompt | None, keep: Literal["first", "last"]) -> Records:

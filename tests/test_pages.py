@@ -1,0 +1,116 @@
+"""Walking everything a federation holds, page by page: an extension of memory/timeline, for exports."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.a2m.errors import A2MError, Code
+from tests.federated import FOUR_TIERS, Trial, settings_of, trial
+
+pytestmark = pytest.mark.anyio
+
+OWNERS = (None, "a", "b")
+SHARED = "procedural"
+
+
+async def walk(fed: Trial, size: int, between: Any = None, **params: Any) -> list[dict[str, Any]]:
+    """All records of a walk to its end; `between` is done after each page."""
+    found: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = await fed.call("timeline", page=size, **after, **params)
+        assert len(page["records"]) <= size
+        found += page["records"]
+        if page["next"] is None:
+            return found
+        after = {"after": page["next"]}
+        if between is not None:
+            await between()
+
+
+writes = st.lists(
+    st.tuples(st.sampled_from(OWNERS), st.sampled_from(["working", "episodic", "procedural"]), st.booleans()),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(writes=writes, size=st.integers(1, 5), owner=st.sampled_from(OWNERS), data=st.data())
+async def test_a_walk_meets_every_record_once_though_they_move_and_change_meanwhile(
+    writes: list[tuple[str | None, str, bool]], size: int, owner: str | None, data: st.DataObject
+) -> None:
+    async with trial(settings_of(FOUR_TIERS, policy="explicit")) as fed:
+        ids: list[str] = []
+        for number, (whose, tier, keyed) in enumerate(writes):
+            key = {"key": f"k{number}"} if keyed else {}
+            ids += await fed.remember(f"note {number}", owner=whose, tier=tier, session="s", **key)
+        wanted = {record["id"] for record in await fed.timeline(owner=owner)}
+        forgotten: set[str] = set()
+
+        async def between() -> None:
+            match data.draw(st.sampled_from(["nothing", "move", "replace", "pass", "forget", "write"])):
+                case "move":
+                    await fed.call("promote", ids=data.draw(st.lists(st.sampled_from(ids))), tier="semantic")
+                case "replace":
+                    whose, _, keyed = writes[0]
+                    if keyed and ids[0] not in forgotten:
+                        await fed.remember("anew", key="k0", owner=whose)
+                case "pass":
+                    await fed.call("consolidate")
+                case "forget":
+                    id = data.draw(st.sampled_from(ids))
+                    forgotten.add(id)
+                    await fed.call("forget", ids=[id])
+                case "write":
+                    await fed.remember("late", owner="b")
+
+        found = await walk(fed, size, between, owner=owner)
+        assert owner is None or all(each.get("owner") in (None, owner) or each["tier"] == SHARED for each in found)
+        met = [record["id"] for record in found]
+        assert len(set(met)) == len(met)
+        # what leaves a shared tier for a private one may leave the caller's sight on its way
+        seen_all_along = wanted & {record["id"] for record in await fed.timeline(owner=owner)}
+        assert seen_all_along <= set(met)
+
+
+async def test_a_page_is_what_a_timeline_shows() -> None:
+    async with trial(settings_of(FOUR_TIERS, policy="explicit")) as fed:
+        for number in range(5):
+            await fed.remember(f"note {number}", embedding=[0.5, number], metadata={"n": number})
+        assert await walk(fed, 2, embeddings=True) == await fed.timeline(embeddings=True)
+        assert await walk(fed, 2, tier="semantic") == []
+        assert (await fed.call("describe"))["store"] == {"pages": True}
+
+
+async def test_the_place_of_a_walk_tells_nothing() -> None:
+    async with trial(settings_of(FOUR_TIERS, policy="explicit")) as fed:
+        await fed.remember("mine", owner="b")
+        await fed.remember("mine too", owner="b")
+        before = (await fed.call("timeline", owner="b", page=1))["next"]
+        for _ in range(20):
+            await fed.remember("another's", owner="a")
+        after = (await fed.call("timeline", owner="b", page=1))["next"]
+        assert (len(before), before != after) == (len(after), True)
+        assert [r["content"] for r in (await fed.call("timeline", owner="b", after=before))["records"]] == ["mine too"]
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [({"page": 0}, "page"), ({"after": "17"}, "after"), ({"page": 1, "where": {"colour": "red"}}, "where")],
+)
+async def test_what_cannot_be_walked_is_refused_by_name(params: dict[str, Any], named: str) -> None:
+    async with trial(settings_of(FOUR_TIERS, policy="explicit")) as fed:
+        with pytest.raises(A2MError, match=f"^{named}: ") as refused:
+            await fed.call("timeline", **params)
+        assert refused.value.code == Code.INVALID_PARAMS
+
+
+async def test_a_walk_needs_every_tier() -> None:
+    async with trial(settings_of(FOUR_TIERS, policy="explicit"), down={"semantic"}) as fed:
+        with pytest.raises(A2MError, match="semantic") as refused:
+            await fed.call("timeline", page=1)
+        assert refused.value.code == Code.INTERNAL_ERROR
+        assert await walk(fed, 1, tier="working") == []
