@@ -14,6 +14,7 @@ What dies before 5 leaves the group as it was, and at most an unwanted copy of a
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
 import anyio
@@ -65,19 +66,34 @@ class Distilling:
         self._summarizer = summarizer
         self._new_id = new_id
         self._clock = clock
+        self._busy: set[frozenset[str]] = set()  # the units that are being thought about
         self._in_vain: Counter[tuple[str, str]] = Counter()  # refusals in a row, by the way that was refused
 
-    async def carry_out(self, units: Sequence[Unit], source: str, target: str) -> Moved:
+    def is_busy(self, unit: Unit) -> bool:
+        """Whether a summary of the unit, or of some of it, is being thought of."""
+        return any(not busy.isdisjoint(unit.ids) for busy in self._busy)
+
+    def leaving(self, tier: str, bucket: int) -> int:
+        """How many records of a bucket are on their way out, as soon as their summaries have been thought of."""
+        return sum(self._catalog.bucket_of(id) == (tier, bucket) for busy in self._busy for id in busy)
+
+    async def carry_out(
+        self,
+        units: Sequence[Unit],
+        source: str,
+        target: str,
+        thinking: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> Moved:
         """Rewrite the units into `target`; those that no summary can stand for move as they are.
 
-        What none could be written for, or does not arrive, stays.
+        What none could be written for, or does not arrive, stays. `thinking` is entered while the summarizer thinks.
         """
         way = source, target
         result = Moved()
         verbatim: list[Unit] = []
         for unit in units:
             try:
-                if not await self._distil(unit, source, target, result):
+                if not await self._distil(unit, source, target, thinking, result):
                     verbatim.append(unit)
                 self._in_vain[way] = 0
             except (A2MError, Altered, AnswerTooLong) as refused:
@@ -97,19 +113,35 @@ class Distilling:
             result.blocked |= moved.blocked
         return result
 
-    async def _distil(self, unit: Unit, source: str, target: str, result: Moved) -> bool:
+    async def _distil(
+        self,
+        unit: Unit,
+        source: str,
+        target: str,
+        thinking: Callable[[], AbstractAsyncContextManager[None]],
+        result: Moved,
+    ) -> bool:
         """False if the unit is to move as it is: a summary cannot stand for it, or there is nothing to say."""
         entries = self._catalog.find(unit.ids)
         groups = self._catalog.units(entry for entry in entries.values() if entry.home == source)
         if len(groups) != 1:
             return False
         [group] = groups
+        ids = frozenset(entry.id for entry in group)
+        if any(not busy.isdisjoint(ids) for busy in self._busy):
+            result.reason = f"{unit.ids[0]!r}: it is being summarized already"
+            return True
         self._check(source, target)  # before anything is thought for a tier that cannot take it
         found = await self._copies.read(source, [entry.id for entry in group], embeddings=True)
         records = _as_they_were(group, found)
         if records is None or not all(map(_is_rewritable, records)) or not self._summarizer.has_room_for(records):
             return False
-        content = await self._summarizer.summarize(records)
+        self._busy.add(ids)
+        try:
+            async with thinking():
+                content = await self._summarizer.summarize(records)
+        finally:
+            self._busy.remove(ids)
         if content is None:
             return False
         if await self._replace(unit, group, self._summary(content, records), source, target):

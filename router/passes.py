@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Protocol
 
 import anyio
@@ -184,8 +185,12 @@ class Passes:
                 continue
             for bucket, held in self._catalog.overfull(tier.name):
                 assert tier.capacity is not None
-                free = (unit for unit in self._catalog.weakest(tier.name, bucket) if unit.ids not in stuck.units)
-                units = evictions(free, held, tier.capacity)
+                free = (
+                    unit
+                    for unit in self._catalog.weakest(tier.name, bucket)
+                    if unit.ids not in stuck.units and not self._distilling.is_busy(unit)
+                )
+                units = evictions(free, held - self._distilling.leaving(tier.name, bucket), tier.capacity)
                 if units:
                     # units that could not go are passed over in the next round, and stronger ones go instead
                     await self._evict(tier, units, report, stuck)
@@ -205,7 +210,17 @@ class Passes:
 
     def _spilling(self, tier: Tier) -> "_CarryOut":
         """What carries out the spills of a tier: as they are, or rewritten."""
-        return self._distilling.carry_out if tier.distil else self._moves.carry_out
+        return partial(self._distilling.carry_out, thinking=self._others_turn) if tier.distil else self._moves.carry_out
+
+    @asynccontextmanager
+    async def _others_turn(self) -> AsyncIterator[None]:
+        """While a model thinks, others may run the policy."""
+        self._turn.release()
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._turn.acquire()
 
     async def _carry_out(
         self, carry_out: "_CarryOut", units: Sequence[Unit], source: str, target: str, stuck: "_Stuck"

@@ -364,17 +364,19 @@ class Model(RuleBasedStateMachine):
                 self.strays[move.target, member.id] = (Stray.UNWANTED, rest[0], rest[1])
         move.claim.release()
 
-    @rule(id=ids, summary=entries, forgotten=st.none() | st.integers(0, 9))
-    def a_unit_gives_way_to_its_summary(self, id: str, summary: Entry, forgotten: int | None) -> None:
-        start = self.living.get(id)
+    @precondition(lambda self: self.living)
+    @rule(which=st.integers(0, 9), summary=entries, forgotten=st.none() | st.integers(0, 9))
+    def a_unit_gives_way_to_its_summary(self, which: int, summary: Entry, forgotten: int | None) -> None:
+        start = self.living[sorted(self.living)[which % len(self.living)]]
         known = {*self.living, *(named for named, _ in self.forgotten)}
-        if start is None or summary.home == start.home or summary.id in known or self.is_reserved(summary.id):
+        fresh = [id for id in IDS if id not in known and not self.is_reserved(id)]
+        if summary.home == start.home or not fresh:
             return
-        unit = self.catalog.unit(self.catalog.find([id])[id])
+        unit = self.catalog.unit(self.catalog.find([start.id])[start.id])
         claim = self.catalog.claims.take_if_free({name for member in unit for name in names(member)})
         if claim is None:
             return
-        summary = msgspec.structs.replace(summary, owner=start.owner, group=start.group, key=None)
+        summary = msgspec.structs.replace(summary, id=fresh[0], owner=start.owner, group=start.group, key=None)
         self.catalog.note_copies([summary], summary.home)
         self.note(summary, summary.home, Stray.PENDING)
         if forgotten is not None:

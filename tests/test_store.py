@@ -1,10 +1,12 @@
 """a2m-store's methods, as a caller sees them."""
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -682,3 +684,52 @@ def test_no_step_of_the_daily_work_reads_a_whole_table(asked: Asked) -> None:
                 assert all("USING INDEX record_created" in w or "COVERING" in w for w in walks), (sql, plan)
                 assert not walks or "LIMIT" in sql, (sql, plan)
     assert len(statements) > 20
+
+
+# --- how common a word is, to whom
+
+
+texts = st.lists(st.sampled_from(["alpha", "beta", "gamma", "delta"]), min_size=1, max_size=6).map(" ".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mine=st.lists(texts, min_size=1, max_size=8), query=texts, data=st.data())
+def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
+    mine: list[str], query: str, data: st.DataObject
+) -> None:
+    others = data.draw(st.lists(texts, max_size=8))
+    alone, among = Asked(), Asked()
+    for store in (alone, among):
+        # written, replaced and forgotten, so that the counts have been taken up and down
+        store.remember({"content": "alpha alpha omega", "owner": "a", "key": "k"})
+        store.remember({"content": "beta", "owner": "a", "key": "k"})
+        store("forget", where={"key": "k"})
+    for number, text in enumerate(mine):
+        record = {"id": str(number), "content": text, "owner": "a" if number % 3 else None}
+        alone.remember(record)
+        if number < len(others):
+            among.remember({"content": others[number], "owner": "b"})
+        among.remember(record)
+    # without a name the store ranks by FTS5's own bm25: the same formula over all that it holds
+    plain = alone("recall", query=query, limit=20)["records"]
+    scoped = among("recall", query=query, limit=20, owner="a")["records"]
+    assert [record["id"] for record in scoped] == [record["id"] for record in plain]
+    assert [record["score"] for record in scoped] == pytest.approx([record["score"] for record in plain])
+    alone.store.close()
+    among.store.close()
+
+
+def test_a_file_from_before_owners_had_shares_gets_them(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    asked = Asked(path)
+    asked.remember({"content": "one two two", "owner": "a"}, {"content": "three"}, {"uri": "u:1", "owner": "a"})
+    asked.store.close()
+    with contextlib.closing(apsw.Connection(str(path))) as old:
+        before = list(old.execute("SELECT * FROM share ORDER BY owner")), list(old.execute("SELECT tokens FROM record"))
+        old.execute("DROP TABLE occurrence; DROP TABLE share; ALTER TABLE record DROP COLUMN tokens")
+        old.pragma("user_version", 1)
+    again = Asked(path)
+    with again.store.transaction() as now:
+        assert list(now.execute("SELECT * FROM share ORDER BY owner")) == before[0] == [("", 1, 1), ("=a", 1, 3)]
+        assert list(now.execute("SELECT tokens FROM record")) == before[1]
+    again.store.close()

@@ -66,10 +66,22 @@ CREATE VIRTUAL TABLE lexical USING fts5(
 );
 """
 
+# Each owner's share of the index of words: what a ranking for him may know of how long and how common things are.
+_SHARES: Final = """
+ALTER TABLE record ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0;  -- in the index of words
+CREATE TABLE share (
+    owner TEXT PRIMARY KEY,       -- "=" and the owner; empty for what has none
+    records INTEGER NOT NULL,     -- with tokens
+    tokens INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+-- every token of `lexical` with the record it stands in
+CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance');
+"""
+
 
 def open_file(path: Path | None, *, holder: str = "an a2m-store") -> Database:
     """The store's database at `path`, or a private one in memory. Raises DatabaseError."""
-    return Database(path, [_first], application=APPLICATION, holder=holder, prepare=_load_vectors)
+    return Database(path, [_first, _second], application=APPLICATION, holder=holder, prepare=_load_vectors)
 
 
 def create_vector_index(connection: apsw.Connection, dimensions: int, metric: str) -> None:
@@ -83,6 +95,18 @@ def create_vector_index(connection: apsw.Connection, dimensions: int, metric: st
 def _first(connection: apsw.Connection) -> None:
     connection.execute(_TABLES)
     connection.execute("INSERT INTO store VALUES (?, 'cosine', NULL, 0, ?)", (str(uuid.uuid4()), -(2**62)))
+
+
+def _second(connection: apsw.Connection) -> None:
+    connection.execute(_SHARES)
+    connection.execute(
+        "UPDATE record SET tokens = found.tokens"
+        " FROM (SELECT doc, count(*) AS tokens FROM occurrence GROUP BY doc) AS found WHERE seq = found.doc"
+    )
+    connection.execute(
+        "INSERT INTO share SELECT coalesce('=' || owner, ''), count(*), sum(tokens) FROM record WHERE tokens > 0"
+        " GROUP BY owner"
+    )
 
 
 def _load_vectors(connection: apsw.Connection) -> None:

@@ -3,6 +3,7 @@
 Filters act inside every query, never afterwards: a limit is filled as long as there is anything to fill it with.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -94,6 +95,10 @@ def _match(words: Sequence[str]) -> str:
 
 
 def _lexical(connection: apsw.Connection, words: Sequence[str], filter: Filter, limit: int) -> list[Ranked]:
+    """By bm25, as FTS5 reckons it. How common a word is, and how long a record, is measured by what the owner can see:
+    else the order of his own records would tell him of others' words."""
+    if filter.owner is not None:
+        return _lexical_for(connection, words, filter, filter.owner, limit)
     # From the matches outwards: the cost follows the matches, however many records the filter lets through.
     condition = filter.condition
     joined, test = (" CROSS JOIN record ON seq = lexical.rowid", f" AND {condition.sql}") if condition else ("", "")
@@ -104,6 +109,37 @@ def _lexical(connection: apsw.Connection, words: Sequence[str], filter: Filter, 
     rows = connection.execute(sql, (_match(words), *(condition.values if condition else ()), limit))
     # bm25 comes negated, and is never 0 for a match
     return [Ranked(seq, weight / (weight - 1)) for seq, weight in rows]
+
+
+_SCOPED: Final = """
+WITH hit AS MATERIALIZED (
+    SELECT term, record.seq, record.tokens, count(*) AS times
+    FROM occurrence CROSS JOIN record ON record.seq = occurrence.doc
+    WHERE term IN (SELECT value FROM json_each(?)) AND {condition}
+    GROUP BY term, occurrence.doc
+), rarity AS (
+    SELECT term, max(1e-6, ln((? - count(*) + 0.5) / (count(*) + 0.5))) AS weight FROM hit GROUP BY term
+)
+SELECT seq, sum(weight * times * 2.2 / (times + 1.2 * (0.25 + 0.75 * tokens / ?))) AS score
+FROM hit JOIN rarity USING (term) GROUP BY seq ORDER BY score DESC, seq DESC LIMIT ?
+"""
+
+
+def _lexical_for(
+    connection: apsw.Connection, words: Sequence[str], filter: Filter, owner: str, limit: int
+) -> list[Ranked]:
+    """The same formula as `bm25()`, which knows no owners, with k1 = 1.2 and b = 0.75."""
+    records, length = connection.execute(
+        "SELECT sum(records), sum(tokens) FROM share WHERE owner IN ('', '=' || ?)", (owner,)
+    ).fetchone() or (None, None)
+    if not records:
+        return []
+    condition = filter.condition
+    assert condition is not None
+    sql = _SCOPED.format(condition=condition.sql)
+    terms = json.dumps(words[:_MOST_WORDS])
+    rows = connection.execute(sql, (terms, *condition.values, records, length / records, limit))
+    return [Ranked(seq, score / (score + 1)) for seq, score in rows]
 
 
 def _nearest(connection: apsw.Connection, query: Query, filter: Filter, limit: int) -> list[Ranked]:

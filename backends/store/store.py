@@ -46,12 +46,16 @@ SELECT id, content, created_at, role, metadata, "group", salience, at, ifnull(co
 FROM record LEFT JOIN access ON access.record = record.seq WHERE seq = ?
 """
 _INSERT: Final = """
-INSERT INTO record (content, role, metadata, "group", owner, session, key, uri, media_type,
-    id, created_at, salience, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO record (content, role, metadata, "group", owner, session, key, uri, media_type, tokens,
+    id, created_at, salience, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _REPLACE: Final = """
 UPDATE record SET content = ?, role = ?, metadata = ?, "group" = ?, owner = ?, session = ?, key = ?, uri = ?,
-    media_type = ?, created_at = ?, salience = ?, revision = ? WHERE seq = ?
+    media_type = ?, tokens = ?, created_at = ?, salience = ?, revision = ? WHERE seq = ?
+"""
+_ADD_TO_SHARE: Final = """
+INSERT INTO share VALUES (coalesce('=' || ?1, ''), ?2, ?3)
+ON CONFLICT (owner) DO UPDATE SET records = records + ?2, tokens = tokens + ?3
 """
 _COUNT_ACCESS: Final = """
 INSERT INTO access (record, count, at) VALUES (?, 1, ?)
@@ -219,7 +223,7 @@ class Store:
             if number == 0:
                 raise invalid_params(name, "expected 1 or more; leave it out for no limit")
         filter = self._filter(params, caller)
-        if params.page is not None or params.after is not None:
+        if params.walks:
             return self._page(filter, params.after, params.page or _DEFAULT_PAGE, params.embeddings)
         newest = search.newest_first(self._connection, filter, params.limit)
         return {"records": [self._read(seq, params.embeddings) for seq in reversed(newest)]}
@@ -381,8 +385,9 @@ class Store:
         created = now if draft.created_at is None else parse(draft.created_at)
         revision = 0 if draft.revision is None and draft.key is not None else draft.revision
         salience = 1.0 if draft.salience is None else draft.salience
-        self._connection.execute(_INSERT, (*_common(draft), id, created, salience, revision))
-        self._index(self._connection.last_insert_rowid(), draft)
+        words = tokens(draft.content or "")
+        self._connection.execute(_INSERT, (*_common(draft), len(words), id, created, salience, revision))
+        self._index(self._connection.last_insert_rowid(), draft, words)
         self._tally = replace(self._tally, records=self._tally.records + 1, newest=now)
         self._tell_written(id, draft, revision or 0)
         return id
@@ -392,8 +397,9 @@ class Store:
         created = known.created_at if draft.created_at is None else parse(draft.created_at)
         revision = (known.revision or 0) + 1 if draft.revision is None else draft.revision
         salience = known.salience if draft.salience is None else draft.salience
-        self._connection.execute(_REPLACE, (*_common(draft), created, salience, revision, known.seq))
-        self._index(known.seq, draft)
+        words = tokens(draft.content or "")
+        self._connection.execute(_REPLACE, (*_common(draft), len(words), created, salience, revision, known.seq))
+        self._index(known.seq, draft, words)
         self._tell_written(known.id, draft, revision)
 
     def _tell_written(self, id: str, draft: Draft, revision: int) -> None:
@@ -415,10 +421,11 @@ class Store:
         id, owner = next(self._connection.execute("DELETE FROM record WHERE seq = ? RETURNING id, owner", (seq,)))
         return id, Place(owner)
 
-    def _index(self, seq: int, draft: Draft) -> None:
+    def _index(self, seq: int, draft: Draft, words: Sequence[str]) -> None:
         execute = self._connection.execute
-        if draft.content and (words := tokens(draft.content)):
+        if words:
             execute("INSERT INTO lexical (rowid, tokens) VALUES (?, ?)", (seq, " ".join(words)))
+            execute(_ADD_TO_SHARE, (draft.owner, 1, len(words)))
         if draft.metadata is not UNSET:
             for row in _members(seq, bytes(draft.metadata)):
                 execute("INSERT OR IGNORE INTO member (name, atom, record) VALUES (?, ?, ?)", row)
@@ -429,7 +436,9 @@ class Store:
 
     def _unindex(self, seq: int) -> None:
         execute = self._connection.execute
-        metadata = execute("SELECT metadata FROM record WHERE seq = ?", (seq,)).get
+        metadata, owner, words = next(execute("SELECT metadata, owner, tokens FROM record WHERE seq = ?", (seq,)))
+        if words:
+            execute(_ADD_TO_SHARE, (owner, -1, -words))
         if metadata is not None:
             for row in _members(seq, metadata):
                 execute("DELETE FROM member WHERE name = ? AND atom = ? AND record = ?", row)

@@ -5,7 +5,7 @@ Errors are raised where the mistake is seen and become answers in one place, the
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 
 class Code(IntEnum):
@@ -24,6 +24,10 @@ class Code(IntEnum):
     QUOTA_EXCEEDED = -32006
     PROTOCOL_NOT_SUPPORTED = -32007
     EMBEDDING_MISMATCH = -32008
+
+
+# Errors of a server behind that are the caller's to hear; any other is the federation's own trouble.
+CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
 
 
 class A2MError(Exception):

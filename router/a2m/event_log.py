@@ -2,7 +2,8 @@
 
 Rules:
 - an event is appended in the same step, without waiting, in which what it tells becomes true: the order of the log is
-  the order of the changes;
+  the order of the changes. One that stands for many changes is appended when the last of them has been made,
+  so that what happened to one of its records meanwhile stands before it;
 - a subscription is a position in the log and not a queue: whoever does not read falls behind and costs nothing, and
   nobody waits for him;
 - a cursor says nothing to its holder. It carries a position, hidden and sealed with a key that is made with the log, so

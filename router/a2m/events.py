@@ -12,7 +12,8 @@ import msgspec
 
 from router.a2m.timestamps import render
 
-# An event of more records than this gives their number and not their ids: it is kept in memory, and told whole.
+# An event of more of a reader's records than this gives their number and not their ids: it is kept in memory, and told
+# whole.
 _MOST_IDS: Final = 1000
 
 
@@ -59,22 +60,23 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Named(msgspec.Struct, frozen=True):
-    """Many records: how many of each place, and their ids as long as they are not too many."""
+    """Many records: how many of each place, and the ids of those places where they are not too many."""
 
     counts: Counter[Place]
-    ids: Sequence[tuple[str, Place]] | None
+    ids: Sequence[tuple[str, Place]]
 
     def seen_by(self, reader: Sight) -> dict[str, Any]:
-        """`count`, and `ids` where they are kept, of what the reader could recall."""
+        """`count`, and `ids` if they are not too many, of what the reader could recall; others' do not matter."""
         told: dict[str, Any] = {"count": reader.count(self.counts)}
-        if self.ids is not None:
+        if told["count"] <= _MOST_IDS:
             told["ids"] = [id for id, place in self.ids if reader.sees(place)]
         return told
 
 
 def named(records: Sequence[tuple[str, Place]]) -> Named:
     """The records of one change."""
-    return Named(Counter(place for _, place in records), records if len(records) <= _MOST_IDS else None)
+    counts = Counter(place for _, place in records)
+    return Named(counts, [(id, place) for id, place in records if counts[place] <= _MOST_IDS])
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):

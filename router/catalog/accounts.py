@@ -51,6 +51,7 @@ class Accounts:
 
     def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
         self._database = Database(path, SCHEMA, application=APPLICATION, holder="a2m-router")
+        self.rewrites = 0  # how often a unit has given way to its summary
         self._execute = self._database.connection.execute
         self._syncing = Syncing(self._database.sync, threads=threads)
         self._strength = strength

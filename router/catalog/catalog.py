@@ -189,6 +189,7 @@ class Catalog(Lookup):
             self._insert(summary)
             for entry in sources:
                 self._strike_out(entry, now)
+        self.rewrites += 1
         return True
 
     def drop_notes_before(self, moment: int) -> None:

@@ -176,6 +176,11 @@ class Lookup(Accounts):
                 members = self.group(tier, absent_or(owner), group[1:])
                 yield Unit(tuple(e.id for e in members), strength, what, absent_or(owner), absent_or(group))
 
+    def bucket_of(self, id: str) -> tuple[str, int] | None:
+        """The tier and the bucket that a record is in."""
+        row = next(self._execute("SELECT home, bucket FROM records WHERE id = ? AND home IS NOT NULL", (id,)), None)
+        return None if row is None else (self._name[row[0]], row[1])
+
     def in_session(self, tier: str, session: str, owner: str | None) -> list[Unit]:
         """The units of an owner's conversation in one tier, oldest first; a group goes along whole."""
         where = {"session": (text_atom(session),), "owner": (text_atom(owner),)}

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from router.a2m.errors import invalid_params, quota
+from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record
 from router.a2m.sealing import Seal
@@ -47,7 +47,8 @@ _MOST_IDS: Final = 10_000
 _PAGE: Final = 1000
 
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
-# does a timeline with a limit: older ones come into it.
+# does a timeline with a limit: older ones come into it; and every read during which a group gave way to its summary:
+# it may have met neither.
 _LOOKS: Final = 3
 
 
@@ -115,6 +116,14 @@ class Readings:
         return self._answer(best, degraded, params.embeddings)
 
     async def _best(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
+        for _ in range(_LOOKS):
+            rewrites = self._catalog.rewrites
+            best = await self._best_now(params, scope)
+            if self._catalog.rewrites == rewrites:
+                break
+        return best
+
+    async def _best_now(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
         limit = self._limit(params.limit)
         self._check_vector(params.embedding)
         where = read_where(params.where)
@@ -148,6 +157,14 @@ class Readings:
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
+        for _ in range(_LOOKS):
+            rewrites = self._catalog.rewrites
+            found = await self._timeline_now(params, scope)
+            if self._catalog.rewrites == rewrites:
+                break
+        return found
+
+    async def _timeline_now(self, params: Timeline, scope: Scope) -> Records:
         where = read_where(params.where)
         tiers = tiers_in_question(params.tier, where, self._settings)
         if params.limit == 0:
@@ -312,6 +329,11 @@ class Readings:
             for tier, failure in zip(tiers, found, strict=True)
             if not isinstance(failure, list)
         ]
+        if not lists:
+            # a width that was fixed only just now, a limit of the tier's own: what the caller can mend
+            for failure in found:
+                if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS:
+                    raise failure
         self._refuse_if_nothing(tiers, degraded)
         return lists, self._with_unaccounted(tiers, degraded)
 

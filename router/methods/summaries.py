@@ -197,10 +197,9 @@ class Summaries:
 
     def _into(self, params: Summarize, records: Sequence[Record], page: Entry | None) -> str | None:
         """The tier that the summary goes to; None for the one where what it replaces lives."""
-        if params.into is not None or page is not None:
+        if params.into is not None:
             return params.into
-        tier = next((tier for tier in self._settings.managed if tier.kind == "semantic"), None)
-        tier = destination(None, self._settings, "into") if tier is None else tier
+        tier = self._settings.tier(page.home) if page is not None else self._default()
         private = next((each for each in map(self._tier_of, records) if not (each.shared or each.may_publish)), None)
         if tier.shared and private is not None:
             raise invalid_params(
@@ -208,7 +207,11 @@ class Summaries:
                 f"it would be {tier.name!r}, which everybody reads, and what is in {private.name!r} is private; name "
                 "the tier to publish the summary there, or another one",
             )
-        return tier.name
+        return None if page is not None else tier.name
+
+    def _default(self) -> Tier:
+        semantic = next((tier for tier in self._settings.managed if tier.kind == "semantic"), None)
+        return destination(None, self._settings, "into") if semantic is None else semantic
 
     def _tier_of(self, record: Record) -> Tier:
         return self._settings.tier(record.tier or "")

@@ -28,6 +28,7 @@ from router.a2m.watching import EventsEntry, Watching
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings
+from router.methods.discretion import discreet
 from router.methods.prompting import PromptEntry, Prompting
 from router.methods.reading import Fetched, Page, Readings, Records
 from router.methods.selecting import sight_of
@@ -138,7 +139,7 @@ class Methods:
 
     def table(self) -> Mapping[str, Method]:
         """Every method that is served, by name."""
-        return {
+        table = {
             "memory/describe": Method(Describe, self.describe),
             "memory/remember": Method(Remember, self.remember),
             "memory/recall": Method(PromptedRecall, self.recall),
@@ -153,6 +154,7 @@ class Methods:
             "memory/summarize": Method(Summarize, self.summarize),
             **self._watching.methods(),
         }
+        return {name: Method(method.params, discreet(method.handler)) for name, method in table.items()}
 
     async def describe(self, params: Describe, caller: Caller) -> Description:
         if params.protocol is not None and not speaks(params.protocol):

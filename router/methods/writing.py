@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.errors import CALLERS_ERRORS, A2MError, Code, invalid_params
 from router.a2m.events import Event, Forgotten, Place, Written, named
 from router.a2m.messages import Forget, Remember
 from router.a2m.records import Draft, Record, digest, draft_of
@@ -45,9 +45,6 @@ _CLAIM_SECONDS: Final = 30.0
 # Waits before it is tried again to learn what a tier made of a replacement.
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
-
-# Errors of a tier that are the caller's to hear; any other is the federation's own trouble.
-_CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
 
 
 class Overtaken(Exception):
@@ -387,7 +384,7 @@ class Writing:
         calls = [partial(self._copies.write, tier, drafts) for tier, drafts in by_tier.items()]
         found = await outcomes([*calls, self._catalog.synced] if reserved else calls)
         return [
-            failure if isinstance(failure, A2MError) and failure.code in _CALLERS_ERRORS else _as_down(tier, failure)
+            failure if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS else _as_down(tier, failure)
             for tier, failure in zip([*by_tier, "catalog"], found, strict=False)
             if failure is not None
         ]

@@ -60,6 +60,10 @@ class AnswerTooLong(TierDown):
     """The tier's answer was longer than a message may be; asking it for less may help."""
 
 
+class Refused(A2MError):
+    """A tier's own answer to a call is an error, in the tier's own words."""
+
+
 class LinkStatus(msgspec.Struct, frozen=True):
     """A link as `memory/describe` and `--check` show it. `server` is the name of the server behind, once known."""
 
@@ -123,8 +127,16 @@ class Link:
             on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
                 the call will be settled, unless it already is.
 
-        Raises A2MError as the tier answered it, TierDown for everything else.
+        Raises Refused as the tier answered it, TierDown for everything else.
         """
+        try:
+            return await self._call(method, params, timeout, on_unsettled)
+        except A2MError as answered:
+            raise Refused(answered.code, answered.message, answered.data) from None
+
+    async def _call(
+        self, method: str, params: Any, timeout: float | None, on_unsettled: Callable[[Settled], None] | None
+    ) -> msgspec.Raw:
         allowed = self._timeout if timeout is None else timeout
         deadline = anyio.current_time() + allowed
         try:

@@ -1,0 +1,66 @@
+"""What a principal is told of trouble (§6): that there is some, and where, but nothing in the words of those behind.
+
+A tier's refusal, the last line of a child's stderr or a model's error may quote what others have written. They go to
+the log; whoever is at the router's own console, or on a federation where all callers see everything, is told them, too.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from router.a2m.errors import A2MError, Code
+from router.a2m.server import Caller
+from router.catalog.accounts import UNACCOUNTED
+from router.methods.reading import Degraded, Records
+from router.tiers.link import Refused
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Any, Caller], Awaitable[Any]]
+
+_UNAVAILABLE: Final = "unavailable"
+
+# reasons that are the router's own words
+_OURS: Final = frozenset({UNACCOUNTED, "unsettled", "changing"})
+
+
+def discreet(handler: Handler) -> Handler:
+    """The handler, whose answers and errors tell a principal no reason but the router's own."""
+
+    async def handle(params: Any, caller: Caller) -> Any:
+        if caller.asserts_owner or caller.owner is None:
+            return await handler(params, caller)
+        try:
+            result = await handler(params, caller)
+        except A2MError as error:
+            raise _without_reason(error) from None
+        if isinstance(result, Records) and result.degraded is not None:
+            result.degraded = [_without_words(down) for down in result.degraded]
+        return result
+
+    return handle
+
+
+def _without_words(down: Degraded) -> Degraded:
+    if down.reason in _OURS:
+        return down
+    log.info("an answer had to do without %s: %s", down.tier, down.reason)
+    return msgspec.structs.replace(down, reason=_UNAVAILABLE)
+
+
+def _without_reason(error: A2MError) -> A2MError:
+    if isinstance(error, Refused):
+        log.warning("a tier refuses a call: %s", error)
+        return A2MError(error.code, "a tier refuses this call; the router's log says why")
+    data = error.data or {}
+    if error.code != Code.INTERNAL_ERROR or "reason" not in data or data["reason"] in _OURS:
+        return error
+    log.warning("a call failed: %s", error)
+    who = f"the tier {data['tier']!r}" if "tier" in data else "a server that this takes"
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"{who} did not do its part, and nothing was changed; try again, the router's log says why",
+        {**data, "reason": _UNAVAILABLE},
+    )
