@@ -83,11 +83,21 @@ class Federation:
         settling = Settling(copies, self._spawn)
         self.sweeper = Sweeper(catalog, copies, settling, managed)
         self.moves = Moves(catalog, copies, self.sweeper, settling)
-        log = EventLog(settings.events.retained)
-        tell = log.append
-        distilling = Distilling(catalog, copies, self.sweeper, settling, self.moves, summarizer, new_id, clock)
+        events = EventLog(settings.events.retained)
+        tell = events.append
+        distilling = Distilling(
+            catalog,
+            copies,
+            self.sweeper,
+            settling,
+            self.moves,
+            summarizer,
+            settings.limits.max_content_length,
+            new_id,
+            clock,
+        )
         self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, tell, clock)
-        self.recovery = Recovery(settings, catalog, copies, self.sweeper, adopt=adopt)
+        self.recovery = Recovery(settings, catalog, copies, self.sweeper, events.break_off, adopt=adopt)
         selecting = Selecting(settings, catalog, copies)
         wake = self.passes.wake
         writing = Writing(settings, catalog, copies, self.sweeper, settling, self.moves, selecting, tell, clock, wake)
@@ -95,7 +105,7 @@ class Federation:
         prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
         summaries = Summaries(settings, catalog, readings, writing, summarizer)
         upkeep = Upkeep(settings, catalog, self.moves, self.passes, tell, clock, wake)
-        self.methods = Methods(settings, catalog, copies, writing, readings, upkeep, summaries, prompting, log)
+        self.methods = Methods(settings, catalog, copies, writing, readings, upkeep, summaries, prompting, events)
         self.answer = Dispatcher(self.methods.table(), CAPABILITIES)
         self._welcoming: dict[str, anyio.CancelScope] = {}
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in managed}

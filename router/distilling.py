@@ -29,7 +29,7 @@ from router.catalog.entries import Entry, entry_of
 from router.moves import Altered, Moved, Moves
 from router.policy import Unit
 from router.settling import Settling
-from router.summarizing import Summarizer, provenance
+from router.summarizing import Summarizer, check_length, provenance
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import AnswerTooLong, TierDown
@@ -43,6 +43,7 @@ class Distilling:
     """Carries out spills that rewrite.
 
     Args:
+        max_content: characters that a record may have.
         new_id: gives a fresh record id.
         clock: the time, in milliseconds since 1970.
     """
@@ -55,6 +56,7 @@ class Distilling:
         settling: Settling,
         moves: Moves,
         summarizer: Summarizer,
+        max_content: int,
         new_id: Callable[[], str],
         clock: Callable[[], int],
     ) -> None:
@@ -64,6 +66,7 @@ class Distilling:
         self._settling = settling
         self._moves = moves
         self._summarizer = summarizer
+        self._max_content = max_content
         self._new_id = new_id
         self._clock = clock
         self._busy: set[frozenset[str]] = set()  # the units that are being thought about
@@ -134,8 +137,11 @@ class Distilling:
         self._check(source, target)  # before anything is thought for a tier that cannot take it
         found = await self._copies.read(source, [entry.id for entry in group], embeddings=True)
         records = _as_they_were(group, found)
-        if records is None or not all(map(_is_rewritable, records)) or not self._summarizer.has_room_for(records):
+        if records is None or not all(map(_is_rewritable, records)):
             return False
+        if len(self._summarizer.material(records)) < len(records):
+            return False  # nothing is rewritten unread
+        # the pass has its turn until it thinks, so nobody else has come to this unit since it was looked at
         self._busy.add(ids)
         try:
             async with thinking():
@@ -144,6 +150,7 @@ class Distilling:
             self._busy.remove(ids)
         if content is None:
             return False
+        check_length(content, self._max_content)
         if await self._replace(unit, group, self._summary(content, records), source, target):
             result.rewritten.update(Place(entry.owner, target) for entry in group)
         else:

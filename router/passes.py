@@ -35,6 +35,10 @@ _LONGEST_WAIT: Final = 30.0
 _MOST_TRIALS: Final = 16
 
 
+class Stayed(Exception):
+    """Nothing of a conversation could leave its working tier; says why."""
+
+
 class Report(msgspec.Struct):
     """What a pass did: how many records of which place."""
 
@@ -119,7 +123,7 @@ class Passes:
     async def close_session(self, session: str, owner: str | None) -> tuple[Moved, Report]:
         """Move an owner's conversation out of the working tiers, then run a pass (§4.11).
 
-        Returns what came of the first, and what both did together.
+        Returns what came of the first, and what both did together. Raises Stayed.
         """
         flushed = Moved()
         report = Report()
@@ -135,6 +139,8 @@ class Passes:
                     report.summarized += moved.rewritten
             self._rests.clear()
             await self._pass(report)
+            if flushed.left == 0 and flushed.reason is not None:
+                raise Stayed(flushed.reason)
         return flushed, report
 
     @asynccontextmanager
@@ -143,6 +149,9 @@ class Passes:
         async with self._turn:
             try:
                 yield
+            except BaseException:
+                asked = False  # what fails is no event, but for what it has changed
+                raise
             finally:
                 if asked or any(report.figures().values()):
                     self._tell(Consolidated(at=self._clock(), by=by, asked=asked, figures=report.figures()))
@@ -183,19 +192,29 @@ class Passes:
         for tier in self._settings.managed:
             if tier.overflow == "spill" and (tier.spill_to is None or self._rests_on(tier.name, tier.spill_to)):
                 continue
-            for bucket, held in self._catalog.overfull(tier.name):
-                assert tier.capacity is not None
-                free = (
-                    unit
-                    for unit in self._catalog.weakest(tier.name, bucket)
-                    if unit.ids not in stuck.units and not self._distilling.is_busy(unit)
-                )
-                units = evictions(free, held - self._distilling.leaving(tier.name, bucket), tier.capacity)
+            for bucket, _ in self._catalog.overfull(tier.name):
+                units = self._leaving(tier, bucket, stuck)
                 if units:
                     # units that could not go are passed over in the next round, and stronger ones go instead
                     await self._evict(tier, units, report, stuck)
                     progress = True
         return progress
+
+    def _leaving(self, tier: Tier, bucket: int, stuck: "_Stuck") -> list[Unit]:
+        """Which units leave a bucket now: decided anew before each step, since others write and forget during the last.
+
+        Where what leaves is rewritten, which may take long, it is one at a time.
+        """
+        assert tier.capacity is not None
+        free = (
+            unit
+            for unit in self._catalog.weakest(tier.name, bucket)
+            if unit.ids not in stuck.units and not self._distilling.is_busy(unit)
+        )
+        held = self._catalog.held(bucket) - self._distilling.leaving(tier.name, bucket)
+        units = evictions(free, held, tier.capacity)
+        free.close()  # what it reads from must not stay open while others wait for the disk
+        return units[:1] if tier.distil else units
 
     async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> None:
         if tier.overflow == "drop":

@@ -5,7 +5,7 @@ writes, forgets and passes once all that it holds is accounted for.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from router.a2m.messages import Describe, Timeline
@@ -29,16 +29,25 @@ class Recovery:
     """Takes tiers into the account of one catalog.
 
     Args:
+        changed: called when records came into the account, or went, that no event tells of.
         adopt: another server behind a tier than last time is taken as it is.
     """
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, copies: Copies, sweeper: Sweeper, *, adopt: bool = False
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        copies: Copies,
+        sweeper: Sweeper,
+        changed: Callable[[], None],
+        *,
+        adopt: bool = False,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._copies = copies
         self._sweeper = sweeper
+        self._changed = changed
         self._adopt = adopt
         self._counted: set[str] = set()
 
@@ -88,6 +97,7 @@ class Recovery:
             # what lived in the store that was there before is not in this one, and must not look as if it were
             dropped = self._catalog.drop_home(tier)
             log.warning("%s: another store is behind it now; %d records went with the old one", tier, dropped)
+            self._changed()
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
         await self._finish_writes(tier)
@@ -108,6 +118,8 @@ class Recovery:
         kept = self._catalog.recover_reservations(tier, there)
         for id in replaced:
             self._catalog.settle_replacement(id, digests.get(id))
+        if kept or replaced:
+            self._changed()
         log.info("%s: %d interrupted writes looked into, %d of them had arrived", tier, len(ids) + len(replaced), kept)
 
     async def _count(self, tier: str) -> None:
@@ -130,6 +142,8 @@ class Recovery:
         async for page in self._copies.pages(tier, Timeline(embeddings=True)):
             new, refused = self._catalog.adopt(self._entries(page, tier))
             adopted += new
+            if new:
+                self._changed()
             seen += len(page)
             for entry in refused:
                 log.error("%s: %r is not adopted: its owner's key %r has another record", tier, entry.id, entry.key)

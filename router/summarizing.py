@@ -24,8 +24,8 @@ class Summarizer(Protocol):
     @property
     def model(self) -> str | None: ...
 
-    def has_room_for(self, records: Sequence[Record]) -> bool:
-        """Whether it reads all of the records; else it reads the newest that it has room for."""
+    def material(self, records: Sequence[Record]) -> list[Record]:
+        """Those of the records that it reads: the newest that it has room for, of those that hold something."""
 
     async def summarize(self, records: Sequence[Record]) -> str | None:
         """What the records have to say that lasts; None if that is nothing.
@@ -50,9 +50,17 @@ class Extracts:
     def __init__(self, *, threads: bool = True) -> None:
         self._threads = threads
 
-    def has_room_for(self, records: Sequence[Record]) -> bool:
+    def material(self, records: Sequence[Record]) -> list[Record]:
         """See `Summarizer`."""
-        return sum(len(record.content) for record in records) <= _MOST_READ
+        left = _MOST_READ
+        read: set[int] = set()
+        newest_first = sorted(range(len(records)), key=lambda place: (records[place].created_at, place), reverse=True)
+        for place in newest_first:
+            left -= len(records[place].content)
+            if left < 0:
+                break
+            read.add(place)
+        return [record for place, record in enumerate(records) if place in read]
 
     async def summarize(self, records: Sequence[Record]) -> str | None:
         """See `Summarizer`; this one does not fail."""
@@ -72,22 +80,23 @@ class ModelSummaries:
         self._model = model
         self._max_input = max_input
 
-    def has_room_for(self, records: Sequence[Record]) -> bool:
-        """See `Summarizer`. There is none for a record that has neither content nor uri."""
-        return len(self._material(records).ids) == len(records)
+    def material(self, records: Sequence[Record]) -> list[Record]:
+        """See `Summarizer`."""
+        read = set(self._rendered(records).ids)
+        return [record for record in records if record.id in read]
 
     async def summarize(self, records: Sequence[Record]) -> str | None:
         """See `Summarizer`."""
-        material = self._material(records)
+        material = self._rendered(records)
         if not material.ids:
             return None
         try:
             summary = await self._model.write(SUMMARY_INSTRUCTIONS, material.text)
         except ModelFailed as failure:
-            raise model_failed(failure) from None
+            raise model_failed("nothing was written", failure) from None
         return None if summary == NOTHING else summary
 
-    def _material(self, records: Sequence[Record]) -> Rendered:
+    def _rendered(self, records: Sequence[Record]) -> Rendered:
         """What the model is handed, and of which records that is."""
         return render(records, style="auto", budget=self._max_input, cite=False, keep="last")
 
@@ -107,8 +116,17 @@ def provenance(records: int, model: str | None, ids: list[str] | None = None) ->
     return Raw(msgspec.json.encode(_Metadata(_Provenance(records, model, ids))))
 
 
-def model_failed(failure: ModelFailed) -> A2MError:
-    """What a caller hears when the endpoint gave no text."""
+def check_length(summary: str, most: int) -> None:
+    """Raises A2MError, INTERNAL_ERROR with `data: {reason}`, for a summary that no record can hold."""
+    if len(summary) > most:
+        reason = f"the summary has {len(summary):,} characters, and a record has at most {most:,}"
+        raise A2MError(
+            Code.INTERNAL_ERROR, f"nothing was written: {reason}; summarize fewer records", {"reason": reason}
+        )
+
+
+def model_failed(consequence: str, failure: ModelFailed) -> A2MError:
+    """What a caller hears when the endpoint gave no text, and what came of that."""
     data = {"reason": failure.reason}
     waits = {} if failure.retry_after is None else {"retry_after": failure.retry_after}
-    return A2MError(Code.INTERNAL_ERROR, f"nothing was written: {failure.reason}", {**data, **waits})
+    return A2MError(Code.INTERNAL_ERROR, f"{consequence}: {failure.reason}", {**data, **waits})

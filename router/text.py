@@ -104,7 +104,7 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     # As stretches of neighbours, since `re` tries single characters beyond U+FFFF one after the other.
     stretches = [list(run) for _, run in groupby(enumerate(marks), lambda numbered: numbered[1] - numbered[0])]
     mark = "".join(f"{chr(stretch[0][1])}-{chr(stretch[-1][1])}" for stretch in stretches)
-    word = rf"(?P<cjk>[{_CJK}]++)|(?:[^\W_{_CJK}]++[{mark}]*+)++"
+    word = rf"(?P<cjk>[{_CJK}]++)|(?:[^\W_{_CJK}]++[{mark}]*+)+"
     return re.compile(word), re.compile(rf"([{mark}]{{30}})[{mark}]++")
 
 

@@ -368,7 +368,8 @@ def on_a_terminal(*arguments: str, typed: bytes = b"") -> Iterator[tuple[int, by
         os.close(leader)
 
 
-def test_a_terminal_shows_tables_and_obeys_nobody() -> None:
+def test_a_terminal_shows_tables_and_obeys_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     with small() as (server, url):
         server.remember({"records": [{"content": "[bold]Rome\x1b[2J\u202e", "key": "city", "session": "s"}]})
         with on_a_terminal("timeline", "--http", url) as (code, shown):

@@ -58,6 +58,7 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "newest of a group": newest(where={"group": atoms("g")}),
     "ids of a session": lambda catalog: catalog.ids(Selection(tiers=NAMES, where={"session": atoms("s")})),
     "walk": lambda catalog: catalog.walk(Selection(tiers=NAMES, scope=MINE), 3, 2),
+    "held": lambda catalog: catalog.held(1),
     "bucket_of": lambda catalog: catalog.bucket_of("x"),
     "in_session": lambda catalog: catalog.in_session("working", "s", "a"),
     "sessions of an owner": lambda catalog: catalog.sessions(MINE),

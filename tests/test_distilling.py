@@ -652,3 +652,34 @@ async def test_a_read_during_which_a_group_gives_way_shows_the_summary(method: s
         assert (await fed.call("session/close", session="s"))["summarized"] == 3
         held.release()
         assert [r["content"] for r in (await read.ended())["records"]] == ["gist of one, two, three"]
+
+
+@anyio_test
+async def test_what_leaves_is_decided_anew_after_each_thought() -> None:
+    thinker = Thinker()
+    async with thinking(thinker, CALM) as fed, anyio.create_task_group() as tasks:
+        for session in ("s", "t"):
+            for number in range(8):
+                await fed.remember(f"{session}{number}", session=session)
+        thought = thinker.stop()
+        call = Task(tasks, lambda: consolidate(fed))
+        await thought.reached.wait()
+        [[first]] = thinker.thoughts
+        other = "t" if first.startswith("s") else "s"
+        held = await fed.timeline(where={"session": other})
+        await fed.call("forget", ids=[record["id"] for record in held[:4]])
+        thought.release()
+        await call.ended()
+        # four are no more than its capacity: nothing of that conversation has left
+        assert [r["tier"] for r in await fed.timeline(where={"session": other})] == ["working"] * 4
+        assert [r["tier"] for r in await fed.timeline(where={"session": first[0]})].count("working") == 4
+
+
+@anyio_test
+async def test_a_summary_that_is_too_long_for_a_record_rewrites_nothing() -> None:
+    narrow = settings_of("[limits]\nmax_content_length = 20\n" + DISTIL, policy="explicit")
+    async with thinking(Thinker(), narrow) as fed:
+        await talk(fed)
+        await consolidate(fed)
+        where = contents(await fed.timeline())
+        assert [where.get(text) for text in GROUP] == ["working"] * 3

@@ -134,7 +134,7 @@ def why(settings: Settings, *, scanned: bool = True, **links: Link) -> str | Non
 def test_it_is_ready_when_the_tier_that_takes_writes_is_up() -> None:
     settings = federation(SEMANTIC, WORKING)
     assert why(settings, semantic=Link("down", "gone")) is None
-    assert why(settings, working=Link("down", "exit code 1")) == "working is down: exit code 1"
+    assert why(settings, working=Link("down", "exit code 1")) == "working is down"
     assert why(settings, working=Link("starting")) == "working is starting"
 
 

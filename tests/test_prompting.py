@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from router.a2m.errors import A2MError, Code
 from router.config import Settings, parse
-from tests.federated import FOUR_TIERS, LOCAL, Trial, assert_nothing_under_way, contents, settings_of, trial
+from router.model import Model
+from tests.federated import FOUR_TIERS, LOCAL, Task, Trial, assert_nothing_under_way, contents, settings_of, trial
 from tests.test_model import PATIENCE, TOKEN, Endpoint, answer, completion, error, serving
 from tests.test_summaries import refused
 
@@ -320,3 +321,27 @@ async def test_what_fails_at_the_endpoint_is_a_clear_error_and_nothing_is_writte
             await fed.settled()
             assert_nothing_under_way(fed)
             assert len(fed.copies()) == len(before)
+
+
+@anyio_test
+async def test_what_is_forgotten_while_a_model_writes_of_it_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go_on = anyio.Event(), anyio.Event()
+
+    async def write(self: Model, instructions: str, text: str) -> str:
+        reached.set()
+        await go_on.wait()
+        return "short"
+
+    monkeypatch.setattr(Model, "write", write)
+    async with remembering(with_model("http://127.0.0.1:9/v1")) as fed, anyio.create_task_group() as tasks:
+        before = await counted(fed)
+        prompt = {"method": "model", "style": "facts"}
+        recall = Task(tasks, lambda: fed.call("recall", prompt=prompt, limit=50))
+        await reached.wait()
+        await fed.call("forget", ids=["1"])
+        go_on.set()
+        error = await refused(recall.ended(), Code.INTERNAL_ERROR)
+        assert error.data is not None
+        assert error.data["reason"] == "changing"
+        # nothing was answered, so nothing counts as recalled
+        assert await counted(fed) == [each for each in before if each[0] != "1"]

@@ -733,3 +733,14 @@ def test_a_file_from_before_owners_had_shares_gets_them(tmp_path: Path) -> None:
         assert list(now.execute("SELECT * FROM share ORDER BY owner")) == before[0] == [("", 1, 1), ("=a", 1, 3)]
         assert list(now.execute("SELECT tokens FROM record")) == before[1]
     again.store.close()
+
+
+def test_how_common_a_word_is_does_not_depend_on_the_filter(asked: Asked) -> None:
+    asked.remember(*({"content": "common", "owner": "a", "session": "t"} for _ in range(50)))
+    asked.remember(
+        {"content": "common", "owner": "a", "session": "s", "id": "common"},
+        {"content": "rare", "owner": "a", "session": "s", "id": "rare"},
+    )
+    for owner in ({}, {"owner": "a"}):
+        found = asked("recall", query="rare common", where={"session": "s"}, **owner)["records"]
+        assert [record["id"] for record in found] == ["rare", "common"]

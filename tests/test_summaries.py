@@ -85,8 +85,8 @@ class Thinker:
         self._stops.append(Stop())
         return self._stops[-1]
 
-    def has_room_for(self, records: Sequence[Record]) -> bool:
-        return self._room is None or len(records) <= self._room
+    def material(self, records: Sequence[Record]) -> list[Record]:
+        return list(records) if self._room is None else list(records)[-self._room :]
 
     async def summarize(self, records: Sequence[Record]) -> str | None:
         self.thoughts.append([record.content for record in records])
@@ -662,3 +662,28 @@ async def test_a_summary_that_is_cancelled_is_there_whole_or_not_at_all(where: s
         await fed.settled()
         assert fed.copies() == {"1": ["working"], "2": ["working"], "p": ["semantic"]}
         assert_nothing_under_way(fed)
+
+
+@anyio_test
+async def test_a_page_that_gets_into_a_shared_tier_meanwhile_publishes_nothing() -> None:
+    thinker = Thinker()
+    async with thinking(thinker, SHARED_SEMANTIC) as fed, anyio.create_task_group() as tasks:
+        await fed.call("remember", records=MEMORY, owner="a")
+        [page] = await fed.remember("a page", key="page", owner="a")
+        thought = thinker.stop()
+        call = Task(tasks, lambda: fed.call("summarize", ids=["1"], key="page", owner="a"))
+        await thought.reached.wait()
+        await fed.call("promote", ids=[page], tier="semantic", owner="a")
+        thought.release()
+        error = await refused(call.ended(), Code.INVALID_PARAMS)
+        assert "private" in error.message
+        assert [r["content"] for r in await fed.timeline(owner="b", tier="semantic") if r["id"] == page] == ["a page"]
+
+
+@anyio_test
+async def test_what_a_summarizer_has_no_room_for_is_not_said_to_be_read() -> None:
+    async with thinking(Thinker(room=2)) as fed:
+        ids = await fed.remember("one", "two", "three")
+        answer = await fed.call("summarize", ids=ids)
+        assert (answer["read"], answer["records"][0]["content"]) == (2, "gist of two, three")
+        assert answer["records"][0]["metadata"] == {"summary_of": {"records": 2, "model": None, "ids": ids[1:]}}

@@ -115,13 +115,14 @@ _SCOPED: Final = """
 WITH hit AS MATERIALIZED (
     SELECT term, record.seq, record.tokens, count(*) AS times
     FROM occurrence CROSS JOIN record ON record.seq = occurrence.doc
-    WHERE term IN (SELECT value FROM json_each(?)) AND {condition}
+    WHERE term IN (SELECT value FROM json_each(?)) AND {scope}
     GROUP BY term, occurrence.doc
 ), rarity AS (
     SELECT term, max(1e-6, ln((? - count(*) + 0.5) / (count(*) + 0.5))) AS weight FROM hit GROUP BY term
 )
-SELECT seq, sum(weight * times * 2.2 / (times + 1.2 * (0.25 + 0.75 * tokens / ?))) AS score
-FROM hit JOIN rarity USING (term) GROUP BY seq ORDER BY score DESC, seq DESC LIMIT ?
+SELECT hit.seq, sum(weight * times * 2.2 / (times + 1.2 * (0.25 + 0.75 * hit.tokens / ?))) AS score
+FROM hit JOIN rarity USING (term) CROSS JOIN record ON record.seq = hit.seq
+WHERE {rest} GROUP BY hit.seq ORDER BY score DESC, hit.seq DESC LIMIT ?
 """
 
 
@@ -134,11 +135,12 @@ def _lexical_for(
     ).fetchone() or (None, None)
     if not records:
         return []
-    condition = filter.condition
-    assert condition is not None
-    sql = _SCOPED.format(condition=condition.sql)
+    scope = Filter(owner=owner).condition
+    rest = Filter(filter.conditions).condition or Condition("1")
+    assert scope is not None
+    sql = _SCOPED.format(scope=scope.sql, rest=rest.sql)
     terms = json.dumps(words[:_MOST_WORDS])
-    rows = connection.execute(sql, (terms, *condition.values, records, length / records, limit))
+    rows = connection.execute(sql, (terms, *scope.values, records, length / records, *rest.values, limit))
     return [Ranked(seq, score / (score + 1)) for seq, score in rows]
 
 

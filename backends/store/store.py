@@ -291,7 +291,11 @@ class Store:
         nothing = dict.fromkeys(("moved", "promoted", "dropped", "summarized"), 0)
         unmoved = {name: Counter[Place]() for name in nothing}
         self.happened.append(Consolidated(at=now, by=owner, asked=True, figures=unmoved))
-        self.happened.append(SessionClosed(at=now, owner=owner, session=params.session))
+        known = self._connection.execute(
+            "SELECT 1 FROM record WHERE session = ? AND owner IS ? LIMIT 1", (params.session, owner)
+        ).fetchone()
+        closed = SessionClosed(at=now, owner=owner, session=params.session, known=known is not None)
+        self.happened.append(closed)
         return {**nothing, "counts": {}, "closed": params.session, "flushed": 0}
 
     def _recall_limit(self, limit: int | None) -> int:

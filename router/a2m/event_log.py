@@ -83,6 +83,7 @@ class EventLog:
     def __init__(self, retained: int = DEFAULT_RETAINED) -> None:
         self._ring: list[tuple[Event, Call | None] | None] = [None] * retained
         self._end = 0  # the number of the next event
+        self._gap = 0  # where the last gap ended: a cursor from before it has missed something
         self._seal = Seal()
         self._wakes: dict[int, Callable[[], None]] = {}
         self._last_follower = 0
@@ -94,6 +95,12 @@ class EventLog:
         for wake in self._wakes.values():
             wake()
 
+    def break_off(self) -> None:
+        """Something has changed that is too much to tell: every cursor that was given out so far answers `reset`."""
+        self._ring[self._end % len(self._ring)] = None
+        self._end += 1
+        self._gap = self._end
+
     def poll(self, reader: Sight, cursor: str | None, limit: int | None, kinds: Collection[str] | None) -> Polled:
         """The events after `cursor` that `reader` may know (§4.12); without a cursor none, and where the log ends now.
 
@@ -103,7 +110,7 @@ class EventLog:
         if cursor is None:
             return Polled([], self._seal.close(self._end))
         start = self._seal.open(cursor)
-        reset = start is None or start < self._first
+        reset = start is None or start < max(self._first, self._gap)
         events: list[Mapping[str, Any]] = []
         for number, told, _ in self._told(self._first if start is None else start, reader, kinds):
             if len(events) == (_DEFAULT_LIMIT if limit is None else limit):
@@ -127,10 +134,13 @@ class EventLog:
         """What `reader` may know from event `start` on, with its number and cause."""
         for number in range(max(start, self._first), self._end):
             kept = self._ring[number % len(self._ring)]
-            assert kept is not None
+            if kept is None:
+                continue
             event, cause = kept
+            if kinds is not None and event.kind not in kinds:
+                continue
             told = event.seen_by(reader)
-            if told is not None and (kinds is None or told["kind"] in kinds):
+            if told is not None:
                 yield number, told, cause
 
 

@@ -6,7 +6,7 @@ each reader, those that he could recall; one that counts none of his is told to 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -42,6 +42,8 @@ class Sight(msgspec.Struct, frozen=True):
 class Written(msgspec.Struct, frozen=True, kw_only=True):
     """One record was written; `revision` > 0 shows a replacement. `at` is in milliseconds since 1970, as everywhere."""
 
+    kind: ClassVar[str] = "written"
+
     at: int
     id: str
     place: Place
@@ -56,7 +58,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         revision = None if self.key is None else self.revision
         where = {"tier": self.place.tier, "session": self.session, "key": self.key, "revision": revision}
         present = {name: value for name, value in where.items() if value is not None}
-        return {"kind": "written", "at": render(self.at), "id": self.id, **present}
+        return {"kind": self.kind, "at": render(self.at), "id": self.id, **present}
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -82,6 +84,8 @@ def named(records: Sequence[tuple[str, Place]]) -> Named:
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     """One forget, asked for by `by`, and what it struck."""
 
+    kind: ClassVar[str] = "forgotten"
+
     at: int
     by: str | None
     records: Named
@@ -89,13 +93,13 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     def seen_by(self, reader: Sight) -> Mapping[str, Any] | None:
         """The event object; None for who could recall none of the records."""
         told = self.records.seen_by(reader)
-        return (
-            {"kind": "forgotten", "at": render(self.at), **told} if _concerns(reader, self.by, told["count"]) else None
-        )
+        return {"kind": self.kind, "at": render(self.at), **told} if _concerns(reader, self.by, told["count"]) else None
 
 
 class Promoted(msgspec.Struct, frozen=True, kw_only=True):
     """One promote, asked for by `by`, and what it moved to `tier`."""
+
+    kind: ClassVar[str] = "promoted"
 
     at: int
     by: str | None
@@ -107,11 +111,13 @@ class Promoted(msgspec.Struct, frozen=True, kw_only=True):
         told = self.records.seen_by(reader)
         if not _concerns(reader, self.by, told["count"]):
             return None
-        return {"kind": "promoted", "at": render(self.at), "tier": self.tier, **told}
+        return {"kind": self.kind, "at": render(self.at), "tier": self.tier, **told}
 
 
 class Consolidated(msgspec.Struct, frozen=True, kw_only=True):
     """One pass: how many records of each place. `asked`: `by` asked for it, rather than the policy by itself."""
+
+    kind: ClassVar[str] = "consolidated"
 
     at: int
     by: str | None
@@ -123,21 +129,24 @@ class Consolidated(msgspec.Struct, frozen=True, kw_only=True):
         told = {name: reader.count(places) for name, places in self.figures.items()}
         if not any(told.values()) and not (self.asked and _concerns(reader, self.by, 0)):
             return None
-        return {"kind": "consolidated", "at": render(self.at), **told}
+        return {"kind": self.kind, "at": render(self.at), **told}
 
 
 class SessionClosed(msgspec.Struct, frozen=True, kw_only=True):
-    """An owner's conversation was closed."""
+    """An owner's conversation was closed; `known`: there was a record of it, so it is no secret of who closed it."""
+
+    kind: ClassVar[str] = "session_closed"
 
     at: int
     owner: str | None
     session: str
+    known: bool = True
 
     def seen_by(self, reader: Sight) -> Mapping[str, Any] | None:
-        """The event object; None for another owner."""
-        if not reader.sees(Place(self.owner)):
+        """The event object; None for another owner, and for whom there was nothing to recall."""
+        if not _concerns(reader, self.owner, int(self.known and reader.sees(Place(self.owner)))):
             return None
-        return {"kind": "session_closed", "at": render(self.at), "session": self.session}
+        return {"kind": self.kind, "at": render(self.at), "session": self.session}
 
 
 Event = Written | Forgotten | Promoted | Consolidated | SessionClosed

@@ -11,7 +11,7 @@ import httpx
 from msgspec import Raw
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
-from router.a2m.client import ConnectionLost, NoAnswer, Settled, Unanswered, settled
+from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, Unanswered, settled
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 
@@ -81,7 +81,7 @@ class HttpClient:
             with anyio.fail_after(timeout):
                 status, body = await self._post(render_call(next(self._ids), method, params))
             if body is None:
-                raise NoAnswer(f"it sent a message of more than {self._max_message:,} bytes", self._later())
+                raise AnswerTooLong(f"an answer of more than {self._max_message:,} bytes", self._later())
             answered = status < 500  # a gateway's 502 or 504 does not end what is behind it
             reply = self._read(status, body)
         except TimeoutError:

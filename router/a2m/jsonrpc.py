@@ -220,14 +220,11 @@ def _on_one_line(raw: Raw) -> Raw:
     return Raw(text)
 
 
-# the longest beginning in which every escaped surrogate has its other half
-_PAIRED: Final = re.compile(
-    rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+", re.DOTALL
-)
-_TOKEN: Final = re.compile(
-    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[\]{},:]|[^\s\[\]{},:"]+',  # an open string ends with the message
-    re.DOTALL,
-)
+# Groups that repeat without giving back are not used here: Python 3.11.2 matches some of them wrongly.
+_SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+# of a message without escaped quotes; an open string ends with it
+_TOKEN: Final = re.compile(rb'"[^"]*"?|[\[\]{},:]|[^\s\[\]{},:"]+')
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _ALL_BUT_SHAPE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 _STEP: Final = {ord("["): 1, ord("]"): -1}
@@ -263,9 +260,8 @@ def _open(message: bytes) -> _Envelope:
 
 
 def _has_half_a_pair(message: bytes) -> bool:
-    paired = _PAIRED.match(message)
-    assert paired is not None, "it matches the empty beginning"
-    return message.startswith(b"\\u", paired.end())
+    escapes = message.replace(rb"\\", b"--")  # what follows an escaped backslash is no escape
+    return _SURROGATE.search(_SURROGATE_PAIR.sub(b"", escapes)) is not None
 
 
 def _is_too_deep(message: bytes) -> bool:
@@ -288,8 +284,9 @@ def _scan_id(message: bytes) -> Raw:
     """The id of a message that cannot be decoded whole: what stands behind its outermost `"id"`, else null."""
     depth = 0
     before: list[bytes] = [b"", b""]
-    for match in islice(_TOKEN.finditer(message), _LOOKED_AT):
-        token = match[0]
+    unescaped = message.replace(rb"\\", b"--").replace(rb"\"", b"--")  # of the same length
+    for match in islice(_TOKEN.finditer(unescaped), _LOOKED_AT):
+        token = message[slice(*match.span())]
         if depth == 1 and before == [b'"id"', b":"] and _is_id(token):
             try:
                 return Raw(msgspec.json.encode(msgspec.json.decode(token)))

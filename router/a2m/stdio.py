@@ -64,15 +64,17 @@ async def serve_lines(
         grace: seconds after the end of `source` for what is under way; then it is cancelled.
     """
     service = _Service(answer, sink, caller, max_message, max_underway)
-    async with anyio.create_task_group() as whole:
-        whole.start_soon(service.write, whole.cancel_scope)
-        whole.start_soon(service.push)
-        async with anyio.create_task_group() as requests:
-            await service.read(source, requests)
-            whole.cancel_scope.deadline = anyio.current_time() + grace
-        await service.written()
-        whole.cancel_scope.cancel()
-    service.follow(None)
+    try:
+        async with anyio.create_task_group() as whole:
+            whole.start_soon(service.write, whole.cancel_scope)
+            whole.start_soon(service.push)
+            async with anyio.create_task_group() as requests:
+                await service.read(source, requests)
+                whole.cancel_scope.deadline = anyio.current_time() + grace
+            await service.written()
+            whole.cancel_scope.cancel()
+    finally:
+        service.follow(None)
 
 
 class _Underway:
@@ -105,6 +107,8 @@ class _Service:
         self._answers = 0  # of what is ready, the rest are notifications
         self._more = anyio.Event()
         self._sent = anyio.Event()
+        self._writing = anyio.Lock()
+        self._mark = object()  # stands for this connection in a log, which outlives it
         self._feed: Feed | None = None
         self._subscribing: Call | None = None
         self._stirred = anyio.Event()
@@ -127,7 +131,7 @@ class _Service:
     async def _serve_next(self) -> None:
         # whichever task happens to run first takes the line that came first: no scheduler promises an order of tasks
         line = self._came.popleft()
-        call = _Underway(self)
+        call = _Underway(self._mark)
         UNDERWAY.set(call)  # each request has a task of its own, and so a context
         if line is None:
             reply: bytes | None = render_error(NULL_ID, too_long(self._max_message))
@@ -149,14 +153,16 @@ class _Service:
             self._more = anyio.Event()
             lines, self._ready = self._ready, []
             answers, self._answers = self._answers, 0
+            sent, self._sent = self._sent, anyio.Event()
             try:
-                await self._sink.send(b"\n".join(lines) + b"\n")
+                async with self._writing:
+                    await self._sink.send(b"\n".join(lines) + b"\n")
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 scope.cancel()
                 return
             for _ in range(answers):
                 self._room.release()
-            self._sent.set()
+            sent.set()
 
     def follow(self, start: Callable[[Callable[[], None]], Feed] | None) -> None:
         """See `Channel`."""
@@ -173,9 +179,9 @@ class _Service:
             while notices := self._due_notices():
                 # nothing is awaited between the taking and here: no end of a subscription can have come between
                 self._ready += notices
-                self._sent = anyio.Event()
+                sent = self._sent
                 self._more.set()
-                await self._sent.wait()
+                await sent.wait()
 
     def _due_notices(self) -> list[bytes]:
         lines: list[bytes] = []
@@ -189,9 +195,14 @@ class _Service:
 
     def _is_unanswered(self, call: Call | None) -> bool:
         """Whether it is a call on this connection whose answer is not ready yet."""
-        return call is not None and call.connection is self and not call.answered
+        return call is not None and call.connection is self._mark and not call.answered
 
     async def written(self) -> None:
-        """Returns when no request is under way and every answer has been written."""
+        """Returns when no request is under way and every answer has been written, and no line is half written."""
         for _ in range(self._max_underway):
             await self._room.acquire()
+        self.follow(None)
+        while self._ready:
+            await self._sent.wait()
+        async with self._writing:
+            pass

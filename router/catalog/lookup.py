@@ -32,6 +32,10 @@ _MOST_VALUES: Final = 2000
 _MOST_ARMS: Final = 64
 
 
+# Places that one step of a walk looks at.
+_STRETCH: Final = 5000
+
+
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which records: all of `scope` that live in `tiers` and meet `where` (its catalog part) and `key_prefix`."""
 
@@ -73,18 +77,21 @@ class Lookup(Accounts):
         atoms = tuple(atom for atom in map(text_atom, ids) if given is None or atom in given)
         return self.newest(msgspec.structs.replace(selection, where={**selection.where, "id": atoms}), None)
 
-    def walk(self, selection: Selection, after: int, count: int) -> list[Entry]:
-        """The next `count` of a selection behind the one whose `seq` is `after`, in the order of writing.
+    def walk(self, selection: Selection, after: int, count: int) -> tuple[list[Entry], int | None]:
+        """At most `count` of a selection behind the place `after`, in the order of writing, and where to go on from;
+        None at the end.
 
         A record keeps its place when it moves or is replaced: a walk to the end meets each that is there all the while,
-        once. It looks at what it passes over, too.
+        once. A step looks at a bounded stretch, and may find nothing there.
         """
+        last: int = self._execute("SELECT max(seq) FROM records").get or 0
+        end = after + max(_STRETCH, count)
         no = [self._no[name] for name in selection.tiers if name in self._no]
         key = None if selection.key_prefix is None else key_prefix_condition(selection.key_prefix)
         visible = scope_condition(selection.scope, self._shared)
         whole = conjunction(
             [
-                Condition("seq > ?", (after,)),
+                Condition("seq > ? AND seq <= ?", (after, end)),
                 any_of("home", no),
                 visible,
                 key,
@@ -95,7 +102,9 @@ class Lookup(Accounts):
             f"SELECT {COLUMNS} FROM records NOT INDEXED WHERE {whole.sql} ORDER BY seq LIMIT ?",
             (*whole.parameters, count),
         )
-        return [row_entry(row, self._name[row[2]]) for row in rows]
+        found = [row_entry(row, self._name[row[2]]) for row in rows]
+        place = found[-1].seq if len(found) == count else end
+        return found, place if place < last else None
 
     def ids(self, selection: Selection) -> list[str]:
         """The ids of a selection, in no particular order."""
@@ -157,6 +166,10 @@ class Lookup(Accounts):
         )
         return [(no, records) for no, records in rows]
 
+    def held(self, bucket: int) -> int:
+        """How many records a bucket holds."""
+        return self._execute("SELECT records FROM buckets WHERE no = ?", (bucket,)).get or 0
+
     def weakest(self, tier: str, bucket: int) -> Iterator[Unit]:
         """The units of a bucket, weakest first; of two equally weak ones the older. A group stands where its strongest
         member would."""
@@ -188,6 +201,11 @@ class Lookup(Accounts):
             Unit(tuple(entry.id for entry in unit), 0.0, len(unit), owner, unit[0].group)
             for unit in self.units(self.newest(Selection(tiers=[tier], where=where), None))
         ]
+
+    def has_session(self, session: str, owner: str | None) -> bool:
+        """Whether an owner's conversation has a record anywhere."""
+        place = (present(owner), present(session))
+        return self._execute("SELECT 1 FROM sessions WHERE owner = ? AND session = ? LIMIT 1", place).get is not None
 
     def strays(self, tier: str, after: str, limit: int) -> list[NotedStray]:
         """Some of the copies to be removed from `tier`, in the order of their ids, beginning after one."""

@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from router.a2m.answers import BadAnswer, Degraded, Session, Tier
 from router.a2m.capabilities import PROTOCOL
-from router.a2m.client import NoAnswer
+from router.a2m.client import AnswerTooLong
 from router.command.asking import Asking
 
 FORMAT: Final = "a2m-export"
@@ -95,7 +95,7 @@ class Export:
         while True:
             try:
                 page = await self._timeline(page=size, after=after)
-            except NoAnswer:
+            except AnswerTooLong:
                 # a page of long records may be too long for one message
                 if size == 1:
                     raise
@@ -119,7 +119,7 @@ class Export:
         """What a `where` and a tier mean: in one piece, or in several where that is too much for one answer."""
         try:
             whole = await self._timeline(where=where, tier=tier)
-        except NoAnswer:
+        except AnswerTooLong:
             if where is None and self._has_sessions:
                 await self._copy_conversations(take)
             elif tier is None and len(self._tiers) > 1:

@@ -78,5 +78,7 @@ class Prompting:
                     f"{prompt.budget:,}, and a text is not cut; allow for more, or ask for method template"
                 )
         except ModelFailed as failure:
-            raise model_failed(failure) from None
+            raise model_failed(
+                "there is no text, and the records are to be had without method model", failure
+            ) from None
         return Rendered(text, given.ids)

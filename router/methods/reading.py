@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
+from router.a2m.errors import CALLERS_ERRORS, A2MError, Code, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record
 from router.a2m.sealing import Seal
@@ -104,16 +104,54 @@ class Readings:
         self._earned = earned
         self._pages = Seal()  # how many records there are is not everybody's to know
 
-    async def recall(self, params: Recall, scope: Scope) -> Records:
-        """The best records for a query, a vector, or both; by recency without either (§4.3)."""
+    async def best(self, params: Recall, scope: Scope) -> Records:
+        """The best records for a query, a vector, or both; by recency without either (§4.3); not yet counted."""
         best, degraded = await self._best(params, scope)
-        self._count([found.record.id for found in best])
-        return self._answer(best, degraded, params.embeddings)
+        now = self._catalog.find(found.record.id for found in best)
+        return Records(
+            [
+                _laid_over(found.record, now[found.record.id], found.score, params.embeddings)
+                for found in best
+                if found.record.id in now
+            ],
+            degraded,
+        )
 
-    async def consult(self, params: Recall, scope: Scope) -> Records:
-        """What a recall would find, for the router's own use: it is not counted as one."""
-        best, degraded = await self._best(params, scope)
-        return self._answer(best, degraded, params.embeddings)
+    def count(self, found: Records) -> None:
+        """Count what a recall has found as accessed, as the answer then says. An answer is not refused because it
+        cannot be counted."""
+        ids = [record.id for record in found.records]
+        try:
+            if self._catalog.touch(ids, self._clock()):
+                self._earned()
+        except OSError as problem:
+            log.error("accesses were not counted: %s", problem)
+        now = self._catalog.find(ids)
+        for record in found.records:
+            entry = now.get(record.id)
+            if entry is not None and entry.accessed_at is not None:
+                record.access_count, record.accessed_at = entry.access_count, render(entry.accessed_at)
+
+    def drop_gone(self, found: Records, scope: Scope) -> None:
+        """Take out of an answer what has been forgotten since, or has left the caller's sight. Mounts keep no account.
+
+        Raises INTERNAL_ERROR, reason "changing", if one of these is in its text.
+        """
+        entries = self._catalog.find(record.id for record in found.records)
+        left = [
+            record
+            for record in found.records
+            if self._settings.tier(record.tier or "").mount
+            or (record.id in entries and self._catalog.sees(scope, entries[record.id]))
+        ]
+        kept = {record.id for record in left}
+        if not kept.issuperset(found.prompt_ids or ()):
+            raise A2MError(
+                Code.INTERNAL_ERROR,
+                "a record has been forgotten while the model wrote of it; try again",
+                {"reason": "changing", "retry_after": 0.0},
+            )
+        found.records = left
 
     async def _best(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
         for _ in range(_LOOKS):
@@ -142,18 +180,6 @@ class Readings:
         least = params.min_score
         best = [_Found(shown[id], score) for id, score in ranked if least is None or score >= least][:limit]
         return best, degraded
-
-    def _answer(self, best: Sequence["_Found"], degraded: list[Degraded] | None, embeddings: bool) -> Records:
-        """What was found, with the account as it is now; without what has been forgotten since."""
-        now = self._catalog.find(found.record.id for found in best)
-        return Records(
-            [
-                _laid_over(found.record, now[found.record.id], found.score, embeddings)
-                for found in best
-                if found.record.id in now
-            ],
-            degraded,
-        )
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
@@ -192,7 +218,8 @@ class Readings:
         return Records([records[entry.id] for entry in entries if entry.id in records], degraded)
 
     async def page(self, params: Pages, scope: Scope) -> Page:
-        """The next page of all that `scope` sees in managed tiers, in the order of writing; `limit` has no part in it.
+        """The next page of all that `scope` sees in managed tiers, in the order of writing; it may be empty before the
+        end.
 
         An extension, for those who want everything without holding it at once. A tier that does not answer is an error,
         so that what has been walked to its end was whole; so is a `where` that only tiers could answer.
@@ -202,6 +229,8 @@ class Readings:
             raise invalid_params(
                 "where", "expected only fields that the router knows itself, where `page` or `after` is"
             )
+        if params.limit is not None:
+            raise invalid_params("limit", "expected none where `page` or `after` is: `page` is the number of records")
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
         tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if not tier.mount]
@@ -213,13 +242,12 @@ class Readings:
         )
         size = min(params.page or _PAGE, _MOST_IDS)
         with self._catalog.readers.reading() as read:
-            entries = self._catalog.walk(selection, self._place(params.after), size + 1)
-            there = entries[:size]
+            there, place = self._catalog.walk(selection, self._place(params.after), size)
             records, missing = await self._read(there, tiers, scope, read, embeddings=params.embeddings)
         for down in missing:
             raise unanswered(down.tier, down.reason, 1.0)
         ordered = sorted((entry for entry in there if entry.id in records), key=lambda entry: entry.created_at)
-        return Page([records[e.id] for e in ordered], self._pages.close(there[-1].seq) if len(entries) > size else None)
+        return Page([records[e.id] for e in ordered], None if place is None else self._pages.close(place))
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
         """The caller's record at a key, else the ownerless one, else none (§4.9)."""
@@ -249,14 +277,6 @@ class Readings:
         return place
 
     # --- recall, step by step
-
-    def _count(self, ids: Sequence[str]) -> None:
-        """Count a recall. An answer is not refused because it cannot be counted."""
-        try:
-            if self._catalog.touch(ids, self._clock()):
-                self._earned()
-        except OSError as problem:
-            log.error("accesses were not counted: %s", problem)
 
     def _limit(self, limit: int | None) -> int:
         most = self._settings.recall.max_limit

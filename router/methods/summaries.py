@@ -5,12 +5,12 @@ and thought anew, and a page that has been written meanwhile is not overwritten 
 in the step in which the summary becomes true.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.errors import A2MError, Code, invalid_params, quota
 from router.a2m.messages import Recall, Remember, Summarize, Timeline
 from router.a2m.records import Draft, Record, digest
 from router.a2m.timestamps import render
@@ -22,7 +22,7 @@ from router.methods.drafting import destination
 from router.methods.reading import Readings
 from router.methods.selecting import narrowed_to_ids, selects, unanswered
 from router.methods.writing import Overtaken, Writing
-from router.summarizing import Summarizer, provenance
+from router.summarizing import Summarizer, check_length, provenance
 from router.text import query_tokens
 
 # Records that are read where the caller gives no limit: the newest, or those that fit a query best.
@@ -96,11 +96,12 @@ class Summaries:
 
     async def _think(self, params: Summarize, scope: Scope) -> Summarized:
         """One thought. Raises Overtaken if it is out of date."""
-        records = await self._read(params, scope)
+        records = self._summarizer.material(await self._read(params, scope))
         owner = _owner(records, scope)
         page = None if params.key is None else self._catalog.by_key(owner, params.key)
         sources = self._sources(records)
-        into = self._into(params, records, page)
+        into = self._into(params, sources.values(), page)
+        shared = self._target(params, page).shared
         summary = await self._summarizer.summarize(records) if records else None
         if summary is None:
             return Summarized([], len(records), 0)
@@ -112,10 +113,12 @@ class Summaries:
                 for id, source in sources.items()
             )
             there = None if params.key is None else self._catalog.by_key(owner, params.key)
-            return same and (there and (there.id, there.digest)) == (page and (page.id, page.digest))
+            # what is private must not have got into a shared place meanwhile
+            target = self._target(params, there)
+            safe = target.shared == shared and (params.into is not None or not self._private(target, now.values()))
+            return same and _content(there) == _content(page) and safe
 
-        self._check_length(summary)
-        shared = self._settings.tier(into or (page.home if page else "")).shared
+        check_length(summary, self._settings.limits.max_content_length)
         ids = [record.id for record in records] if len(records) <= _MOST_SOURCES and not shared else None
         draft = Draft(
             content=summary,
@@ -140,8 +143,11 @@ class Summaries:
                 key_prefix=params.key_prefix,
                 limit=min(_DEFAULT_LIMIT, self._settings.recall.max_limit) if limit is None else limit,
             )
-            found = await self._readings.consult(best, scope)
+            found = await self._readings.best(best, scope)
         else:
+            most = self._settings.recall.max_limit
+            if limit is not None and limit > most:
+                raise quota("limit", most, limit, "records")
             newest = Timeline(
                 tier=params.tier,
                 where=where,
@@ -165,14 +171,6 @@ class Summaries:
                 raise Overtaken
         return entries
 
-    def _check_length(self, summary: str) -> None:
-        most = self._settings.limits.max_content_length
-        if len(summary) > most:
-            reason = f"the summary has {len(summary):,} characters, and a record has at most {most:,}"
-            raise A2MError(
-                Code.INTERNAL_ERROR, f"nothing was written: {reason}; summarize fewer records", {"reason": reason}
-            )
-
     def _as_written(self, id: str, draft: Draft) -> list[Record]:
         """The summary as a read would give it, without one: no tier is to fail what is true already. Nothing if it has
         been changed or forgotten since."""
@@ -195,19 +193,31 @@ class Summaries:
         written.accessed_at = None if entry.accessed_at is None else render(entry.accessed_at)
         return [written]
 
-    def _into(self, params: Summarize, records: Sequence[Record], page: Entry | None) -> str | None:
+    def _into(self, params: Summarize, sources: Iterable[Entry], page: Entry | None) -> str | None:
         """The tier that the summary goes to; None for the one where what it replaces lives."""
         if params.into is not None:
             return params.into
-        tier = self._settings.tier(page.home) if page is not None else self._default()
-        private = next((each for each in map(self._tier_of, records) if not (each.shared or each.may_publish)), None)
-        if tier.shared and private is not None:
+        target = self._target(params, page)
+        private = self._private(target, sources)
+        if private is not None:
             raise invalid_params(
                 "into",
-                f"it would be {tier.name!r}, which everybody reads, and what is in {private.name!r} is private; name "
+                f"it would be {target.name!r}, which everybody reads, and what is in {private.name!r} is private; name "
                 "the tier to publish the summary there, or another one",
             )
-        return None if page is not None else tier.name
+        return None if page is not None else target.name
+
+    def _target(self, params: Summarize, page: Entry | None) -> Tier:
+        if params.into is not None:
+            return self._settings.tier(params.into)
+        return self._settings.tier(page.home) if page is not None else self._default()
+
+    def _private(self, target: Tier, sources: Iterable[Entry]) -> Tier | None:
+        """A tier whose records a summary in `target` would publish, if there is one."""
+        if not target.shared:
+            return None
+        homes = (self._settings.tier(entry.home) for entry in sources)
+        return next((home for home in homes if not (home.shared or home.may_publish)), None)
 
     def _default(self) -> Tier:
         semantic = next((tier for tier in self._settings.managed if tier.kind == "semantic"), None)
@@ -217,11 +227,18 @@ class Summaries:
         return self._settings.tier(record.tier or "")
 
 
+def _content(page: Entry | None) -> tuple[str, bytes] | None:
+    return None if page is None else (page.id, page.digest)
+
+
 def _owner(records: Sequence[Record], scope: Scope) -> str | None:
     """Whose the summary is: the caller's, else whose the records are. Raises INVALID_PARAMS if that are several."""
     owners = {record.owner for record in records} - {None}
     if scope.owner is not None or not owners:
         return scope.owner
     if len(owners) > 1:
-        raise invalid_params("owner", "these are records of several owners; name the one who is to have the summary")
+        raise invalid_params(
+            "owner",
+            "these are records of several owners; name the one whose records are meant, and who is to have the summary",
+        )
     return owners.pop()

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from router.a2m.capabilities import METHODS, PROTOCOL, methods_of, speaks
-from router.a2m.errors import A2MError, Code
+from router.a2m.errors import A2MError, Code, invalid_params
 from router.a2m.event_log import EventLog
 from router.a2m.messages import (
     Consolidate,
@@ -187,23 +187,31 @@ class Methods:
         return Ids(await self._writing.remember(params, scope_of(caller, params.owner)))
 
     async def recall(self, params: PromptedRecall, caller: Caller) -> Records:
+        scope = scope_of(caller, params.owner)
         asked = self._prompting.asked(params.prompt)
-        found = await self._readings.recall(params, scope_of(caller, params.owner))
-        return await self._with_text(found, asked, keep="first")
+        found = await self._readings.best(params, scope)
+        await self._add_text(found, asked, scope, keep="first")
+        self._readings.count(found)
+        return found
 
     async def timeline(self, params: PromptedPages, caller: Caller) -> Records | Page:
         scope = scope_of(caller, params.owner)
-        if params.walks:
-            return await self._readings.page(params, scope)
         asked = self._prompting.asked(params.prompt)
+        if params.walks:
+            if asked is not None:
+                raise invalid_params("prompt", "expected none where `page` or `after` is: a page is for programs")
+            return await self._readings.page(params, scope)
         found = await self._readings.timeline(params, scope)
-        return await self._with_text(found, asked, keep="last")
+        await self._add_text(found, asked, scope, keep="last")
+        return found
 
-    async def _with_text(self, found: Records, asked: Prompt | None, keep: Literal["first", "last"]) -> Records:
+    async def _add_text(
+        self, found: Records, asked: Prompt | None, scope: Scope, keep: Literal["first", "last"]
+    ) -> None:
         if asked is not None:
             rendered = await self._prompting.rendered(found.records, asked, keep)
             found.prompt, found.prompt_ids = rendered.text, rendered.ids
-        return found
+            self._readings.drop_gone(found, scope)  # a model may have written for a while
 
     async def summarize(self, params: Summarize, caller: Caller) -> Summarized:
         return await self._summaries.summarize(params, scope_of(caller, params.owner))

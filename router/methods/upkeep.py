@@ -14,7 +14,7 @@ from router.config import Settings
 from router.methods.drafting import destination
 from router.methods.selecting import sight_of
 from router.moves import Moves
-from router.passes import Passes, Report
+from router.passes import Passes, Report, Stayed
 from router.policy import Unit
 
 
@@ -121,10 +121,12 @@ class Upkeep:
         """
         if params.session == "":
             raise invalid_params("session", "expected a string that is not empty")
-        flushed, report = await self._passes.close_session(params.session, scope.owner)
-        if flushed.left == 0 and flushed.reason is not None:
-            raise _refused(f"nothing of the session could leave the working tier: {flushed.reason}", flushed.reason)
-        self._tell(SessionClosed(at=self._clock(), owner=scope.owner, session=params.session))
+        known = self._catalog.has_session(params.session, scope.owner)
+        try:
+            flushed, report = await self._passes.close_session(params.session, scope.owner)
+        except Stayed as stayed:
+            raise _refused(f"nothing of the session could leave the working tier: {stayed}", str(stayed)) from None
+        self._tell(SessionClosed(at=self._clock(), owner=scope.owner, session=params.session, known=known))
         return Closed(
             **self._figures(report, scope),
             counts=self._catalog.counts(scope),

@@ -20,7 +20,7 @@ def unready(settings: Settings, links: Mapping[str, Link], is_scanned: Callable[
     for tier in required:
         link = links[tier.name]
         if link.status != "up":
-            return f"{tier.name} is {link.status}" + (f": {link.reason}" if link.reason else "")
+            return f"{tier.name} is {link.status}"  # why, in whatever words, is for the log
         if not tier.mount and not is_scanned(tier.name):
             return f"{tier.name} is up, but what it holds is not taken into the account yet"
     return None
