@@ -74,6 +74,9 @@ class Database:
                 _make_folder(path.parent)
                 self._lock = self._resources.enter_context(_lock(path, holder))
                 _refuse_other_files(path)
+                if not path.exists():
+                    # memories are their owner's alone; what SQLite puts beside the file is made like it
+                    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self.connection = apsw.Connection(":memory:" if path is None else str(path), statementcachesize=256)
             self._resources.callback(self.connection.close)
             if prepare is not None:
@@ -259,7 +262,7 @@ def _refuse_other_files(path: Path) -> None:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
     except FileExistsError:
         raise DatabaseError(f"{folder}: a file stands where a folder is needed") from None
 

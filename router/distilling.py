@@ -69,7 +69,7 @@ class Distilling:
         self._max_content = max_content
         self._new_id = new_id
         self._clock = clock
-        self._busy: set[frozenset[str]] = set()  # the units that are being thought about
+        self._busy: dict[frozenset[str], anyio.Event] = {}  # what is being thought about, and when that is over
         self._in_vain: Counter[tuple[str, str]] = Counter()  # refusals in a row, by the way that was refused
 
     def is_busy(self, unit: Unit) -> bool:
@@ -131,9 +131,11 @@ class Distilling:
             return False
         [group] = groups
         ids = frozenset(entry.id for entry in group)
-        if any(not busy.isdisjoint(ids) for busy in self._busy):
-            result.reason = f"{unit.ids[0]!r}: it is being summarized already"
-            return True
+        under_way = next((thought for busy, thought in self._busy.items() if not busy.isdisjoint(ids)), None)
+        if under_way is not None:
+            async with thinking():
+                await under_way.wait()
+            return await self._distil(unit, source, target, thinking, result)
         self._check(source, target)  # before anything is thought for a tier that cannot take it
         found = await self._copies.read(source, [entry.id for entry in group], embeddings=True)
         records = _as_they_were(group, found)
@@ -142,12 +144,12 @@ class Distilling:
         if len(self._summarizer.material(records)) < len(records):
             return False  # nothing is rewritten unread
         # the pass has its turn until it thinks, so nobody else has come to this unit since it was looked at
-        self._busy.add(ids)
+        self._busy[ids] = anyio.Event()
         try:
             async with thinking():
                 content = await self._summarizer.summarize(records)
         finally:
-            self._busy.remove(ids)
+            self._busy.pop(ids).set()
         if content is None:
             return False
         check_length(content, self._max_content)

@@ -44,7 +44,7 @@ async def open_federation(
     variables = os.environ if environ is None else environ
     settings = load(Path(path), variables)
     links = links_for(settings, variables)
-    problem: Exception | None = None
+    problem: Exception | KeyboardInterrupt | SystemExit | None = None
     try:
         async with (
             running_federation(settings, links) as federation,
@@ -58,7 +58,7 @@ async def open_federation(
             memory = await greeted(Memory(peer, timeout=timeout, owner=owner))
             try:
                 yield memory
-            except Exception as raised:  # noqa: BLE001 - raised again below, once the federation has ended in order
+            except (Exception, KeyboardInterrupt, SystemExit) as raised:  # noqa: BLE001 - raised again below, in order
                 problem = raised
     except BaseExceptionGroup as group:
         told = _told(group)

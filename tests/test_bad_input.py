@@ -414,6 +414,16 @@ VALUES: Final = [
     # addresses
     ("fetch", '{"key":""}', Code.INVALID_PARAMS, "key"),
     ("session/close", '{"session":""}', Code.INVALID_PARAMS, "session"),
+    # names are names, not contents
+    *[
+        (
+            "remember",
+            json.dumps({"records": [{"content": "x", field: "x" * 20_000}]}),
+            Code.INVALID_PARAMS,
+            f"records[0].{field}: ",
+        )
+        for field in ("id", "key", "session", "group", "role", "owner", "media_type", "uri")
+    ],
     # forgetting needs an aim
     ("forget", "{}", Code.INVALID_PARAMS, "params: expected ids, a query, a tier"),
     ("forget", '{"owner":"anna"}', Code.INVALID_PARAMS, "params: expected ids, a query, a tier"),

@@ -683,3 +683,65 @@ async def test_a_summary_that_is_too_long_for_a_record_rewrites_nothing() -> Non
         await consolidate(fed)
         where = contents(await fed.timeline())
         assert [where.get(text) for text in GROUP] == ["working"] * 3
+
+
+@anyio_test
+async def test_what_is_forgotten_by_query_while_its_group_gives_way_is_gone() -> None:
+    steer = Steered()
+    async with thinking(Thinker(), CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
+        await talk(fed)
+        held = steer.hold("working", "recall", after=True, having=b'"two"')
+        forget = Task(tasks, lambda: fed.call("forget", query="two"))
+        await held.reached.wait()
+        await consolidate(fed)
+        held.release()
+        assert await forget.ended() == {"forgotten": 1}
+        assert not any("two" in record["content"] for record in await fed.timeline())
+
+
+@anyio_test
+async def test_a_walk_during_which_a_group_gives_way_meets_it_or_its_summary() -> None:
+    steer = Steered()
+    async with thinking(Thinker(), CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
+        await talk(fed)
+        held = steer.hold("working", "recall", after=True)
+        walk = Task(tasks, lambda: fed.call("timeline", page=100))
+        await held.reached.wait()
+        await consolidate(fed)
+        held.release()
+        page = await walk.ended()
+        assert (contents(page["records"]), page["next"]) == (REWRITTEN, None)
+
+
+@anyio_test
+async def test_however_often_groups_give_way_a_read_shows_all() -> None:
+    steer = Steered()
+    async with thinking(Thinker(), CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
+        for number in range(4):
+            await fed.remember(f"r{number}", session=f"s{number}")
+        held = steer.hold("working", "recall", after=True)
+        read = Task(tasks, fed.timeline)
+        for number in range(4):
+            await held.reached.wait()
+            before = held
+            await fed.call("session/close", session=f"s{number}")
+            held = steer.hold("working", "recall", after=True)  # for the next look, not for what the close reads
+            before.release()
+        held.release()
+        assert [record["content"] for record in await read.ended()] == [f"gist of r{number}" for number in range(4)]
+
+
+@anyio_test
+async def test_a_conversation_can_be_closed_while_it_is_being_summarized() -> None:
+    thinker = Thinker()
+    async with thinking(thinker, CALM) as fed, anyio.create_task_group() as tasks:
+        await talk(fed)
+        thought = thinker.stop()
+        first = Task(tasks, lambda: consolidate(fed))
+        await thought.reached.wait()
+        close = Task(tasks, lambda: fed.call("session/close", session="s", owner="a"))
+        await wait_all_tasks_blocked()
+        thought.release()
+        assert (await first.ended())["summarized"] == 3
+        assert (await close.ended())["flushed"] == 2
+        assert thinker.thoughts == [GROUP, ["four"], ["five"]]

@@ -330,11 +330,11 @@ async def connect_local(
 @asynccontextmanager
 async def tending() -> AsyncIterator[anyio.abc.TaskGroup]:
     """A task group whose block raises what was raised in it; a bare one raises a group that holds only that."""
-    problem: Exception | None = None
+    problem: Exception | KeyboardInterrupt | SystemExit | None = None
     async with anyio.create_task_group() as tasks:
         try:
             yield tasks
-        except Exception as raised:  # noqa: BLE001 - raised again below
+        except (Exception, KeyboardInterrupt, SystemExit) as raised:  # noqa: BLE001 - raised again below
             problem = raised
             tasks.cancel_scope.cancel()
     if problem is not None:

@@ -39,7 +39,7 @@ async def export(run: Running) -> int:
 async def _copied(export: Export, write: Callable[[bytes], Awaitable[None]]) -> int:
     """How many records were written."""
     written = 0
-    with _progress(export.header.records) as advance:
+    with _progress(export.header.records, beside_data=True) as advance:
 
         async def take(records: list[Raw]) -> None:
             nonlocal written
@@ -84,13 +84,17 @@ async def import_(run: Running) -> int:
     counts = into.counts
     run.asking.last = msgspec.json.encode(counts)
     await run.show(lambda: _counted(into).encode() + b"\n")
+    announced, came = into.header.records, counts.written + counts.already_there + counts.skipped.total()
+    if announced is not None and came < announced:
+        say(f"the file says that it has {announced:,} records, and {came:,} came: it is not whole")
+        return FAILED
     return FAILED if counts.skipped else DONE
 
 
 async def _import_from(into: Import, chunks: AsyncGenerator[bytes, None]) -> None:
     lines = Numbered()
     counts = into.counts
-    with _progress(None) as advance:
+    with _progress(None, beside_data=False) as advance:
 
         async def take(ended: list[tuple[int, bytes]]) -> None:
             for number, text in ended:
@@ -124,11 +128,12 @@ def _into(file: BinaryIO) -> Callable[[bytes], Awaitable[None]]:
 
 
 @contextmanager
-def _progress(total: int | None) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr, where that is a terminal. What is yielded takes how many are done, and of how many if that has
-    become known."""
+def _progress(total: int | None, *, beside_data: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr, where that is a terminal, and what goes to stdout `beside` it does not go there, too. What is
+    yielded takes how many are done, and of how many if that has become known."""
+    shown = sys.stderr.isatty() and not (beside_data and sys.stdout.isatty())
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task("", total=total)
 
         def advance(done: int, of: int | None) -> None:

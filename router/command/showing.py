@@ -26,9 +26,25 @@ T = TypeVar("T")
 Column = tuple[str, Callable[[T], str | None]]
 
 
+# what is cut or broken says nothing any more; and what a narrow terminal does without, in this order
+_WHOLE: Final = frozenset({"score", "written", "tier", "id"})
+_LEFT_OUT_FIRST: Final = ("metadata", "role", "owner", "session", "key", "score", "written")
+
+# characters and lines of a content in a table; to lay out more takes seconds
+_MOST_SHOWN: Final = 2000
+_MOST_LINES: Final = 40
+
+
 def plain(text: str) -> str:
     """A text without what a terminal would obey: control characters, and those that turn the direction of writing."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def _short(text: str) -> str:
+    """As much of a text as a table can show: what is longer is to be had as JSON."""
+    lines = text[:_MOST_SHOWN].splitlines()[:_MOST_LINES]
+    short = "\n".join(lines)
+    return short if len(short) >= len(text.rstrip()) else f"{short} …"
 
 
 def records(found: Sequence[Record]) -> bytes:
@@ -43,7 +59,7 @@ def records(found: Sequence[Record]) -> bytes:
             ("owner", lambda record: record.owner),
             ("role", lambda record: record.role),
             ("key", lambda record: record.key),
-            ("content", lambda record: record.content or record.uri or "–"),
+            ("content", lambda record: _short(record.content or record.uri or "–")),
             ("id", lambda record: record.id),
             ("metadata", lambda record: json.dumps(record.metadata, ensure_ascii=False) if record.metadata else None),
         ),
@@ -128,13 +144,33 @@ def _table(rows: Sequence[T], columns: Iterable[Column[T]]) -> bytes:
     if not rows:
         return b""
     cells = [(name, [told(row) for row in rows]) for name, told in columns]
-    kept = [(name, column) for name, column in cells if any(column)]
+    kept = _fitting([(name, column) for name, column in cells if any(column)])
     table = Table(box=box.SIMPLE_HEAD)
     for name, _ in kept:
-        table.add_column(name, overflow="fold", min_width=_CONTENT if name == "content" else None)
+        whole = name in _WHOLE
+        table.add_column(name, overflow="fold", no_wrap=whole, min_width=_CONTENT if name == "content" else None)
     for row in zip(*(column for _, column in kept), strict=True):
         table.add_row(*(Text(plain(cell or "")) for cell in row))
     return _rendered(table)
+
+
+def _fitting(columns: list[tuple[str, list[str | None]]]) -> list[tuple[str, list[str | None]]]:
+    """The columns that a terminal has room for: on a narrow one those are left out that tell least."""
+    width = Console(stderr=True).width
+    kept = list(columns)
+    for name in _LEFT_OUT_FIRST:
+        needed = sum(_width(title, cells) + 3 for title, cells in kept)
+        if needed <= width:
+            break
+        kept = [column for column in kept if column[0] != name]
+    return kept
+
+
+def _width(title: str, cells: Sequence[str | None]) -> int:
+    if title == "content":
+        return _CONTENT
+    longest = max((len(cell or "") for cell in cells), default=0)
+    return max(len(title), longest if title in _WHOLE else min(longest, _CONTENT))
 
 
 def _fields(told: Iterable[tuple[str, Any]]) -> bytes:

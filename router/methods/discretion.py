@@ -61,6 +61,6 @@ def _without_reason(error: A2MError) -> A2MError:
     who = f"the tier {data['tier']!r}" if "tier" in data else "a server that this takes"
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"{who} did not do its part, and nothing was changed; try again, the router's log says why",
+        f"{who} did not do its part; try again, the router's log says why",
         {**data, "reason": _UNAVAILABLE},
     )

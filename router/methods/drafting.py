@@ -24,6 +24,12 @@ _JSON_NULL: Final = b"null"
 # A tier is told more of a record than a caller says, in one message with others; half of a message is surely enough.
 _LARGEST_RECORD: Final = 32 * 2**20
 
+# What names a record, or says something of it, is kept in memory by the log of events, and looked up by indexes; what
+# is longer is content.
+_LONGEST: Final = dict.fromkeys(("id", "key", "session", "group", "role", "owner", "media_type"), 1024) | {
+    "uri": 16_384
+}
+
 # every JSON parser can hold it, and a record that comes with it can still be replaced
 _MOST_REVISIONS: Final = 2**53 - 1
 
@@ -54,15 +60,15 @@ def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensio
                 raise invalid_params(f"{where}.created_at", str(problem)) from None
         if draft.embedding is not None:
             width = _check_width(draft.embedding, width, where)
-        drafts.append(
-            msgspec.structs.replace(
-                draft,
-                tier=destination(draft.tier, settings, f"{where}.tier").name if draft.tier is not None else None,
-                owner=_owner(draft.owner, scope, where),
-                session=params.session if draft.session is None else draft.session,
-                revision=draft.revision or 0,
-            )
+        whole = msgspec.structs.replace(
+            draft,
+            tier=destination(draft.tier, settings, f"{where}.tier").name if draft.tier is not None else None,
+            owner=_owner(draft.owner, scope, where),
+            session=params.session if draft.session is None else draft.session,
+            revision=draft.revision or 0,
         )
+        _check_names(whole, where)
+        drafts.append(whole)
     return drafts
 
 
@@ -102,6 +108,13 @@ def _check_text(draft: Draft, where: str, longest: int) -> None:
         raise invalid_params(f"{where}.revision", f"expected at most {_MOST_REVISIONS:,}, so that it can be counted on")
     if draft.key == "":
         raise invalid_params(f"{where}.key", "expected a string that is not empty, or no key at all")
+
+
+def _check_names(draft: Draft, where: str) -> None:
+    for field, longest in _LONGEST.items():
+        name = getattr(draft, field)
+        if name is not None and len(name) > longest:
+            raise invalid_params(f"{where}.{field}", f"expected at most {longest:,} characters, got {len(name):,}")
 
 
 def _check_metadata(draft: Draft, where: str) -> None:

@@ -5,9 +5,9 @@ which records they want, and read them where they live. A copy that is not in it
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -47,9 +47,14 @@ _MOST_IDS: Final = 10_000
 _PAGE: Final = 1000
 
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
-# does a timeline with a limit: older ones come into it; and every read during which a group gave way to its summary:
-# it may have met neither.
+# does a timeline with a limit: older ones come into it.
 _LOOKS: Final = 3
+
+
+# How often a read begins anew because a group has given way to its summary meanwhile.
+_MOST_REWRITES: Final = 50
+
+T = TypeVar("T")
 
 
 class Degraded(msgspec.Struct, frozen=True):
@@ -154,12 +159,23 @@ class Readings:
         found.records = left
 
     async def _best(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
-        for _ in range(_LOOKS):
+        return await self._undisturbed(partial(self._best_now, params, scope))
+
+    async def _undisturbed(self, look: Callable[[], Awaitable[T]]) -> T:
+        """What a look finds during which no group gives way to its summary: it could meet neither of the two.
+
+        Raises INTERNAL_ERROR, reason "changing", if that goes on all the time.
+        """
+        for _ in range(_MOST_REWRITES):
             rewrites = self._catalog.rewrites
-            best = await self._best_now(params, scope)
+            found = await look()
             if self._catalog.rewrites == rewrites:
-                break
-        return best
+                return found
+        raise A2MError(
+            Code.INTERNAL_ERROR,
+            "groups are being rewritten faster than they can be read; try again",
+            {"reason": "changing", "retry_after": 1.0},
+        )
 
     async def _best_now(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
         limit = self._limit(params.limit)
@@ -183,12 +199,7 @@ class Readings:
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
-        for _ in range(_LOOKS):
-            rewrites = self._catalog.rewrites
-            found = await self._timeline_now(params, scope)
-            if self._catalog.rewrites == rewrites:
-                break
-        return found
+        return await self._undisturbed(partial(self._timeline_now, params, scope))
 
     async def _timeline_now(self, params: Timeline, scope: Scope) -> Records:
         where = read_where(params.where)
@@ -222,8 +233,12 @@ class Readings:
         end.
 
         An extension, for those who want everything without holding it at once. A tier that does not answer is an error,
-        so that what has been walked to its end was whole; so is a `where` that only tiers could answer.
+        so that what has been walked to its end was whole; so is a `where` that only tiers could answer. A group that
+        gives way to its summary behind the walk is met as both.
         """
+        return await self._undisturbed(partial(self._page_now, params, scope))
+
+    async def _page_now(self, params: Pages, scope: Scope) -> Page:
         where = read_where(params.where)
         if where.foreign:
             raise invalid_params(

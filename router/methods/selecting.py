@@ -28,7 +28,7 @@ OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "re
 _MOST_MATCHES: Final = 4096
 
 # How often the tiers are asked anew because what they found was replaced meanwhile.
-_LOOKS: Final = 5
+_LOOKS: Final = 20
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -122,8 +122,10 @@ class Selecting:
     ) -> list[str] | None:
         """The ids that the tiers find; None if one of them was replaced meanwhile: then it takes another look.
 
-        With every other content a record has another revision.
+        With every other content a record has another revision. What a group said that gives way to its summary
+        meanwhile may stand in the summary, which nobody has been asked for.
         """
+        rewrites = self._catalog.rewrites
         with self._catalog.readers.reading() as read:
             asked = await self._ask_all(tiers, where, scope, params.query, params.key_prefix)
             accepts = self._catalog.readers.accepts
@@ -138,7 +140,7 @@ class Selecting:
                     ids.append(entry.id)
                 elif revisions:
                     return None
-            return ids
+            return ids if self._catalog.rewrites == rewrites else None
 
     async def _ask_all(
         self, tiers: Sequence[Tier], where: Filter, scope: Scope, query: str | None, key_prefix: str | None
