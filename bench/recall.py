@@ -7,18 +7,21 @@ A file is a JSON object with `turns` (`id`, `speaker`, `text`, perhaps `image`, 
 without sight of the others.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from bench.conversations import given
 from router.fusion import POOL_WEIGHT, Ranking, lexical, reciprocal_rank
 
 LIMIT = 10
 CANDIDATES = 3  # a tier is asked for LIMIT times this
 NEWEST = 24  # turns in the first tier; the other two share the rest
+
+
+_ABOUT: Final = "How much a fusion finds: the share of a question's evidence turns in the top 10."
 
 
 class Turn(msgspec.Struct):
@@ -99,8 +102,8 @@ def _top(rankings: list[Ranking]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
-    asked = [each for conversation in options.conversations for each in ask(conversation)]
+    conversations = given(arguments, Conversation, "python -m bench.recall", _ABOUT)
+    asked = [each for conversation in conversations for each in ask(conversation)]
     asked = [(question, evidence) for question, evidence in asked if evidence]
     if not asked:
         sys.exit("bench.recall: no question names evidence, so there is nothing to find")
@@ -110,30 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = [(len(evidence & set(way(question))), len(evidence)) for question, evidence in asked]
         mean = sum(hits / of for hits, of in found) / len(found)
         print(f"{mean:.3f} ({sum(hits for hits, _ in found) / total:.3f})  {name}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.recall",
-        description="How much a fusion finds: the share of a question's evidence turns in the top 10.",
-    )
-    parser.add_argument(
-        "conversations",
-        nargs="+",
-        type=_conversation,
-        metavar="FILE",
-        help='a JSON object with "turns" and "questions", such as scripts/demo-conversation.json',
-    )
-    return parser
-
-
-def _conversation(name: str) -> Conversation:
-    try:
-        return msgspec.json.decode(Path(name).read_bytes(), type=Conversation)
-    except OSError as problem:
-        raise argparse.ArgumentTypeError(f"{name} cannot be read: {problem.strerror}") from None
-    except msgspec.DecodeError as problem:
-        raise argparse.ArgumentTypeError(f"{name} is no conversation: {problem}") from None
 
 
 if __name__ == "__main__":

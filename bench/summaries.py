@@ -6,19 +6,21 @@ A file is a JSON object with `turns` (`id`, `session`, `text`; in order) and `qu
 `evidence`: ids of turns). Each session is summarized by itself, at the length that `summary_budget` names.
 """
 
-import argparse
 import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from bench.conversations import given
 from router.a2m import timestamps
 from router.a2m.records import Record
 from router.rendering import extract, summary_budget
 from router.text import query_tokens, sentences
+
+_ABOUT: Final = "How much a summary keeps of what questions ask for, against simpler choices of the same length."
 
 
 class Turn(msgspec.Struct):
@@ -98,10 +100,10 @@ def _filled(said: Sequence[str], budget: int) -> set[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    conversations = given(arguments, Conversation, "python -m bench.summaries", _ABOUT)
     for name, way in WAYS.items():
         shares = []
-        for conversation in options.conversations:
+        for conversation in conversations:
             for turns in conversation.sessions():
                 summary = way(turns, summary_budget(sum(len(turn.text) for turn in turns)))
                 by_id = {turn.id: turn for turn in turns}
@@ -115,30 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit("bench.summaries: no question names evidence, so there is nothing to keep")
         words, characters = (sum(share) / len(shares) for share in zip(*shares, strict=True))
         print(f"{words:.3f} of the words asked for, {characters:.3f} of the evidence's characters  {name}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.summaries",
-        description="How much a summary keeps of what questions ask for, against simpler choices of the same length.",
-    )
-    parser.add_argument(
-        "conversations",
-        nargs="+",
-        type=_conversation,
-        metavar="FILE",
-        help='a JSON object with "turns" and "questions", such as scripts/demo-conversation.json',
-    )
-    return parser
-
-
-def _conversation(name: str) -> Conversation:
-    try:
-        return msgspec.json.decode(Path(name).read_bytes(), type=Conversation)
-    except OSError as problem:
-        raise argparse.ArgumentTypeError(f"{name} cannot be read: {problem.strerror}") from None
-    except msgspec.DecodeError as problem:
-        raise argparse.ArgumentTypeError(f"{name} is no conversation: {problem}") from None
 
 
 if __name__ == "__main__":
