@@ -235,8 +235,7 @@ class _Calls:
                 with self._limiter.place(length if length <= self._max_message else 0) as hold:
                     response = await self._response(scope, receive, length, hold)
                     hold(0)
-                    with self._limiter.answering(len(response.body)):
-                        await self._write(response, send)
+                    await self._write(response, send)
                 return
             except Busy as busy:  # which is known before anything is written
                 refusal = _busy(busy)

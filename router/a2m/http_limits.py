@@ -71,16 +71,6 @@ class Limiter:
             self._held -= held
             self._requests -= 1
 
-    @contextmanager
-    def answering(self, size: int) -> Iterator[None]:
-        """An answer of `size` bytes is held until whoever asked has taken it: never refused, since it is there already,
-        but those that come meanwhile may be."""
-        self._held += size
-        try:
-            yield
-        finally:
-            self._held -= size
-
 
 def patience(took: float, came: int, idle_timeout: float) -> float:
     """For how many seconds the next piece of a body may be waited for; none, or less, if it is too slow already.
