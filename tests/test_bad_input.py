@@ -193,6 +193,25 @@ async def test_an_id_comes_back_as_it_was_written(id: str) -> None:
             assert f'"id":{id},'.encode() in answer
 
 
+@pytest.mark.parametrize(
+    ("message", "id"),
+    [
+        (r'{"id":5,"params":{"a":"\ud800"}}', 5),
+        (r'{"params":{"a":"\ud800","id":3,"b":"\" , \"id\":4"},"id":"a\"b"}', 'a"b'),
+        (r'{"params":{"a":"\ud800","id":3}}', None),
+        (r'{"id":150:{"a":"\ud800"}}', None),
+        (r'{"id":[5],"a":"\ud800"}', None),
+    ],
+)
+@asynchronous
+async def test_a_message_that_cannot_be_let_in_is_answered_with_the_id_that_it_certainly_has(
+    message: str, id: Any
+) -> None:
+    async with asking() as asked:
+        answer = await asked(message.encode())
+        assert (answer["id"], answer["error"]["code"]) == (id, Code.INVALID_PARAMS)
+
+
 @asynchronous
 async def test_a_notification_gets_no_answer_whatever_is_wrong_with_it() -> None:
     async with asking() as asked:

@@ -283,15 +283,16 @@ def _is_too_deep(message: bytes) -> bool:
 def _scan_id(message: bytes) -> Raw:
     """The id of a message that cannot be decoded whole: what stands behind its outermost `"id"`, else null."""
     depth = 0
-    before: list[bytes] = [b"", b""]
+    before = [b"", b"", b""]
     unescaped = message.replace(rb"\\", b"--").replace(rb"\"", b"--")  # of the same length
     for match in islice(_TOKEN.finditer(unescaped), _LOOKED_AT):
         token = message[slice(*match.span())]
-        if depth == 1 and before == [b'"id"', b":"] and _is_id(token):
+        *name, id = before
+        if depth == 1 and name == [b'"id"', b":"] and _is_id(id) and token in (b",", b"}"):
             try:
-                return Raw(msgspec.json.encode(msgspec.json.decode(token)))
+                return Raw(msgspec.json.encode(msgspec.json.decode(id)))
             except msgspec.MsgspecError:
                 return NULL_ID
         depth += (token in (b"{", b"[")) - (token in (b"}", b"]"))
-        before = [before[1], token]
+        before = [*before[1:], token]
     return NULL_ID
