@@ -47,6 +47,11 @@ class Report(msgspec.Struct):
     dropped: Counter[Place] = msgspec.field(default_factory=Counter)
     summarized: Counter[Place] = msgspec.field(default_factory=Counter)
 
+    def spilled(self, moved: Moved) -> None:
+        """Add what came of a spill."""
+        self.moved += moved.places
+        self.summarized += moved.rewritten
+
     def figures(self) -> Mapping[str, Counter[Place]]:
         """By the names of §4.7."""
         return msgspec.structs.asdict(self)
@@ -135,8 +140,7 @@ class Passes:
                     flushed.records += moved.records
                     flushed.rewritten += moved.rewritten
                     flushed.reason = moved.reason or flushed.reason
-                    report.moved += moved.places
-                    report.summarized += moved.rewritten
+                    report.spilled(moved)
             self._rests.clear()
             await self._pass(report)
             if flushed.left == 0 and flushed.reason is not None:
@@ -224,8 +228,7 @@ class Passes:
             report.dropped.update(Place(entry.owner, entry.home) for entry in dropped)
         elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
             moved = await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck)
-            report.moved += moved.places
-            report.summarized += moved.rewritten
+            report.spilled(moved)
 
     def _spilling(self, tier: Tier) -> "_CarryOut":
         """What carries out the spills of a tier: as they are, or rewritten."""

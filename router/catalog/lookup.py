@@ -31,7 +31,6 @@ _MOST_VALUES: Final = 2000
 # Sessions of one name under more owners than this are sorted instead of followed one by one.
 _MOST_ARMS: Final = 64
 
-
 # Places that one step of a walk looks at.
 _STRETCH: Final = 5000
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from router.a2m.errors import CALLERS_ERRORS, A2MError, Code, invalid_params, quota
+from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record
 from router.a2m.sealing import Seal
@@ -26,7 +26,7 @@ from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank
 from router.methods.drafting import embedding_mismatch
-from router.methods.selecting import Filter, owner_for, read_where, tiers_in_question, unanswered
+from router.methods.selecting import Filter, changing, owner_for, read_where, tiers_in_question, unanswered
 from router.text import query_tokens
 from router.tiers.copies import Copies, raw_json
 from router.tiers.link import TierDown
@@ -49,7 +49,6 @@ _PAGE: Final = 1000
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
 # does a timeline with a limit: older ones come into it.
 _LOOKS: Final = 3
-
 
 # How often a read begins anew because a group has given way to its summary meanwhile.
 _MOST_REWRITES: Final = 50
@@ -111,16 +110,7 @@ class Readings:
 
     async def best(self, params: Recall, scope: Scope) -> Records:
         """The best records for a query, a vector, or both; by recency without either (§4.3); not yet counted."""
-        best, degraded = await self._best(params, scope)
-        now = self._catalog.find(found.record.id for found in best)
-        return Records(
-            [
-                _laid_over(found.record, now[found.record.id], found.score, params.embeddings)
-                for found in best
-                if found.record.id in now
-            ],
-            degraded,
-        )
+        return await self._undisturbed(partial(self._best_now, params, scope))
 
     def count(self, found: Records) -> None:
         """Count what a recall has found as accessed, as the answer then says. An answer is not refused because it
@@ -151,15 +141,8 @@ class Readings:
         ]
         kept = {record.id for record in left}
         if not kept.issuperset(found.prompt_ids or ()):
-            raise A2MError(
-                Code.INTERNAL_ERROR,
-                "a record has been forgotten while the model wrote of it; try again",
-                {"reason": "changing", "retry_after": 0.0},
-            )
+            raise changing("a record has been forgotten while the model wrote of it; try again", retry_after=0.0)
         found.records = left
-
-    async def _best(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
-        return await self._undisturbed(partial(self._best_now, params, scope))
 
     async def _undisturbed(self, look: Callable[[], Awaitable[T]]) -> T:
         """What a look finds during which no group gives way to its summary: it could meet neither of the two.
@@ -171,13 +154,9 @@ class Readings:
             found = await look()
             if self._catalog.rewrites == rewrites:
                 return found
-        raise A2MError(
-            Code.INTERNAL_ERROR,
-            "groups are being rewritten faster than they can be read; try again",
-            {"reason": "changing", "retry_after": 1.0},
-        )
+        raise changing("groups are being rewritten faster than they can be read; try again")
 
-    async def _best_now(self, params: Recall, scope: Scope) -> tuple[list["_Found"], list[Degraded] | None]:
+    async def _best_now(self, params: Recall, scope: Scope) -> Records:
         limit = self._limit(params.limit)
         self._check_vector(params.embedding)
         where = read_where(params.where)
@@ -194,8 +173,11 @@ class Readings:
             newest = sorted(shown, key=lambda each: (entries[each].created_at, entries[each].seq), reverse=True)
             ranked = [(id, 1 - place / (len(newest) + 1)) for place, id in enumerate(newest)]
         least = params.min_score
-        best = [_Found(shown[id], score) for id, score in ranked if least is None or score >= least][:limit]
-        return best, degraded
+        best = [(id, score) for id, score in ranked if least is None or score >= least][:limit]
+        now = self._catalog.find(id for id, _ in best)
+        return Records(
+            [_laid_over(shown[id], now[id], score, params.embeddings) for id, score in best if id in now], degraded
+        )
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
@@ -490,13 +472,6 @@ class Readings:
         for entry in wanted:
             log.error("%s does not hold %r, which should live there", entry.home, entry.id)
         return found, list(degraded.values())
-
-
-class _Found(msgspec.Struct, frozen=True):
-    """A copy that may be shown, and its fused score."""
-
-    record: Record
-    score: float
 
 
 def reason_of(failure: object) -> str:

@@ -23,6 +23,8 @@ from router.tiers.together import failures_in, outcomes
 # What the router counts itself, or shows otherwise; a tier's own numbers mean something else.
 OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "revision"})
 
+# Why a call came to nothing whose subject did not stand still.
+CHANGING: Final = "changing"
 
 # What a tier without a limit of its own is asked to tell at most.
 _MOST_MATCHES: Final = 4096
@@ -111,10 +113,8 @@ class Selecting:
             found = await self._found(managed, where, scope, params, selection)
             if found is not None:
                 return found
-        raise A2MError(
-            Code.INTERNAL_ERROR,
-            "what matches is being replaced all the time, so that it cannot be told what still does; try again",
-            {"reason": "changing", "retry_after": 1.0},
+        raise changing(
+            "what matches is being replaced all the time, so that it cannot be told what still does; try again"
         )
 
     async def _found(
@@ -190,6 +190,11 @@ def narrowed_to_ids(selector: Selector) -> dict[str, Raw] | None:
         named = {text_of(atom) for atom in parse_where({"id": where["id"]})["id"]}
         ids = [id for id in ids if id in named]
     return {**where, "id": raw_json(ids)}
+
+
+def changing(sentence: str, retry_after: float = 1.0) -> A2MError:
+    """INTERNAL_ERROR for a call whose subject did not stand still."""
+    return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": CHANGING, "retry_after": retry_after})
 
 
 def unanswered(tier: str, reason: str, retry_after: float) -> A2MError:

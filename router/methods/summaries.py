@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from router.a2m.errors import A2MError, Code, invalid_params, quota
+from router.a2m.errors import invalid_params, quota
 from router.a2m.messages import Recall, Remember, Summarize, Timeline
 from router.a2m.records import Draft, Record, digest
 from router.a2m.timestamps import render
@@ -20,7 +20,7 @@ from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.methods.drafting import destination
 from router.methods.reading import Readings
-from router.methods.selecting import narrowed_to_ids, selects, unanswered
+from router.methods.selecting import changing, narrowed_to_ids, selects, unanswered
 from router.methods.writing import Overtaken, Writing
 from router.summarizing import Summarizer, check_length, provenance
 from router.text import query_tokens
@@ -87,11 +87,9 @@ class Summaries:
                 return await self._think(params, scope)
             except Overtaken:
                 continue
-        raise A2MError(
-            Code.INTERNAL_ERROR,
+        raise changing(
             "what was to be summarized, or the record at the key, has changed each time before the summary could be "
-            "written; nothing was written, try again",
-            {"reason": "changing", "retry_after": 1.0},
+            "written; nothing was written, try again"
         )
 
     async def _think(self, params: Summarize, scope: Scope) -> Summarized:
