@@ -20,10 +20,11 @@ from router.a2m.server import Dispatcher
 from router.catalog.catalog import Catalog
 from router.config import Settings
 from router.distilling import Distilling
+from router.methods.asking import Asking
 from router.methods.drafting import new_id
 from router.methods.prompting import Prompting
 from router.methods.reading import Readings
-from router.methods.selecting import Selecting
+from router.methods.resolving import Resolving
 from router.methods.summaries import Summaries
 from router.methods.table import CAPABILITIES, Methods
 from router.methods.upkeep import Upkeep
@@ -33,11 +34,13 @@ from router.moves import Moves
 from router.passes import Passes
 from router.policy import strength
 from router.recovery import Recovery
+from router.redoing import Redoing
 from router.settling import Settling
 from router.summarizing import Extracts, ModelSummaries, Summarizer
 from router.sweeping import Sweeper
-from router.tiers.copies import Copies
+from router.tiers.copies import Copies, Untrusted
 from router.tiers.link import Link, TierDown
+from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,9 @@ _START_SECONDS: Final = 15.0
 # How often notes of what was forgotten are looked through, and how long a failed welcome waits.
 _HOUSEKEEPING_SECONDS: Final = 3600.0
 _WELCOME_SECONDS: Final = 2.0
+
+# How long a tier whose answers cannot be trusted is left alone before it is tried again.
+_DISTRUST_SECONDS: Final = 60.0
 
 # How long background work rests after a fault.
 _RESTART_SECONDS: Final = 5.0
@@ -78,10 +84,11 @@ class Federation:
         self.links = links
         self._tasks = tasks
         self._clock = clock
-        copies = Copies(links)
-        managed = [tier.name for tier in settings.managed]
+        copies = Copies(links, settings.tiers)
+        self.mounts = mounts = Mounts(settings.tiers)
         settling = Settling(copies, self._spawn)
-        self.sweeper = Sweeper(catalog, copies, settling, managed)
+        self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
+        self._redoing = Redoing(catalog, copies, settling, [tier.name for tier in settings.managed])
         self.moves = Moves(catalog, copies, self.sweeper, settling)
         events = EventLog(settings.events.retained)
         tell = events.append
@@ -97,18 +104,35 @@ class Federation:
             clock,
         )
         self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, tell, clock)
-        self.recovery = Recovery(settings, catalog, copies, self.sweeper, events.break_off, adopt=adopt)
-        selecting = Selecting(settings, catalog, copies)
+        self.recovery = Recovery(settings, catalog, copies, self.sweeper, mounts, events.break_off, adopt=adopt)
+        asking = Asking(catalog, copies, mounts)
+        resolving = Resolving(settings, catalog, asking, mounts)
         wake = self.passes.wake
-        writing = Writing(settings, catalog, copies, self.sweeper, settling, self.moves, selecting, tell, clock, wake)
-        readings = Readings(settings, catalog, copies, clock, wake)
+        writing = Writing(
+            settings,
+            catalog,
+            copies,
+            self.sweeper,
+            settling,
+            self.moves,
+            self._redoing,
+            resolving,
+            mounts,
+            tell,
+            clock,
+            wake,
+        )
+        readings = Readings(settings, catalog, copies, asking, mounts, clock, wake)
         prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
-        summaries = Summaries(settings, catalog, readings, writing, summarizer)
-        upkeep = Upkeep(settings, catalog, self.moves, self.passes, tell, clock, wake)
-        self.methods = Methods(settings, catalog, copies, writing, readings, upkeep, summaries, prompting, events)
+        summaries = Summaries(settings, catalog, readings, writing, mounts, summarizer)
+        upkeep = Upkeep(settings, catalog, self.moves, self.passes, mounts, tell, clock, wake)
+        self.methods = Methods(
+            settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events
+        )
         self.answer = Dispatcher(self.methods.table(), CAPABILITIES)
+        self.problems: dict[str, str] = {}  # why a tier that is up takes no part, by its name
         self._welcoming: dict[str, anyio.CancelScope] = {}
-        self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in managed}
+        self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
 
     async def start(self) -> None:
         """Recover, and wait until every tier has joined, or has shown that it does not come up by itself.
@@ -116,15 +140,17 @@ class Federation:
         Raises CannotServe when a tier that is up cannot be part of the federation.
         """
         self.catalog.begin_recovery()
+        self._redoing.resume()
         with anyio.move_on_after(_START_SECONDS):
             for link in self.links.values():
                 await link.wait_greeted()
         profiles = []
         problems = []
-        for tier in self.settings.managed:
+        for tier in self.settings.tiers:
             profile = self.links[tier.name].profile
             if profile is not None:
-                profiles.append((tier, profile))
+                if not tier.mount:
+                    profiles.append((tier, profile))
                 try:
                     self.recovery.check(tier, profile)
                 except CannotServe as problem:
@@ -168,18 +194,27 @@ class Federation:
         with anyio.CancelScope() as scope:
             self._welcoming[link.name] = scope
             while link.status == "up":
+                self.problems.pop(link.name, None)
                 try:
                     if link.profile is not None:
                         self.recovery.check(self.settings.tier(link.name), link.profile)
-                    await self.recovery.welcome(link.name)
+                    await self.recovery.welcome(self.settings.tier(link.name))
+                except Untrusted as problem:
+                    log.error("%s: not taken into the account: %s", link.name, problem)
+                    self.problems[link.name] = f"tiers.{problem}"
+                    self._welcomed[link.name].set()  # nobody waits for a server to become what it says it is
+                    await anyio.sleep(_DISTRUST_SECONDS)
+                    continue
                 except (TierDown, A2MError, OSError) as problem:
                     log.warning("%s: not taken into the account yet: %s", link.name, problem)
                     await anyio.sleep(_WELCOME_SECONDS)
                     continue
                 except CannotServe as problem:
                     log.error("%s", problem)
-                    self.catalog.set_scanned(link.name, False)
-                    return
+                    self.problems[link.name] = str(problem)
+                    if not self.settings.tier(link.name).mount:
+                        self.catalog.set_scanned(link.name, False)
+                    break
                 break
             self._welcomed[link.name].set()
             self.sweeper.wake()

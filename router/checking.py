@@ -11,14 +11,18 @@ from rich.table import Table
 from router.a2m.errors import A2MError
 from router.a2m.messages import Describe
 from router.app import Federation
+from router.config import Tier
 from router.tiers.link import Link, TierDown
+from router.tiers.manner import manner_of
+from router.tiers.profile import CannotServe, Profile
 
 # where nobody says how wide a line may be
 _PIPE_WIDTH: Final = 160
 
 
 async def print_check(federation: Federation) -> int:
-    """Prints the table to stdout. Returns 0 if every tier is up and taken into the account, else 1."""
+    """Prints the table to stdout, and what is lifted for which tier. Returns 0 if every tier is up and taken into the
+    account, else 1."""
     table = Table(title=f"{federation.settings.name}: {federation.settings.state}", box=box.SIMPLE_HEAD)
     for column in ("tier", "kind", "status", "link", "server"):
         table.add_column(column, overflow="fold")
@@ -26,29 +30,55 @@ async def print_check(federation: Federation) -> int:
     for column in ("records", "round trip"):
         table.add_column(column, justify="right", no_wrap=True)
     problems = []
+    remarks = []
     for tier in federation.settings.tiers:
         link = federation.links[tier.name]
         took = await _round_trip(link)
         profile = link.profile
+        mounted = tier in federation.mounts
         if took is None:
             problems.append(f"{tier.name}: {link.reason or 'does not answer'}")
-        elif not federation.catalog.is_scanned(tier.name):
+        elif tier.name in federation.problems:
+            problems.append(federation.problems[tier.name])
+        elif not mounted and not federation.catalog.is_scanned(tier.name):
             problems.append(f"{tier.name}: what it holds could not be taken into the account")
+        if profile is not None:
+            remarks += _remarks(tier, profile, mounted=mounted)
         table.add_row(
             tier.name,
-            tier.kind,
+            f"{tier.kind}, mounted" if mounted else tier.kind,
             link.status,
             link.describe_status().transport,
             profile.name if profile else "–",
             ", ".join(sorted(profile.capabilities)) if profile else "–",
-            f"{federation.catalog.records_in(tier.name):,}",
+            "–" if mounted else f"{federation.catalog.records_in(tier.name):,}",
             "–" if took is None else f"{took * 1000:.1f} ms",
         )
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
-    for problem in problems:
-        console.print(problem, markup=False)
+    for line in [*remarks, *problems]:
+        console.print(line, markup=False)
     return 1 if problems else 0
+
+
+def _remarks(tier: Tier, profile: Profile, *, mounted: bool) -> list[str]:
+    """What a tier's server lacks of what the federation promises, and how it is made good; nothing of a native one."""
+    if mounted:
+        declared = "" if tier.mount else "; its server takes no writes: say mount = true"
+        return [f"{tier.name}: only read; its records are shown as {tier.name}/<id>{declared}"]
+    try:
+        manner = manner_of(tier, profile)
+    except CannotServe:
+        return []  # a problem, and told as one
+    if manner.native:
+        return []
+    lacking = profile.lacking
+    if tier.url is not None and "scopes" in profile.capabilities:
+        lacking = ["scopes (an owner cannot be told over HTTP)", *lacking]
+    vectors = "searched by its server" if manner.vectors else "indexed beside the catalog"
+    carried = "owner, session, key, revision, uri, media_type, created_at and metadata ride along"
+    chosen = "" if manner.remote is None else f"; of its server's tiers {manner.remote!r} is meant"
+    return [f"{tier.name}: lacks {', '.join(lacking)}; lifted: {carried}, vectors are {vectors}{chosen}"]
 
 
 async def _round_trip(link: Link) -> float | None:

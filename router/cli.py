@@ -19,7 +19,6 @@ from router.a2m.http_limits import HttpLimits
 from router.a2m.messages import Describe
 from router.a2m.stdio import serve_lines
 from router.app import Federation, running_federation
-from router.checking import print_check
 from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
 from router.database import DatabaseError
 from router.logs import log_to_stderr
@@ -126,6 +125,9 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
         with ending.start:
             async with running_federation(settings, links, adopt=options.adopt) as federation:
                 if options.check:
+                    # loaded by those who see the table that it draws
+                    from router.checking import print_check
+
                     return await print_check(federation)
                 if settings.serve.http is not None:
                     await _serve_http(federation, *host_port(settings.serve.http), options, ending)

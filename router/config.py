@@ -5,6 +5,7 @@ tokens (headers, principals, the environment) appear in no sentence and in no re
 """
 
 import re
+import ssl
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -38,6 +39,10 @@ _NOT_FOR_A_MOUNT = (
     "distil",
 )
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_OWN_HEADERS = {  # what the protocol, or the way a message is put on the wire, leaves no choice about
+    *("accept", "accept-encoding", "content-encoding", "content-length", "content-type", "a2m-protocol-version"),
+    *("connection", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
+}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token, RFC 9110 §5.6.2
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _BEARER = re.compile(r"[\x21-\x7e]+")  # what a token may be made of to be sent in a header
@@ -113,8 +118,10 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] | None = None
     env: Mapping[str, str] = {}
     cwd: Path  # absolute
-    url: str | None = None
+    url: str | None = None  # it holds no password, but may hold a key
     headers: Mapping[str, str] = {}  # with the environment's variables filled in
+    ca_file: Path | None = None  # absolute; PEM, with what to trust in place of the usual authorities
+    http2: bool = False
     remote_tier: str | None = None  # the tier to name in calls, if the server behind has several
     capacity: int | None = None  # records in a bucket; None is unbounded
     per_session: bool = False
@@ -442,6 +449,8 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
         cwd=around.base / table.text("cwd", "."),
         url=table.text("url", None),
         headers=_headers(table, around),
+        ca_file=_ca_file(table, around),
+        http2=table.flag("http2", False),
         remote_tier=table.text("remote_tier", None),
         capacity=table.integer("capacity", None, least=0) or None,
         per_session=table.flag("per_session", False),
@@ -485,20 +494,54 @@ def _check_server(tier: Tier, table: Table) -> None:
     if table.has("command") == table.has("url"):
         table.note_here(f"expected one of command and url, got {_neither_or_both(table, 'url')}")
         return
-    for key, owner in (("env", "command"), ("cwd", "command"), ("headers", "url")):
-        if table.has(key) and not table.has(owner):
-            table.note(key, f"is only for a tier with a {owner}")
+    for owner, keys in (("command", ("env", "cwd")), ("url", ("headers", "ca_file", "http2"))):
+        for key in filter(table.has, keys):
+            if not table.has(owner):
+                table.note(key, f"is only for a tier with a {owner}")
     if tier.command is not None and not any(tier.command[:1]):
         table.note("command", "must begin with the program to run")
-    if tier.url is not None and not _is_http_url(tier.url):  # not repeated: it may hold a password
-        table.note("url", 'expected an address such as "http://127.0.0.1:9000/"')
+    if tier.url is not None:
+        _check_url(tier.url, table)
     for name in filter(lambda name: not name or "=" in name, tier.env):
         table.table("env").note(name, 'a variable\'s name must not be empty, nor contain "="')
 
 
+def _check_url(url: str, table: Table) -> None:
+    if not _is_http_url(url) or "#" in url:  # not repeated: it may hold a password
+        table.note("url", 'expected an address such as "http://127.0.0.1:9000/"')
+    elif "@" in urlsplit(url).netloc:
+        table.note(
+            "url",
+            "must not hold a user or a password; put what the server asks for into the environment, and into a header: "
+            'headers = { Authorization = "Bearer ${HANDBOOK_TOKEN}" }',
+        )
+    elif urlsplit(url).scheme == "http":
+        for key in filter(table.has, ("ca_file", "http2")):
+            table.note(key, "is only for a url that begins with https://")
+
+
+def _ca_file(table: Table, around: _Surroundings) -> Path | None:
+    written = table.text("ca_file", None)
+    if written is None:
+        return None
+    path = around.base / written
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    why = "there is no certificate in it; expected PEM, where each begins with -----BEGIN CERTIFICATE-----"
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError:  # an OSError, too, but one that only says where in OpenSSL it was
+        table.note("ca_file", f"{quoted(str(path))}: {why}")
+    except OSError as problem:
+        table.note("ca_file", f"{quoted(str(path))} cannot be read: {problem.strerror}")
+    else:
+        if context.cert_store_stats()["x509"] == 0:  # it may hold lists of what was revoked
+            table.note("ca_file", f"{quoted(str(path))}: {why}")
+    return path
+
+
 def _headers(table: Table, around: _Surroundings) -> dict[str, str]:
     at = table.table("headers")
-    headers = {}
+    headers: dict[str, str] = {}
     for name, written in at.strings().items():
         for variable in _VARIABLE.findall(written):
             around.token(variable, at, name, variable)
@@ -507,6 +550,10 @@ def _headers(table: Table, around: _Surroundings) -> dict[str, str]:
         value = _VARIABLE.sub(lambda found: around.environ.get(found[1], ""), written).strip(" \t")
         if not _HEADER_NAME.fullmatch(name):
             at.note(name, "this is no name for an HTTP header")
+        elif name.lower() in _OWN_HEADERS:
+            at.note(name, "the router says this itself; leave it out")
+        elif name.lower() in map(str.lower, headers):
+            at.note(name, "this header is given twice; upper and lower case make no difference")
         if not _HEADER_VALUE.fullmatch(value):
             at.note(name, "its value, with the environment's variables filled in, must be printable ASCII")
         headers[name] = value
@@ -518,8 +565,9 @@ def _is_http_url(url: str) -> bool:
         return False
     try:
         parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # raises for what no resolver takes
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets or port
+    except ValueError:  # brackets, port or host
         return False
 
 

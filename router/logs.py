@@ -13,7 +13,7 @@ def log_to_stderr(level: str, form: str) -> None:
     handler.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # their own lines say nothing that ours do not, and at debug they show headers, which may hold tokens
-    for library in ("httpx", "httpcore"):
+    for library in ("httpx", "httpcore", "hpack", "aiohttp"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

@@ -177,7 +177,8 @@ class Moves:
         )
         groups = [unit for unit in groups if self._is_whole(unit, records, source)]
         await self.write(target, [records[entry.id] for unit in groups for entry in unit])
-        moved = self._catalog.flip(groups, target, salience)
+        vectors = {id: record.embedding for id, record in records.items() if record.embedding is not None}
+        moved = self._catalog.flip(groups, target, salience, vectors)
         self._catalog.give_up(entries, target)
         await self._catalog.synced()
         return moved

@@ -5,24 +5,28 @@ writes, forgets and passes once all that it holds is accounted for.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
-from router.a2m.messages import Describe, Timeline
+from router.a2m.messages import Describe
 from router.a2m.records import Record, digest
+from router.catalog.accounts import Vectors
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry, entry_of
 from router.config import Settings, Tier
+from router.nearest import METRICS
 from router.sweeping import Sweeper
-from router.tiers.copies import Copies
+from router.tiers.copies import CannotList, Copies
 from router.tiers.link import TierDown
+from router.tiers.manner import manner_of
+from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe, Profile, read_profile
 
 log = logging.getLogger(__name__)
 
-# Until lesser tiers are lifted, a tier has to declare all of this.
-_NEEDED: Final = ("core", "scopes", "sessions", "keys", "embeddings", "external")
-_KEPT: Final = frozenset({"created_at", "revision"})
+# A server that does not say how many records it holds is asked for so many of the newest.
+_NEWEST: Final = 500
 
 
 class Recovery:
@@ -39,6 +43,7 @@ class Recovery:
         catalog: Catalog,
         copies: Copies,
         sweeper: Sweeper,
+        mounts: Mounts,
         changed: Callable[[], None],
         *,
         adopt: bool = False,
@@ -47,25 +52,24 @@ class Recovery:
         self._catalog = catalog
         self._copies = copies
         self._sweeper = sweeper
+        self._mounts = mounts
         self._changed = changed
         self._adopt = adopt
         self._counted: set[str] = set()
 
     def check(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe unless the server behind `tier` can be part of this federation."""
-        lacking = [name for name in _NEEDED if name not in profile.capabilities]
-        store = profile.store
-        if lacking or store.identity is None or not _KEPT.issubset(store.keeps) or not store.pages:
-            what = ", ".join(lacking) or "keeping created_at and revision, and paging its timeline"
+        manner = manner_of(tier, profile)
+        if tier in self._mounts:
+            return
+        known, identity = self._catalog.identity(tier.name), identity_of(tier, profile)
+        if known is not None and known != identity and not self._adopt:
             raise CannotServe(
-                f"tiers.{tier.name}: the server {profile.name!r} lacks what a tier needs so far: {what}; use a2m-store"
-            )
-        known = self._catalog.identity(tier.name)
-        if known is not None and known != store.identity and not self._adopt:
-            raise CannotServe(
-                f"tiers.{tier.name}: another store is behind this tier than last time ({store.identity}, not {known}); "
+                f"tiers.{tier.name}: another store is behind this tier than last time ({identity}, not {known}); "
                 "bring the old one back, or start once with --adopt to take the new one as it is"
             )
+        if not manner.vectors:
+            return
         width, metric = self._catalog.dimensions(), self._catalog.metric()
         strays = self._catalog.strays(tier.name, "", 1)  # a vector among them may have fixed its width; they go
         if profile.dimensions is not None and width is not None and profile.dimensions != width and not strays:
@@ -78,32 +82,65 @@ class Recovery:
             )
 
     def agree_on_metric(self, profiles: Sequence[tuple[Tier, Profile]]) -> None:
-        """Takes the tiers' metric as the federation's. Raises CannotServe where they differ."""
+        """Takes the tiers' metric as the federation's. Raises CannotServe where they differ, or where a tier's vectors
+        would have to be indexed here by a metric that no index is made for."""
         metrics = {profile.metric: tier.name for tier, profile in profiles if profile.metric is not None}
         if len(metrics) > 1:
             told = ", ".join(f"{name} by {metric}" for metric, name in metrics.items())
             raise CannotServe(f"tiers: records move between them, but they compare vectors differently: {told}")
         for metric in metrics:
+            without = [tier.name for tier, profile in profiles if profile.metric is None]
+            if metric not in METRICS and without:
+                raise CannotServe(
+                    f"tiers.{without[0]}: its server has no vectors, and the router cannot index them by {metric}, as "
+                    f"{metrics[metric]} compares them; only by {' and '.join(METRICS)}"
+                )
             self._catalog.set_metric(metric)
 
-    async def welcome(self, tier: str) -> None:
-        """Bring the account and `tier` together. Raises TierDown and A2MError if it does not answer that long."""
-        profile = self._copies.link(tier).profile
+    async def welcome(self, tier: Tier) -> None:
+        """Bring the account and `tier` together. Raises TierDown and A2MError if it does not answer that long, and
+        CannotServe if it cannot be taken into the account."""
+        if tier in self._mounts:
+            return
+        name = tier.name
+        profile = self._copies.link(name).profile
         assert profile is not None
-        assert profile.store.identity is not None, "checked before"
-        another = self._catalog.identity(tier) not in (None, profile.store.identity)
-        self._catalog.set_identity(tier, profile.store.identity)
+        identity = identity_of(tier, profile)
+        another = self._catalog.identity(name) not in (None, identity)
+        self._catalog.set_identity(name, identity)
         if another:
             # what lived in the store that was there before is not in this one, and must not look as if it were
-            dropped = self._catalog.drop_home(tier)
-            log.warning("%s: another store is behind it now; %d records went with the old one", tier, dropped)
+            dropped = self._catalog.drop_home(name)
+            log.warning("%s: another store is behind it now; %d records went with the old one", name, dropped)
             self._changed()
+        if await self._turns_out_read_only(tier, profile):
+            return
+        manner = manner_of(tier, profile)
+        self._catalog.index_vectors(name, not manner.vectors)
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
-        await self._finish_writes(tier)
-        if tier not in self._counted:
+        await self._finish_writes(name)
+        if name not in self._counted or not self._catalog.is_scanned(name):
             await self._count(tier)
-            self._counted.add(tier)
+            self._counted.add(name)
+
+    async def _turns_out_read_only(self, tier: Tier, profile: Profile) -> bool:
+        """A server that takes no writes is a mount, whatever the file says. One with records of ours was not always so:
+        they stay where they are, and what refuses a write says why."""
+        if profile.is_native or not await self._copies.is_read_only(tier.name):
+            return False
+        if self._catalog.records_in(tier.name):
+            log.error(
+                "%s: its server takes no writes any more; its records can be read, and stay where they are", tier.name
+            )
+            return False
+        log.warning(
+            "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true",
+            tier.name,
+        )
+        self._mounts.turn(tier.name)
+        self._catalog.set_scanned(tier.name, True)
+        return True
 
     async def _finish_writes(self, tier: str) -> None:
         reserved, replacing = self._catalog.unfinished(tier)
@@ -115,40 +152,62 @@ class Recovery:
         found = await self._copies.read(tier, [*ids, *replaced], embeddings=True)
         digests = {id: digest(record) for id, record in found.items()}
         there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved if entry.id in set(ids)}
-        kept = self._catalog.recover_reservations(tier, there)
+        kept = self._catalog.recover_reservations(tier, there, _vectors(found.values()))
         for id in replaced:
             self._catalog.settle_replacement(id, digests.get(id))
         if kept or replaced:
             self._changed()
         log.info("%s: %d interrupted writes looked into, %d of them had arrived", tier, len(ids) + len(replaced), kept)
 
-    async def _count(self, tier: str) -> None:
-        """Compare how many records there are with how many there should be; scan where they differ."""
-        if self._catalog.is_scanned(tier):
-            await self._sweeper.sweep(tier)
-        raw = await self._copies.link(tier).call("memory/describe", Describe())
-        store = read_profile(raw).store
-        expected = self._catalog.records_in(tier)
-        if not self._catalog.is_scanned(tier) or store.records != expected:
+    async def _count(self, tier: Tier) -> None:
+        """Compare what is there with what should be; scan where they differ."""
+        name = tier.name
+        if self._catalog.is_scanned(name):
+            await self._sweeper.sweep(name)
+        agrees = await self._agrees(name)
+        if not self._catalog.is_scanned(name) or not agrees:
             # until all is accounted for, nothing is written there that a page read before might bring back
-            self._catalog.set_scanned(tier, False)
-            if store.records or expected:
-                log.info("%s holds %d records, %d are accounted for: scanning", tier, store.records, expected)
-                await self._scan(tier)
-            self._catalog.set_scanned(tier, True)
+            self._catalog.set_scanned(name, False)
+            await self._scan(name)
+            self._catalog.set_scanned(name, True)
+
+    async def _agrees(self, tier: str) -> bool:
+        """Whether a tier seems to hold what it should: by its count, or by the newest of what it tells."""
+        raw = await self._copies.link(tier).call("memory/describe", Describe())
+        holds = read_profile(raw).store.records
+        expected = self._catalog.records_in(tier)
+        if holds is None:
+            profile = self._copies.link(tier).profile
+            count = min(_NEWEST, (profile.max_recall_limit if profile else None) or _NEWEST)
+            newest = await self._copies.newest(tier, count)
+            known = self._catalog.find(record.id for record in newest)
+            if len(known) == len(newest) and (len(newest) == expected or len(newest) >= count):
+                return True
+            log.info("%s tells of others than the %d records that are accounted for: scanning", tier, expected)
+            return False
+        if holds != expected:
+            log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, expected)
+        return holds == expected
 
     async def _scan(self, tier: str) -> None:
         adopted = seen = 0
-        async for page in self._copies.pages(tier, Timeline(embeddings=True)):
-            new, refused = self._catalog.adopt(self._entries(page, tier))
-            adopted += new
-            if new:
-                self._changed()
-            seen += len(page)
-            for entry in refused:
-                log.error("%s: %r is not adopted: its owner's key %r has another record", tier, entry.id, entry.key)
+        try:
+            async for page in self._copies.everything(tier):
+                new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
+                adopted += new
+                if new:
+                    self._changed()
+                seen += len(page)
+                for entry in refused:
+                    log.error("%s: %r is not adopted: its owner's key %r has another record", tier, entry.id, entry.key)
+        except CannotList as problem:
+            raise CannotServe(
+                f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "
+                "a mount (mount = true)"
+            ) from None
         missing = self._catalog.records_in(tier) - seen
-        log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
+        if seen or missing:
+            log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
         if missing > 0:
             log.error("%s: at least %d records that should live there are gone", tier, missing)
 
@@ -157,3 +216,23 @@ class Recovery:
             return [entry_of(record, tier) for record in page]
         except ValueError as problem:
             raise TierDown(tier, f"holds a record that is none: {problem}", 60.0, None) from None
+
+
+def identity_of(tier: Tier, profile: Profile) -> str:
+    """Who is behind a tier: as its store says, else what it is called and how it is reached."""
+    if profile.store.identity is not None:
+        return profile.store.identity
+    if tier.url is not None:
+        parts = urlsplit(tier.url)
+        reached = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without what may be secret
+    else:
+        reached = " ".join(tier.command or ())
+    return (
+        f"{profile.name} at {reached}"
+        if tier.remote_tier is None
+        else f"{profile.name} at {reached}, {tier.remote_tier}"
+    )
+
+
+def _vectors(records: Iterable[Record]) -> Vectors:
+    return {record.id: record.embedding for record in records if record.embedding is not None}

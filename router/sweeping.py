@@ -20,9 +20,11 @@ from router.catalog.accounts import UNACCOUNTED, NotedStray
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Name, id_name, key_name
 from router.catalog.entries import Entry, Stray
+from router.config import Tier
 from router.settling import Settling
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
+from router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +41,15 @@ class InTheWay(Exception):
 class Sweeper:
     """Sweeps the managed tiers of one catalog."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, settling: Settling, tiers: Iterable[str]) -> None:
+    def __init__(
+        self, catalog: Catalog, copies: Copies, settling: Settling, mounts: Mounts, tiers: Iterable[Tier]
+    ) -> None:
         self._catalog = catalog
         self._copies = copies
         self._settling = settling
-        self._tiers = list(tiers)
+        self._mounts = mounts
+        self._by_name = {tier.name: tier for tier in tiers}
+        self._tiers = list(self._by_name)
         self._due: set[str] = set()  # tiers to be swept
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
@@ -108,6 +114,8 @@ class Sweeper:
         link = self._copies.link(tier)
         if link.status != "up":
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
+        if self._by_name[tier] in self._mounts:
+            raise TierDown(tier, "its server takes no writes", 60.0, None)
         if not self._catalog.is_scanned(tier):
             raise TierDown(tier, UNACCOUNTED, 1.0, None)
 
@@ -185,7 +193,7 @@ class Sweeper:
         copies = await self._copies.read(tier, [entry.id for entry in lost], embeddings=True)
         for entry in lost:
             copy = copies.get(entry.id)
-            if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier):
+            if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
                 log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
             elif entry.id not in self._lost:
                 self._lost.add(entry.id)

@@ -23,13 +23,17 @@ ARROWS: dict[str, set[str]] = {
     "router.config": {"router.table"},
     "router.model": {"router.config"},
     "router.policy": set(),
+    "router.nearest": set(),
     "router.fusion": {"router.text"},
     "router.rendering": {"router.a2m", "router.text"},
-    "router.catalog": {"router.a2m", "router.config", "router.database", "router.policy"},
+    "router.catalog": {"router.a2m", "router.config", "router.database", "router.nearest", "router.policy"},
     "router.tiers": {"router.a2m", "router.config"},
     "router.settling": {"router.catalog", "router.tiers"},
-    "router.sweeping": {"router.a2m", "router.catalog", "router.settling", "router.tiers"},
-    "router.recovery": {"router.a2m", "router.catalog", "router.config", "router.sweeping", "router.tiers"},
+    "router.sweeping": {"router.a2m", "router.catalog", "router.config", "router.settling", "router.tiers"},
+    "router.redoing": {"router.a2m", "router.catalog", "router.settling", "router.tiers"},
+    "router.recovery": {
+        *("router.a2m", "router.catalog", "router.config", "router.nearest", "router.sweeping", "router.tiers"),
+    },
     "router.moves": {
         *("router.a2m", "router.policy", "router.catalog", "router.tiers", "router.sweeping", "router.settling"),
     },
@@ -45,12 +49,12 @@ ARROWS: dict[str, set[str]] = {
     "router.methods": {
         *("router.a2m", "router.text", "router.config", "router.policy", "router.fusion", "router.rendering"),
         *("router.catalog", "router.tiers", "router.sweeping", "router.settling", "router.moves", "router.passes"),
-        *("router.model", "router.summarizing"),
+        *("router.model", "router.nearest", "router.redoing", "router.summarizing"),
     },
     "router.app": {
         *("router.a2m", "router.config", "router.policy", "router.catalog", "router.tiers"),
         *("router.sweeping", "router.settling", "router.recovery", "router.moves", "router.passes", "router.methods"),
-        *("router.model", "router.summarizing", "router.distilling"),
+        *("router.model", "router.redoing", "router.summarizing", "router.distilling"),
     },
     "router.opening": {"router.a2m", "router.app", "router.config", "router.database", "router.tiers"},
     "router.blocking": {"router.a2m", "router.opening"},
@@ -64,7 +68,7 @@ ARROWS: dict[str, set[str]] = {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
         *("router.tokens", "router.recovery", "router.app", "router.serve", "router.checking"),
     },
-    "backends": {"router.a2m", "router.text", "router.database"},
+    "backends": {"router.a2m", "router.text", "router.database", "router.nearest"},
 }
 
 # rooms that the plan names and that are not built yet
@@ -83,12 +87,15 @@ PURE = {
     "router.a2m.http_limits",
     "router.a2m.jsonrpc",
     "router.a2m.lines",
+    "router.a2m.matching",
     "router.a2m.messages",
     "router.a2m.records",
     "router.a2m.timestamps",
     "router.catalog.entries",
     "router.catalog.selection",
     "router.tiers.backoff",
+    "router.tiers.lifting",
+    "router.tiers.manner",
 }
 IMPURE = {
     *("anyio", "asyncio", "trio", "socket", "ssl", "select", "selectors", "subprocess", "signal", "http", "urllib"),

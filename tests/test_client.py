@@ -1,20 +1,23 @@
 """The client ends: many calls on one stream, child processes, HTTP."""
 
+import gzip
 import json
 import logging
 import os
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import httpx
 import msgspec
 import psutil
 import pytest
@@ -23,9 +26,10 @@ import trio.testing
 
 from router.a2m import child as child_module
 from router.a2m.child import CannotStart, connect_process
-from router.a2m.client import Connection, ConnectionLost, NoAnswer, Settled, connect_local, tending
+from router.a2m.client import AnswerTooLong, Connection, ConnectionLost, NoAnswer, Settled, connect_local, tending
 from router.a2m.errors import A2MError
 from router.a2m.http_client import HttpClient, HttpFailure, connect_http
+from router.a2m.http_exchange import Answer, Posting
 from router.a2m.jsonrpc import Notification
 from router.a2m.lines import LineSplitter
 from router.a2m.server import Caller
@@ -585,36 +589,33 @@ async def test_what_is_raised_while_a_child_lives_comes_out_as_it_is(peer: Child
             raise ZeroDivisionError
 
 
-# HTTP
-
-Handler = Callable[[httpx.Request], httpx.Response]
+# HTTP, as far as it is no library's; tests/test_http_links.py has the rest
 
 
-@asynccontextmanager
-async def http(handler: Any, **options: Any) -> AsyncIterator[HttpClient]:
-    async with httpx.AsyncClient(transport=httpx.MockTransport(handler), timeout=None) as client:
-        yield HttpClient(client, "http://tier.example/", **options)
+class Answering:
+    """The far end of an exchange: one answer to everything."""
+
+    def __init__(self, body: Any, status: int = 200, coding: str = "") -> None:
+        self.posted: list[Any] = []
+        self._answer = Answer(status, body if isinstance(body, bytes | None) else json.dumps(body).encode(), coding)
+
+    async def post(self, posting: Posting) -> Answer:
+        posting.sent = True
+        self.posted.append(json.loads(posting.message))
+        return self._answer
 
 
-async def test_a_call_over_http_is_one_post() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        call = json.loads(request.content)
-        assert (request.method, request.headers["a2m-protocol-version"]) == ("POST", "a2m/0.1")
-        assert request.headers["content-type"] == "application/json"
-        return httpx.Response(200, json={"jsonrpc": "2.0", "id": call["id"], "result": call["params"]})
-
-    async with http(handler) as client:
-        assert await said(client, "m", a=1) == {"a": 1}
+async def test_a_call_over_http_is_one_message() -> None:
+    exchange = Answering({"jsonrpc": "2.0", "id": 1, "result": {"b": 2}})
+    assert await said(HttpClient(exchange), "m", a=1) == {"b": 2}
+    assert exchange.posted == [{"jsonrpc": "2.0", "id": 1, "method": "m", "params": {"a": 1}}]
 
 
 @pytest.mark.parametrize("status", [200, 400])
 async def test_an_error_over_http_is_raised_as_it_was_sent(status: int) -> None:
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(status, json={"jsonrpc": "2.0", "id": None, "error": {"code": -32007, "message": "no"}})
-
-    async with http(handler) as client:
-        with pytest.raises(A2MError, match="no"):
-            await client.call("m", {}, timeout=5)
+    exchange = Answering({"jsonrpc": "2.0", "id": None, "error": {"code": -32007, "message": "no"}}, status)
+    with pytest.raises(A2MError, match="no"):
+        await HttpClient(exchange).call("m", {}, timeout=5)
 
 
 @pytest.mark.parametrize(
@@ -623,42 +624,91 @@ async def test_an_error_over_http_is_raised_as_it_was_sent(status: int) -> None:
         (302, "HTTP 302 Found: redirects are not followed", True),
         (401, "HTTP 401 Unauthorized: go away", True),
         (503, "HTTP 503 Service Unavailable: go away", False),
+        (799, "HTTP 799: go away", False),
     ],
 )
 async def test_another_status_is_a_failure(status: int, sentence: str, settled: bool) -> None:
     outcome = Outcome()
-    async with http(lambda _: httpx.Response(status, text="go\naway")) as client:
-        await outcome.run(client, "m", 5)
+    await outcome.run(HttpClient(Answering(b"go\naway", status)), "m", 5)
     assert isinstance(outcome.problem, HttpFailure)
     assert sentence in str(outcome.problem)
     assert outcome.settled is settled
     assert len(outcome.unsettled) == (not settled)
 
 
-def test_a_call_over_http_without_an_answer_settles_with_time() -> None:
-    async def handler(_: httpx.Request) -> httpx.Response:
-        await anyio.sleep_forever()
-        raise AssertionError
+@pytest.mark.parametrize("secret", ["Bearer s3cret", "s3cret"])
+async def test_what_a_server_says_is_quoted_without_what_it_was_shown(secret: str) -> None:
+    exchange = Answering(f"no such token: {secret}; s3cret is unknown".encode(), 401)
+    with pytest.raises(HttpFailure, match=r"HTTP 401 Unauthorized: no such token: ….*; … is unknown$") as failure:
+        await HttpClient(exchange, secrets=[secret]).call("m", {}, timeout=5)
+    assert "s3cret" not in repr(failure.value)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_call_over_http_without_an_answer_settles_with_time_unless_it_never_left(sent: bool) -> None:
+    class Deaf:
+        async def post(self, posting: Posting) -> Answer:
+            posting.sent = sent
+            await anyio.sleep_forever()
+            raise AssertionError
 
     async def test() -> None:
         outcome = Outcome()
-        async with http(handler, settling=30) as client:
-            await outcome.run(client, "m", 5)
+        await outcome.run(HttpClient(Deaf(), settling=30), "m", 5)
         assert isinstance(outcome.problem, NoAnswer)
-        assert not outcome.settled
-        await outcome.unsettled[0].wait()
+        assert str(outcome.problem) == f"no {'answer' if sent else 'connection'} within 5 s"
+        assert outcome.settled is not sent
+        for settled in outcome.unsettled:
+            await settled.wait()
         assert outcome.settled
-        assert anyio.current_time() - began == pytest.approx(35)
+        assert anyio.current_time() - began == pytest.approx(35 if sent else 5)
 
     clock = trio.testing.MockClock(autojump_threshold=0)
     began = clock.current_time()
     trio.run(test, clock=clock)
 
 
-async def test_an_answer_over_http_that_is_too_long_is_not_held() -> None:
-    async with http(lambda _: httpx.Response(200, text="x" * 101), max_message=100) as client:
-        with pytest.raises(NoAnswer, match="more than 100 bytes"):
-            await client.call("m", {}, timeout=5)
+PACKED = gzip.compress(b"x" * 100, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "sentence"),
+    [
+        (None, "", "more than 99 bytes"),
+        (PACKED, "gzip", "more than 99 bytes"),
+        (gzip.compress(b"x" * 99, mtime=0), "gzip", "cannot be read: JSON is malformed"),
+        (zlib.compress(b"x" * 99), "Deflate", "cannot be read: JSON is malformed"),
+        (PACKED[:12], "gzip", "its gzip ends in the middle"),
+        (b"xx", "gzip", "it is said to be gzip, and is not"),
+        (b"xx", "br", "it is in the coding 'br', which was not asked for"),
+        (b"xx", "identity", "cannot be read"),
+    ],
+    ids=["too long", "too long unpacked", "gzip", "deflate", "cut off", "no gzip", "unknown", "plain"],
+)
+async def test_an_answer_that_cannot_be_taken_says_why(body: bytes | None, coding: str, sentence: str) -> None:
+    with pytest.raises(NoAnswer, match=sentence):
+        await HttpClient(Answering(body, 200, coding), max_message=99).call("m", {}, timeout=5)
+
+
+def test_an_answer_that_unfolds_beyond_its_limit_is_not_held() -> None:
+    packed = gzip.compress(bytes(20_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(AnswerTooLong):
+            anyio.run(partial(HttpClient(Answering(packed, 200, "gzip"), max_message=100_000).call, "m", {}, timeout=5))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://alice@tier.example/", "https://alice:s3cret@tier.example/", "http://:s3cret@x/"]
+)
+async def test_an_address_with_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="must not hold a user or a password") as refusal:
+        async with connect_http(url):
+            pass
+    assert "s3cret" not in str(refusal.value)
 
 
 async def test_a_server_that_is_not_there_is_lost_and_nothing_can_have_landed() -> None:

@@ -1,10 +1,15 @@
 """What federation.toml may say: the sample, every refusal, and properties of units, typos and circles."""
 
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -185,6 +190,26 @@ def test_no_token_is_in_a_repr() -> None:
     assert not any(secret in shown for secret in ("h1dden", "wr1tten", "g1ven", "p4ys"))
 
 
+def test_a_tier_over_https_may_name_whom_it_trusts(tmp_path: Path) -> None:
+    (tmp_path / "certs").mkdir()
+    trustme.CA().cert_pem.write_to_path(tmp_path / "certs/ca.pem")
+    lines = ['ca_file = "certs/ca.pem"', "http2 = true"]
+    far = parse(tier("far", *lines, server='url = "https://h"'), base=tmp_path, environ={}).tier("far")
+    assert (far.ca_file, far.http2) == (tmp_path / "certs/ca.pem", True)
+    plain = settings(tier("far", server='url = "https://h"')).tier("far")
+    assert (plain.ca_file, plain.http2) == (None, False)
+
+
+def test_a_file_of_nothing_but_revocations_certifies_nobody(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
+    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "nobody")])
+    revoked = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(days=1)).sign(key, hashes.SHA256())
+    (tmp_path / "crl.pem").write_bytes(revoked.public_bytes(serialization.Encoding.PEM))
+    with pytest.raises(ConfigError, match=r"^tiers\.a\.ca_file: .*/crl\.pem\": there is no certificate in it"):
+        parse(tier("a", 'ca_file = "crl.pem"', server='url = "https://h"'), base=tmp_path, environ={})
+
+
 def test_promotion_into_procedural_and_publishing_on_purpose_are_accepted() -> None:
     settings(tier("a", 'promote_to = "p"', "may_publish = true") + tier("p", "shared = true", kind="procedural"))
     settings(tier("a", 'spill_to = "b"', "shared = true") + tier("b", "shared = true"))
@@ -341,6 +366,33 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "no host": (tier("a", server='url = "http:///x"'), "tiers.a.url: expected an address"),
     "no port": (tier("a", server='url = "http://h:99999/"'), "tiers.a.url: expected an address"),
     "a space in a url": (tier("a", server='url = "http://h/a b"'), "tiers.a.url: expected an address"),
+    "a name no resolver takes": (tier("a", server='url = "http://a..b/"'), "tiers.a.url: expected an address"),
+    "a fragment in a url": (tier("a", server='url = "http://h/#x"'), "tiers.a.url: expected an address"),
+    "a user in a url": (
+        tier("a", server='url = "http://u@h/"'),
+        "tiers.a.url: must not hold a user or a password",
+    ),
+    "HTTP/2 for a program": (tier("a", "http2 = false"), "tiers.a.http2: is only for a tier with a url"),
+    "HTTP/2 without TLS": (
+        tier("a", "http2 = true", server='url = "http://h"'),
+        "tiers.a.http2: is only for a url that begins with https://",
+    ),
+    "a number for HTTP/2": (
+        tier("a", "http2 = 2", server='url = "https://h"'),
+        "tiers.a.http2: expected true or false, got a whole number",
+    ),
+    "certificates that are not there": (
+        tier("a", 'ca_file = "certs/ca.pem"', server='url = "https://h"'),
+        'tiers.a.ca_file: "/home/of/the/file/certs/ca.pem" cannot be read: No such file or directory',
+    ),
+    "a folder of certificates": (
+        tier("a", 'ca_file = "/"', server='url = "https://h"'),
+        'tiers.a.ca_file: "/" cannot be read: Is a directory',
+    ),
+    "no certificates": (
+        tier("a", f'ca_file = "{Path(__file__).resolve()}"', server='url = "https://h"'),
+        "there is no certificate in it; expected PEM",
+    ),
     "headers for a program": (tier("a", 'headers = { A = "b" }'), "tiers.a.headers: is only for a tier with a url"),
     "env for an address": (
         tier("a", 'env = { A = "b" }', server='url = "http://h"'),
@@ -354,6 +406,14 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "a header that is none": (
         tier("a", 'headers = { "a b" = "c" }', server='url = "http://h"'),
         'tiers.a.headers."a b": this is no name for an HTTP header',
+    ),
+    "a header of the router's own": (
+        tier("a", 'headers = { content-TYPE = "a/b" }', server='url = "http://h"'),
+        "tiers.a.headers.content-TYPE: the router says this itself; leave it out",
+    ),
+    "a header twice": (
+        tier("a", 'headers = { A = "b", a = "b" }', server='url = "http://h"'),
+        "tiers.a.headers.a: this header is given twice; upper and lower case make no difference",
     ),
     "a header of two lines": (
         tier("a", 'headers = { A = "b\\r\\nc" }', server='url = "http://h"'),
@@ -586,6 +646,9 @@ def test_every_circle_is_told() -> None:
         principal('owner = "a"', 'token_env = "s3cret"'),
         tier("a", 'headers = { A = "s3cret ${TOKEN}\\n" }', server='url = "http://h"'),
         tier("a", server='url = "http://u:s3cret@h:x/"'),
+        tier("a", server='url = "http://u:s3cret@h/"'),
+        tier("a", server='url = "http://h/#s3cret"'),
+        tier("a", "http2 = true", server='url = "http://h/?key=s3cret"'),
         summarizer(server='url = "http://u:s3cret@h/"'),
         summarizer(server='url = "http://u:s3cret@h:x/"'),
         summarizer(server='url = "http://h/v1?key=s3cret"'),
@@ -716,7 +779,18 @@ KEYS = {
     "events": ["retained"],
     "summarizer": ["url", "model", "token_env", "timeout", "max_input"],
     "tiers.all": [
-        *("kind", "command", "headers", "capacity", "per_session", "spill_to", "distil", "overflow"),
+        *(
+            "kind",
+            "command",
+            "headers",
+            "ca_file",
+            "http2",
+            "capacity",
+            "per_session",
+            "spill_to",
+            "distil",
+            "overflow",
+        ),
         *("promote_to", "promote_after", "half_life", "required", "shared", "may_publish", "mount", "weight"),
         *("timeout", "remote_tier"),
     ],

@@ -125,7 +125,7 @@ async def test_what_is_forgotten_during_any_step_of_a_move_stays_forgotten(tier:
 
 
 async def test_without_a_version_check_at_the_flip_the_forgotten_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flip(self: Catalog, units: Any, target: str, salience: float = 0.0) -> list[Any]:
+    def flip(self: Catalog, units: Any, target: str, salience: float = 0.0, vectors: Any = None) -> list[Any]:
         moved = [entry for unit in units for entry in unit]
         with self._database.transaction():
             for entry in moved:
@@ -133,7 +133,7 @@ async def test_without_a_version_check_at_the_flip_the_forgotten_comes_back(monk
                     self._leave(entry)
                     self._execute("DELETE FROM records WHERE id = ?", (entry.id,))
                 self._strike(target, entry.id)
-                self._insert(msgspec.structs.replace(entry, home=target))
+                self._insert(msgspec.structs.replace(entry, home=target), None)
         return moved
 
     monkeypatch.setattr(Catalog, "flip", flip)

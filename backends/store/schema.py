@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import apsw
-import sqlite_vec
 
+from router import nearest
 from router.database import Database
 
 APPLICATION: Final = b"a2ms"
@@ -81,15 +81,7 @@ CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance');
 
 def open_file(path: Path | None, *, holder: str = "an a2m-store") -> Database:
     """The store's database at `path`, or a private one in memory. Raises DatabaseError."""
-    return Database(path, [_first, _second], application=APPLICATION, holder=holder, prepare=_load_vectors)
-
-
-def create_vector_index(connection: apsw.Connection, dimensions: int, metric: str) -> None:
-    """`nearest`, empty, for vectors of one width (§3.7); one that was there is dropped."""
-    connection.execute("DROP TABLE IF EXISTS nearest")
-    connection.execute(
-        f"CREATE VIRTUAL TABLE nearest USING vec0(vector float[{dimensions:d}] distance_metric={metric})"
-    )
+    return Database(path, [_first, _second], application=APPLICATION, holder=holder, prepare=nearest.load)
 
 
 def _first(connection: apsw.Connection) -> None:
@@ -107,9 +99,3 @@ def _second(connection: apsw.Connection) -> None:
         "INSERT INTO share SELECT coalesce('=' || owner, ''), count(*), sum(tokens) FROM record WHERE tokens > 0"
         " GROUP BY owner"
     )
-
-
-def _load_vectors(connection: apsw.Connection) -> None:
-    connection.enable_load_extension(True)
-    connection.load_extension(sqlite_vec.loadable_path())
-    connection.enable_load_extension(False)

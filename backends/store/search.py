@@ -16,9 +16,7 @@ from backends.store import vectors
 from backends.store.filters import Condition, Filter
 from router.a2m.records import vector_from_bytes
 from router.a2m.vectors import similarity
-
-# how many nearest vectors the index gives at most
-MAX_NEAREST: Final = 4096
+from router.nearest import MAX_NEAREST
 
 # a query of more different words is known by its first ones; bm25 looks up each in turn
 _MOST_WORDS: Final = 1024

@@ -23,7 +23,8 @@ from backends.store import search, vectors
 from backends.store.drafts import Limits, Scope, checked
 from backends.store.filters import Condition, Filter, any_id, beneath, compiled, short
 from backends.store.identifiers import new_id
-from backends.store.schema import create_vector_index, open_file
+from backends.store.schema import open_file
+from router import nearest
 from router.a2m import messages
 from router.a2m.capabilities import FIELDS, PROTOCOL, methods_of, speaks
 from router.a2m.equality import NULL, atom, members, parse_where
@@ -32,6 +33,7 @@ from router.a2m.events import Consolidated, Event, Forgotten, Place, SessionClos
 from router.a2m.records import Draft, Record, digest, vector_bytes, vector_from_bytes
 from router.a2m.server import Caller
 from router.a2m.timestamps import parse, render
+from router.a2m.vectors import indexed
 from router.a2m.watching import EventsEntry
 from router.text import query_tokens, tokens
 
@@ -167,14 +169,14 @@ class Store:
             "embeddings": {
                 "dimensions": self._tally.dimensions,
                 "metric": self._metric,
-                "metrics": list(vectors.METRICS),
+                "metrics": list(nearest.METRICS),
                 "model": None,
             },
             "events": EventsEntry(push=caller.channel is not None),
             "store": {
                 "identity": self._identity,
                 "records": self._tally.records,
-                "keeps": ["created_at", "revision"],
+                "keeps": ["created_at", "embedding", "metadata", "revision"],
                 "pages": True,
                 "similarity": True,
             },
@@ -319,7 +321,7 @@ class Store:
     def _probe(self, vector: Sequence[float] | None) -> bytes | None:
         if vector is None or self._tally.dimensions is None:
             return None
-        return vectors.indexed(vector, self._metric)
+        return indexed(vector, self._metric)
 
     def _page(self, filter: Filter, after: str | None, size: int, embeddings: bool) -> dict[str, Any]:
         try:
@@ -456,12 +458,12 @@ class Store:
 
     def _fix_width(self, dimensions: int) -> None:
         if self._tally.dimensions is None:
-            create_vector_index(self._connection, dimensions, self._metric)
+            nearest.create(self._connection, dimensions, self._metric)
             self._tally = replace(self._tally, dimensions=dimensions)
 
     def _put_in_reach(self, seq: int, vector: Sequence[float]) -> None:
         # a vector without direction is kept, but nothing is near it
-        packed = vectors.indexed(vector, self._metric)
+        packed = indexed(vector, self._metric)
         if packed is not None:
             self._connection.execute("INSERT INTO nearest (rowid, vector) VALUES (?, ?)", (seq, packed))
 
@@ -470,7 +472,7 @@ class Store:
             connection.execute("UPDATE store SET metric = ?", (metric,))
             self._metric = metric
             if self._tally.dimensions is not None:
-                create_vector_index(connection, self._tally.dimensions, metric)
+                nearest.create(connection, self._tally.dimensions, metric)
                 for seq, doubles in connection.execute("SELECT record, doubles FROM vector ORDER BY record"):
                     self._put_in_reach(seq, vector_from_bytes(doubles))
 

@@ -80,6 +80,28 @@ def draft_of(record: Record) -> Draft:
     )
 
 
+def record_of(draft: Draft) -> Record:
+    """The record that a complete draft becomes, without what is counted; the inverse of `draft_of`."""
+    assert draft.id is not None
+    assert draft.created_at is not None
+    return Record(
+        id=draft.id,
+        content=draft.content or "",
+        created_at=draft.created_at,
+        role=draft.role,
+        metadata=draft.metadata,
+        group=draft.group,
+        salience=draft.salience,
+        owner=draft.owner,
+        session=draft.session,
+        key=draft.key,
+        revision=draft.revision,
+        embedding=draft.embedding,
+        uri=draft.uri,
+        media_type=draft.media_type,
+    )
+
+
 _ABSENT: Final = b"\x00"
 _PRESENT: Final = b"\x01"
 

@@ -42,10 +42,14 @@ class Answering(Protocol):
 
 
 class Method(msgspec.Struct, frozen=True):
-    """One method: the type of its parameters and what carries it out."""
+    """One method: the type of its parameters and what carries it out.
+
+    `allow` raises what every call is answered with as long as there is no carrying it out, whatever its parameters are.
+    """
 
     params: type[Params]
     handler: Callable[[Any, Caller], Awaitable[Any]]
+    allow: Callable[[], None] | None = None
 
 
 class Dispatcher:
@@ -86,6 +90,8 @@ class Dispatcher:
         method = self._methods.get(request.method)
         if capability not in self._capabilities or method is None:
             raise not_supported(capability)
+        if method.allow is not None:
+            method.allow()
         return method, read_params(request.params, method.params)
 
 

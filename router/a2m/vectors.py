@@ -1,11 +1,19 @@
-"""How near two vectors are (§3.7), exactly, whatever numbers they hold. Pure."""
+"""How near two vectors are (§3.7), exactly, whatever numbers they hold, and what an index holds of one. Pure."""
 
 import math
 import sys
+from array import array
 from collections.abc import Sequence
 from operator import mul
+from typing import Final
 
-_LARGEST = sys.float_info.max
+# the widest vector that an index takes
+MAX_WIDTH: Final = 8192
+
+_LARGEST: Final = sys.float_info.max
+
+# the squares of what is beyond it do not fit the 32-bit floats of an index, summed over the widest vector
+_INDEXABLE: Final = 1e17
 
 
 def similarity(a: Sequence[float], b: Sequence[float], metric: str) -> float:
@@ -33,6 +41,15 @@ def similarity(a: Sequence[float], b: Sequence[float], metric: str) -> float:
             return 0.0 - min(math.dist(a, b), _LARGEST)
         case _:
             raise ValueError(f"expected the metric cosine, dot or l2, got {metric!r}")
+
+
+def indexed(vector: Sequence[float], metric: str) -> bytes | None:
+    """What an index by `metric` (cosine or l2) holds of `vector`, or is asked with: 32-bit floats, which find
+    candidates. None where the vector has no direction and cosine needs one."""
+    if metric == "cosine":
+        length, scaled = measured(vector)
+        return array("f", [each / length for each in scaled]).tobytes() if length else None
+    return array("f", [min(max(each, -_INDEXABLE), _INDEXABLE) for each in vector]).tobytes()
 
 
 def measured(vector: Sequence[float]) -> tuple[float, Sequence[float]]:

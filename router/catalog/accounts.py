@@ -4,12 +4,14 @@ Every change of a record's home goes through `_enter` and `_leave`, which keep t
 sessions; every query of the catalog's goes through one connection.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from router import nearest
+from router.a2m.vectors import indexed
 from router.catalog.claims import Claims
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
 from router.catalog.readers import Readers
@@ -21,6 +23,10 @@ from router.database import Database, DatabaseError
 
 # Why a tier is left out whose records are not all known yet, in the words of every answer that says so.
 UNACCOUNTED: Final = "what it holds is still being taken into the account"
+
+# The vectors of records on their way in, by id, as far as they have any.
+Vectors = Mapping[str, Sequence[float]]
+NO_VECTORS: Final[Vectors] = {}
 
 Strength = Callable[[float, int, int, float | None], float]
 
@@ -50,7 +56,7 @@ class Accounts:
     """One file's accounts, row by row. See Catalog for what its arguments mean."""
 
     def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
-        self._database = Database(path, SCHEMA, application=APPLICATION, holder="a2m-router")
+        self._database = Database(path, SCHEMA, application=APPLICATION, holder="a2m-router", prepare=nearest.load)
         self.rewrites = 0  # how often a unit has given way to its summary
         self._execute = self._database.connection.execute
         self._syncing = Syncing(self._database.sync, threads=threads)
@@ -74,6 +80,10 @@ class Accounts:
             self._clock: int = self._fact("clock", 0)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._know(tiers)
+            self._indexed: set[str] = {
+                name for (name,) in self._execute("SELECT name FROM tiers WHERE indexed") if name in self._tiers
+            }
+            self._width: int | None = self._fact("nearest", None)  # of the vectors in the index; None: there is none
 
     async def synced(self) -> None:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
@@ -113,7 +123,28 @@ class Accounts:
         return metric
 
     def set_metric(self, metric: str) -> None:
-        self._set_fact("metric", metric)
+        """Vectors compared in another way than so far have to be indexed anew, by a scan."""
+        with self._database.transaction():
+            if metric != self.metric() and self._width is not None:
+                self._execute("DROP TABLE nearest")
+                self._set_fact("nearest", None)
+                self._width = None
+                self._execute("UPDATE tiers SET scanned = 0 WHERE indexed")
+            self._set_fact("metric", metric)
+
+    def index_vectors(self, tier: str, wanted: bool) -> None:
+        """Whether the vectors of the records in `tier` are indexed here. What is there already is indexed by a scan."""
+        if wanted == (tier in self._indexed):
+            return
+        with self._database.transaction():
+            self._execute(
+                "UPDATE tiers SET indexed = ?1, scanned = scanned AND NOT ?1 WHERE no = ?2", (wanted, self._no[tier])
+            )
+        (self._indexed.add if wanted else self._indexed.discard)(tier)
+
+    def indexes_vectors(self, tier: str) -> bool:
+        """Whether the vectors of the records in `tier` are indexed here."""
+        return tier in self._indexed
 
     def fix_dimensions(self, width: int) -> None:
         self._set_fact("dimensions", width)
@@ -235,24 +266,50 @@ class Accounts:
             entry.accessed_at,
         )
 
-    def _insert(self, entry: Entry) -> None:
+    def _insert(self, entry: Entry, vector: Sequence[float] | None) -> None:
         self._execute(
             "INSERT INTO records (id, owner, session, grp, role, key, revision, created_at, digest, version,"
             " salience, access_count, accessed_at, strength) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
             self._account(entry),
         )
-        self._enter(msgspec.structs.replace(entry, seq=self._database.connection.last_insert_rowid()))
+        seq = self._database.connection.last_insert_rowid()
+        self._enter(msgspec.structs.replace(entry, seq=seq))
+        self._index(seq, entry.home, vector)
 
-    def _settle_home(self, entry: Entry) -> None:
-        """A reserved record becomes one; on purpose, so a note that its id was forgotten ends."""
+    def _index(self, seq: int, home: str, vector: Sequence[float] | None) -> None:
+        """The vector of a record that has come to live in `home`, or none, in place of what was there."""
+        if self._width is not None:
+            self._execute("DELETE FROM nearest WHERE rowid = ?", (seq,))
+        if home not in self._indexed or vector is None:
+            return
+        if self._width is None:
+            nearest.create(self._database.connection, len(vector), self.metric())
+            self._set_fact("nearest", len(vector))
+            self._width = len(vector)
+        packed = indexed(vector, self.metric())
+        if packed is not None and len(vector) == self._width:
+            self._execute("INSERT INTO nearest (rowid, vector) VALUES (?, ?)", (seq, packed))
+
+    def _delete(self, entry: Entry) -> None:
+        """The record's row goes, and all that stands beside it."""
+        self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
+        self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+        self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
+        if self._width is not None:
+            self._execute("DELETE FROM nearest WHERE rowid = ?", (entry.seq,))
+
+    def _settle_home(self, entry: Entry) -> int:
+        """A reserved record becomes one; on purpose, so a note that its id was forgotten ends. Returns its
+        number."""
         seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
         assert seq is not None, "a record is reserved before it is written"
         self._execute("UPDATE records SET destination = NULL, batch = NULL, found = NULL WHERE seq = ?", (seq,))
         self._strike(entry.home, entry.id)
         self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))
         self._enter(msgspec.structs.replace(entry, seq=seq))
+        return int(seq)
 
-    def _replace(self, current: Entry, replacement: Replacement) -> None:
+    def _replace(self, current: Entry, replacement: Replacement, vector: Sequence[float] | None) -> None:
         """New content for a record, and perhaps a new home; what it has earned stays."""
         entry = replacement.entry
         self._leave(current)
@@ -272,8 +329,10 @@ class Accounts:
             self._strike(entry.home, entry.id)
             self._note(current, current.home, Stray.UNWANTED)
             self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+            self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
             self.readers.moved(entry.id, current.home)
         self._enter(kept)
+        self._index(current.seq, entry.home, vector)
 
     def _is_elsewhere(self, entry: Entry) -> bool:
         current = self._find(entry.id)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from router.catalog.accounts import Replacement
+from router.a2m.records import Draft
+from router.catalog.accounts import NO_VECTORS, Replacement, Vectors
 from router.catalog.entries import COLUMNS, Entry, Stray, present, row_entry
 from router.catalog.lookup import Lookup
 from router.catalog.selection import (
@@ -58,13 +59,23 @@ class Catalog(Lookup):
                 if self._is_elsewhere(entry):
                     self._note(entry, entry.home, Stray.PENDING)
 
-    def commit_write(self, new: Sequence[Entry], replacements: Sequence[Replacement]) -> list[Replacement]:
+    def commit_write(
+        self,
+        new: Sequence[Entry],
+        replacements: Sequence[Replacement],
+        vectors: Vectors = NO_VECTORS,
+        redo: Mapping[str, Draft] | None = None,
+    ) -> list[Replacement]:
         """A batch's tiers hold all of it: it becomes true. Returns those replacements whose record was forgotten
-        meanwhile; their copies are noted as unwanted, and have to be written anew."""
+        meanwhile; their copies are noted as unwanted, and have to be written anew.
+
+        `redo`: the records among the replacements that their tiers do not hold yet. For those who read, they are as
+        they are here, until `end_redo`.
+        """
         lost = []
         with self._database.transaction():
             for entry in new:
-                self._settle_home(entry)
+                self._index(self._settle_home(entry), entry.home, vectors.get(entry.id))
             for replacement in replacements:
                 entry = replacement.entry
                 self._execute("DELETE FROM replacing WHERE id = ?", (entry.id,))
@@ -72,9 +83,18 @@ class Catalog(Lookup):
                 if current is None or current.version != replacement.replaces:
                     self._note(entry, entry.home, Stray.UNWANTED)
                     lost.append(replacement)
-                else:
-                    self._replace(current, replacement)
+                    continue
+                self._replace(current, replacement, vectors.get(entry.id))
+                if redo is not None and entry.id in redo:
+                    draft = msgspec.json.encode(redo[entry.id])
+                    self._execute(
+                        "INSERT OR REPLACE INTO redo VALUES (?, ?, ?)", (entry.id, self._no[entry.home], draft)
+                    )
         return lost
+
+    def end_redo(self, id: str) -> None:
+        """The record's tier holds it as it is."""
+        self._execute("DELETE FROM redo WHERE id = ?", (id,))
 
     def abandon(self, new: Iterable[Entry], replacements: Iterable[Replacement]) -> None:
         """A batch failed: nothing of it becomes true. What may have been written is noted as unwanted. Replacements in
@@ -98,7 +118,8 @@ class Catalog(Lookup):
             if row is not None and current is not None:
                 replacement = msgspec.msgpack.decode(row[0], type=Replacement)
                 if replacement.entry.digest == found and replacement.entry.home == current.home:
-                    self._replace(current, replacement)
+                    # a tier that replaces in place indexes its vectors itself
+                    self._replace(current, replacement, None)
 
     def note_copies(self, entries: Iterable[Entry], target: str) -> None:
         """Copies are about to be written to `target`."""
@@ -106,7 +127,13 @@ class Catalog(Lookup):
             for entry in entries:
                 self._note(entry, target, Stray.PENDING)
 
-    def flip(self, units: Iterable[Sequence[Entry]], target: str, salience: float = 0.0) -> list[Entry]:
+    def flip(
+        self,
+        units: Iterable[Sequence[Entry]],
+        target: str,
+        salience: float = 0.0,
+        vectors: Vectors = NO_VECTORS,
+    ) -> list[Entry]:
         """Change the home of each unit that is still what it was, and note its old copies. The commit point of a move.
 
         Returns the entries that moved, as they were. `salience` is added on arrival.
@@ -123,13 +150,14 @@ class Catalog(Lookup):
                     self._strike(target, entry.id)
                     self._note(entry, entry.home, Stray.SUPERSEDED)
                     self._enter(arrived)
+                    self._index(entry.seq, target, vectors.get(entry.id))
                     self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
                 moved += now
         for entry in moved:
             self.readers.moved(entry.id, entry.home)
         return moved
 
-    def come_home(self, id: str, digest: bytes, tier: str) -> bool:
+    def come_home(self, id: str, digest: bytes, tier: str, vector: Sequence[float] | None = None) -> bool:
         """A record's home has lost it, and a copy with its digest was found in `tier`: that becomes its home."""
         with self._database.transaction():
             entry = self._find(id)
@@ -139,7 +167,9 @@ class Catalog(Lookup):
             self._strike(tier, id)
             self._note(entry, entry.home, Stray.UNWANTED)
             self._enter(msgspec.structs.replace(entry, home=tier))
+            self._index(entry.seq, tier, vector)
             self._execute("DELETE FROM due WHERE id = ?", (id,))
+            self._execute("DELETE FROM redo WHERE id = ?", (id,))
         self.readers.moved(id, entry.home)
         return True
 
@@ -186,7 +216,7 @@ class Catalog(Lookup):
             if sources is None:
                 return False
             self._strike(summary.home, summary.id)
-            self._insert(summary)
+            self._insert(summary, None)
             for entry in sources:
                 self._strike_out(entry, now)
         self.rewrites += 1
@@ -247,7 +277,7 @@ class Catalog(Lookup):
                 (Stray.UNWANTED, Stray.PENDING),
             )
 
-    def recover_reservations(self, tier: str, found: Mapping[str, bool]) -> int:
+    def recover_reservations(self, tier: str, found: Mapping[str, bool], vectors: Vectors = NO_VECTORS) -> int:
         """What `tier` turned out to hold of the writes that a crash interrupted.
 
         A batch becomes true if all of it is where it was to be written, once all of its tiers have been asked, and if
@@ -260,9 +290,11 @@ class Catalog(Lookup):
                 if batch is not None:
                     batches.add(batch)
                     self._execute("UPDATE records SET found = ? WHERE id = ?", (there, id))
+                    seq = self._execute("SELECT seq FROM records WHERE id = ?", (id,)).get
+                    self._index(seq, tier, vectors.get(id))
             return sum(map(self._finish, batches))
 
-    def adopt(self, entries: Iterable[Entry]) -> tuple[int, list[Entry]]:
+    def adopt(self, entries: Iterable[Entry], vectors: Vectors = NO_VECTORS) -> tuple[int, list[Entry]]:
         """Take records that a tier was found to hold into the account, forgotten ones excepted.
 
         Of two copies one is a stray: of equal ones that which is not as far down the way of spills and promotions, of
@@ -277,6 +309,9 @@ class Catalog(Lookup):
             for entry in entries:
                 current = self._find(entry.id)
                 noted = self._strays("tier = ? AND id = ?", (entry.home, entry.id))
+                vector = vectors.get(entry.id)
+                if current is not None and current.home == entry.home and current.digest == entry.digest:
+                    self._index(current.seq, entry.home, vector)
                 if noted or self.is_reserved(entry.id) or (current is not None and current.home == entry.home):
                     continue
                 if self._is_unwanted(entry):
@@ -286,10 +321,10 @@ class Catalog(Lookup):
                 elif self._has_taken_key(entry):
                     refused.append(entry)
                 elif current is not None:
-                    self._replace(current, Replacement(entry, current.version))
+                    self._replace(current, Replacement(entry, current.version), vector)
                     self._note(current, current.home, Stray.SUPERSEDED)
                 else:
-                    self._insert(entry)
+                    self._insert(entry, vector)
                     adopted += 1
         return adopted, refused
 
@@ -303,8 +338,7 @@ class Catalog(Lookup):
             entries = self._all("home = ?", (no,), order="seq")
             for entry in entries:
                 self._leave(entry)
-                self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
-                self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+                self._delete(entry)
             self._execute("DELETE FROM strays WHERE tier = ?", (no,))
         return len(entries)
 
@@ -315,8 +349,7 @@ class Catalog(Lookup):
     def _strike_out(self, entry: Entry, now: int) -> None:
         """The record is no more, wherever copies of it may be, and nothing late brings it back."""
         self._leave(entry)
-        self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
-        self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+        self._delete(entry)
         self._note(entry, entry.home, Stray.UNWANTED)
         self._execute("UPDATE strays SET kind = ? WHERE id = ?", (Stray.UNWANTED, entry.id))
         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, now))
@@ -336,7 +369,7 @@ class Catalog(Lookup):
                 self._settle_home(entry)
             return len(entries)
         for entry in entries:
-            self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
+            self._delete(entry)
             self._note(entry, entry.home, Stray.UNWANTED)
         return 0
 
@@ -349,7 +382,7 @@ class Catalog(Lookup):
 
     def _drop_reservation(self, entry: Entry) -> None:
         batch = self._execute("SELECT batch FROM records WHERE seq = ?", (entry.seq,)).get
-        self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
+        self._delete(entry)
         self._note(entry, entry.home, Stray.UNWANTED)
         self._finish(batch)  # the rest of it may have waited for this one only
 

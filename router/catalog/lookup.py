@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 
 from router.a2m.equality import Where, text_atom, text_of
+from router.a2m.records import Draft
+from router.a2m.vectors import indexed
 from router.catalog.accounts import Accounts, NotedStray
 from router.catalog.claims import id_name
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
@@ -23,6 +25,7 @@ from router.catalog.selection import (
     scope_condition,
     where_conditions,
 )
+from router.nearest import MAX_NEAREST
 from router.policy import Unit
 
 # The values of one field that go into one query: SQLite takes 32,766 parameters, and there are twelve fields.
@@ -75,6 +78,42 @@ class Lookup(Accounts):
         given = frozenset(selection.where["id"]) if "id" in selection.where else None
         atoms = tuple(atom for atom in map(text_atom, ids) if given is None or atom in given)
         return self.newest(msgspec.structs.replace(selection, where={**selection.where, "id": atoms}), None)
+
+    def few(self, selection: Selection, most: int) -> list[str] | None:
+        """The ids of a selection, if they are at most `most`; looks at no more than that."""
+        ids: list[str] = []
+        for arm in self._arms(selection):
+            rows = self._execute(f"SELECT id FROM records {arm.sql} LIMIT ?", (*arm.parameters, most + 1 - len(ids)))
+            ids += [id for (id,) in rows]
+            if len(ids) > most:
+                return None
+        return ids
+
+    def nearest(self, selection: Selection, vector: Sequence[float], count: int) -> list[str]:
+        """The ids of those of a selection whose vectors are nearest to `vector`, nearest first, as far as they are
+        indexed here. It is asked with 32-bit floats: the very order is for those who read the vectors."""
+        probe = indexed(vector, self.metric())
+        arms = list(self._arms(selection))
+        if self._width != len(vector) or probe is None or not arms:
+            return []
+        inner = " UNION ALL ".join(f"SELECT seq FROM records {arm.sql}" for arm in arms)
+        rows = self._execute(
+            "WITH near AS MATERIALIZED (SELECT rowid AS seq, distance FROM nearest WHERE vector MATCH ? AND k = ?"
+            f" AND rowid IN ({inner})) SELECT id FROM near JOIN records USING (seq) ORDER BY distance, seq DESC",
+            (probe, min(count, MAX_NEAREST), *(parameter for arm in arms for parameter in arm.parameters)),
+        )
+        return [id for (id,) in rows]
+
+    def redone(self, ids: Iterable[str]) -> dict[str, Draft]:
+        """Those of `ids` that their tier does not hold yet as they are, and what they are."""
+        if self._execute("SELECT 1 FROM redo LIMIT 1").get is None:
+            return {}
+        found = ((id, self._execute("SELECT draft FROM redo WHERE id = ?", (id,)).get) for id in ids)
+        return {id: msgspec.json.decode(draft, type=Draft) for id, draft in found if draft is not None}
+
+    def redo_in(self, tier: str) -> list[str]:
+        """The ids of records in `tier` that it does not hold yet as they are."""
+        return [id for (id,) in self._execute("SELECT id FROM redo WHERE tier = ?", (self._no[tier],))]
 
     def walk(self, selection: Selection, after: int, count: int) -> tuple[list[Entry], int | None]:
         """At most `count` of a selection behind the place `after`, in the order of writing, and where to go on from;

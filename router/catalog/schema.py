@@ -112,4 +112,12 @@ SCHEMA: Final = (
     CREATE TABLE due (id TEXT PRIMARY KEY, tier INTEGER NOT NULL) STRICT, WITHOUT ROWID;
     CREATE INDEX due_by_tier ON due (tier);
     """,
+    """
+    -- Whether the vectors of the tier's records stand in the index `nearest` of this file, since its server has none.
+    ALTER TABLE tiers ADD COLUMN indexed INTEGER NOT NULL DEFAULT 0;
+
+    -- Records replaced in a tier that cannot replace: true already, as they stand here, until their tier has caught up.
+    CREATE TABLE redo (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, draft BLOB NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE INDEX redo_by_tier ON redo (tier);
+    """,
 )

@@ -9,8 +9,6 @@ from typing import BinaryIO, Final
 
 import msgspec
 from msgspec import Raw
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from router.command.exporting import Export, written_whole
 from router.command.importing import Import, Line, Numbered
@@ -131,9 +129,15 @@ def _into(file: BinaryIO) -> Callable[[bytes], Awaitable[None]]:
 def _progress(total: int | None, *, beside_data: bool) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr, where that is a terminal, and what goes to stdout `beside` it does not go there, too. What is
     yielded takes how many are done, and of how many if that has become known."""
-    shown = sys.stderr.isatty() and not (beside_data and sys.stdout.isatty())
+    if not sys.stderr.isatty() or (beside_data and sys.stdout.isatty()):
+        yield lambda done, of: None
+        return
+    # loaded where somebody sees it
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
 
         def advance(done: int, of: int | None) -> None:

@@ -15,7 +15,6 @@ from router.a2m.connecting import connect, connect_command
 from router.a2m.memory import TIMEOUT, Memory
 from router.config import load
 from router.database import DatabaseError, InUse, announced
-from router.opening import open_federation
 from router.tiers.starting import executable
 
 _DEFAULT_CONFIG: Final = Path("federation.toml")
@@ -107,6 +106,9 @@ async def _federation(way: Way, config: Path, on_event: OnEvent) -> AsyncIterato
         url = announced(state)
         memory: Memory | None = None
         if url is None:
+            # the whole router: only those load it who run one
+            from router.opening import open_federation
+
             here = open_federation(config, timeout=way.timeout, owner=way.owner, on_notification=on_event)
             try:
                 memory = await stack.enter_async_context(here)

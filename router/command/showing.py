@@ -1,20 +1,19 @@
 """Results as a person reads them, on a terminal. Pure but for the terminal's width.
 
 Whatever a server says may have been written by anybody: control characters are shown, never sent to the terminal.
+What draws is loaded by the first thing that is drawn: in a pipe nothing is, and there the command starts sooner.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
-from typing import Any, Final, TypeVar
-
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from router.a2m.answers import Consolidated, Description, Record, Session
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -143,6 +142,10 @@ def _counts(tiers: Mapping[str, int] | None) -> str | None:
 def _table(rows: Sequence[T], columns: Iterable[Column[T]]) -> bytes:
     if not rows:
         return b""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     cells = [(name, [told(row) for row in rows]) for name, told in columns]
     kept = _fitting([(name, column) for name, column in cells if any(column)])
     table = Table(box=box.SIMPLE_HEAD)
@@ -156,6 +159,8 @@ def _table(rows: Sequence[T], columns: Iterable[Column[T]]) -> bytes:
 
 def _fitting(columns: list[tuple[str, list[str | None]]]) -> list[tuple[str, list[str | None]]]:
     """The columns that a terminal has room for: on a narrow one those are left out that tell least."""
+    from rich.console import Console
+
     width = Console(stderr=True).width
     kept = list(columns)
     for name in _LEFT_OUT_FIRST:
@@ -174,6 +179,9 @@ def _width(title: str, cells: Sequence[str | None]) -> int:
 
 
 def _fields(told: Iterable[tuple[str, Any]]) -> bytes:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -182,7 +190,9 @@ def _fields(told: Iterable[tuple[str, Any]]) -> bytes:
     return _rendered(table)
 
 
-def _rendered(what: RenderableType) -> bytes:
+def _rendered(what: "RenderableType") -> bytes:
+    from rich.console import Console
+
     drawn = StringIO()
     Console(file=drawn, force_terminal=True, highlight=False).print(what)
     return drawn.getvalue().encode("utf-8", "replace")

@@ -15,9 +15,11 @@ from router.a2m.errors import A2MError, Code, invalid_params, quota, unknown_tie
 from router.a2m.messages import Remember
 from router.a2m.records import Draft
 from router.a2m.timestamps import parse
+from router.a2m.vectors import MAX_WIDTH
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.tiers.copies import bytes_of
+from router.tiers.mounts import Mounts
 
 _JSON_NULL: Final = b"null"
 
@@ -34,13 +36,17 @@ _LONGEST: Final = dict.fromkeys(("id", "key", "session", "group", "role", "owner
 _MOST_REVISIONS: Final = 2**53 - 1
 
 
-def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensions: int | None) -> list[Draft]:
+def complete_drafts(
+    params: Remember, scope: Scope, settings: Settings, mounts: Mounts, dimensions: int | None
+) -> list[Draft]:
     """The drafts of a batch with owner, session and tier filled in; `metadata` and `created_at` are checked.
 
     Raises:
-        A2MError: INVALID_PARAMS naming `records[i].field`; QUOTA_EXCEEDED over a limit; UNKNOWN_TIER; SCOPE_DENIED for
-            another owner's records; EMBEDDING_MISMATCH for a vector of another width than `dimensions` or its fellows.
+        A2MError: READ_ONLY where there is nothing to write to; INVALID_PARAMS naming `records[i].field`;
+            QUOTA_EXCEEDED over a limit; UNKNOWN_TIER; SCOPE_DENIED for another owner's records; EMBEDDING_MISMATCH for
+            a vector of another width than `dimensions` or its fellows.
     """
+    refuse_if_read_only(mounts)
     most = settings.limits.max_records_per_call
     if len(params.records) > most:
         raise quota("records", most, len(params.records), "records")
@@ -62,7 +68,7 @@ def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensio
             width = _check_width(draft.embedding, width, where)
         whole = msgspec.structs.replace(
             draft,
-            tier=destination(draft.tier, settings, f"{where}.tier").name if draft.tier is not None else None,
+            tier=destination(draft.tier, settings, mounts, f"{where}.tier").name if draft.tier is not None else None,
             owner=_owner(draft.owner, scope, where),
             session=params.session if draft.session is None else draft.session,
             revision=draft.revision or 0,
@@ -72,16 +78,21 @@ def complete_drafts(params: Remember, scope: Scope, settings: Settings, dimensio
     return drafts
 
 
-def destination(name: str | None, settings: Settings, where: str) -> Tier:
-    """The tier a write is aimed at, by name or by default. Raises UNKNOWN_TIER, and INVALID_PARAMS for a mount."""
+def refuse_if_read_only(mounts: Mounts) -> None:
+    """Raises READ_ONLY where all tiers are mounts: then it is the answer to every write (§2.1)."""
+    if not mounts.managed:
+        raise A2MError(Code.READ_ONLY, "this federation consists of mounts only; it takes no writes")
+
+
+def destination(name: str | None, settings: Settings, mounts: Mounts, where: str) -> Tier:
+    """The tier a write is aimed at, by name or by default. Raises UNKNOWN_TIER, INVALID_PARAMS for a mount, and
+    READ_ONLY where there is nothing else."""
+    refuse_if_read_only(mounts)
     if name is None:
-        tier = settings.working
-        if tier is None:
-            raise A2MError(Code.READ_ONLY, "this federation consists of mounts only; it takes no writes")
-        return tier
+        return next((tier for tier in mounts.managed if tier.kind == "working"), mounts.managed[0])
     for tier in settings.tiers:
         if tier.name == name:
-            if tier.mount:
+            if tier in mounts:
                 raise invalid_params(where, f"{name!r} is mounted read-only; write to another tier")
             return tier
     raise unknown_tier(name, [tier.name for tier in settings.tiers])
@@ -128,8 +139,8 @@ def _check_metadata(draft: Draft, where: str) -> None:
 
 
 def _check_width(embedding: Sequence[float], width: int | None, where: str) -> int:
-    if not embedding:
-        raise invalid_params(f"{where}.embedding", "expected at least one number")
+    if not 1 <= len(embedding) <= MAX_WIDTH:
+        raise invalid_params(f"{where}.embedding", f"expected 1 to {MAX_WIDTH:,} numbers, got {len(embedding):,}")
     if width is not None and len(embedding) != width:
         raise embedding_mismatch(f"{where}.embedding", width, len(embedding))
     return len(embedding)

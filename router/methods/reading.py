@@ -5,17 +5,18 @@ which records they want, and read them where they live. A copy that is not in it
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Final, TypeVar
 
 import msgspec
 
 from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
-from router.a2m.records import Record
+from router.a2m.records import Record, record_of
 from router.a2m.sealing import Seal
-from router.a2m.timestamps import render
+from router.a2m.timestamps import parse, render
 from router.a2m.vectors import similarity
 from router.catalog.accounts import UNACCOUNTED
 from router.catalog.catalog import Catalog
@@ -25,20 +26,19 @@ from router.catalog.readers import Reading
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank
+from router.methods.asking import Asking, Question
 from router.methods.drafting import embedding_mismatch
-from router.methods.selecting import Filter, changing, owner_for, read_where, tiers_in_question, unanswered
+from router.methods.selecting import Filter, changing, read_where, tiers_in_question, unanswered
 from router.text import query_tokens
-from router.tiers.copies import Copies, raw_json
+from router.tiers.copies import Copies
 from router.tiers.link import TierDown
-from router.tiers.together import Failure, outcomes
+from router.tiers.mounts import Mounts
+from router.tiers.together import Failure, failures_in, outcomes
 
 log = logging.getLogger(__name__)
 
 # Candidates beyond the caller's limit are asked for up to this many.
 _MOST_CANDIDATES: Final = 1000
-
-# How many times more a tier is asked for when too little of its answer may be shown.
-_MORE: Final = 8
 
 # A recall by what only the catalog knows names the records to the tiers: at most so many.
 _MOST_IDS: Final = 10_000
@@ -98,12 +98,16 @@ class Readings:
         settings: Settings,
         catalog: Catalog,
         copies: Copies,
+        asking: Asking,
+        mounts: Mounts,
         clock: Callable[[], int],
         earned: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._copies = copies
+        self._asking = asking
+        self._mounts = mounts
         self._clock = clock
         self._earned = earned
         self._pages = Seal()  # how many records there are is not everybody's to know
@@ -136,7 +140,7 @@ class Readings:
         left = [
             record
             for record in found.records
-            if self._settings.tier(record.tier or "").mount
+            if self._settings.tier(record.tier or "") in self._mounts
             or (record.id in entries and self._catalog.sees(scope, entries[record.id]))
         ]
         kept = {record.id for record in left}
@@ -163,21 +167,26 @@ class Readings:
         tiers = tiers_in_question(params.tier, where, self._settings)
         terms = query_tokens(params.query or "")
         with self._catalog.readers.reading() as read:
-            ask = self._question(params, where, limit, terms, scope, tiers)
-            found = await outcomes([partial(self._recall_from, tier, ask, scope, limit) for tier in tiers])
+            question = self._question(params, where, limit, terms, scope, tiers)
+            found = await outcomes(self._asking.recalls(question))
             lists, degraded = self._answers(tiers, found)
+            self._asking.overlay(lists, question)
             shown, entries = self._homes(tiers, lists, read, scope)
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
         else:
-            newest = sorted(shown, key=lambda each: (entries[each].created_at, entries[each].seq), reverse=True)
+            newest = sorted(shown, key=lambda each: _age(shown[each], entries), reverse=True)
             ranked = [(id, 1 - place / (len(newest) + 1)) for place, id in enumerate(newest)]
         least = params.min_score
         best = [(id, score) for id, score in ranked if least is None or score >= least][:limit]
         now = self._catalog.find(id for id, _ in best)
-        return Records(
-            [_laid_over(shown[id], now[id], score, params.embeddings) for id, score in best if id in now], degraded
-        )
+        records = []
+        for id, score in best:
+            if id in now:
+                records.append(_laid_over(shown[id], now[id], score, params.embeddings))
+            elif id not in entries:
+                records.append(_as_mounted(shown[id], score, params.embeddings))
+        return Records(records, self._with_unaccounted(tiers, degraded))
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
@@ -189,26 +198,72 @@ class Readings:
         if params.limit == 0:
             raise invalid_params("limit", "expected 1 or more; leave it out for no limit")
         limit = params.limit
-        selection = Selection(
-            tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
+        question = Question(
+            tiers=tiers,
+            scope=scope,
+            where=where,
+            key_prefix=params.key_prefix,
+            limit=limit or 0,
+            embeddings=params.embeddings,
         )
         with self._catalog.readers.reading() as read:
-            if not where.foreign:
-                for _ in range(_LOOKS):
-                    entries = self._catalog.newest(selection, limit)
-                    records, missing = await self._read(entries, tiers, scope, read, embeddings=params.embeddings)
-                    if limit is None or len(self._catalog.find(entry.id for entry in entries)) == len(entries):
-                        break
-                self._refuse_if_nothing(tiers, missing)
-                degraded = self._with_unaccounted(tiers, missing)
-            else:
-                found = await outcomes([partial(self._timeline_from, tier, params, where, scope) for tier in tiers])
-                lists, degraded = self._answers(tiers, found)
-                shown, now = self._homes(tiers, lists, read, scope)
-                records = {id: _laid_over(record, now[id], None, params.embeddings) for id, record in shown.items()}
-                entries = self._catalog.among(records, selection)
-                entries = entries[-limit:] if limit is not None else entries
-        return Records([records[entry.id] for entry in entries if entry.id in records], degraded)
+            look = self._matching if where.rest else self._known_and_mounted
+            placed, degraded = await look(question, read)
+        placed.sort(key=itemgetter(0))
+        records = [record for _, record in placed]
+        return Records(records[-limit:] if limit is not None else records, self._with_unaccounted(tiers, degraded))
+
+    async def _known_and_mounted(self, question: Question, read: Reading) -> "_Part":
+        """A timeline by what the catalog knows; mounts, which it does not know, answer for themselves."""
+        mounted = [tier for tier in question.tiers if tier in self._mounts]
+        if not mounted:
+            part = await self._known(question, read)
+        else:
+            found: list[_Part | Failure] = await outcomes(
+                [partial(self._known, question, read), partial(self._mounted, question, mounted)]
+            )
+            for failure in failures_in(found):
+                raise failure
+            parts = [part for part in found if isinstance(part, tuple)]
+            part = [each for placed, _ in parts for each in placed], [down for _, silent in parts for down in silent]
+        self._refuse_if_nothing(question.tiers, part[1])
+        return part
+
+    async def _known(self, question: Question, read: Reading) -> "_Part":
+        """The newest of a timeline in the catalog, read where they live."""
+        tiers = [tier for tier in question.tiers if tier not in self._mounts]
+        limit = question.limit or None
+        for _ in range(_LOOKS):
+            entries = self._catalog.newest(question.selection(), limit)
+            records, missing = await self._read(entries, tiers, question.scope, read, embeddings=question.embeddings)
+            if limit is None or len(self._catalog.find(entry.id for entry in entries)) == len(entries):
+                break
+        placed = [((entry.created_at, entry.seq), records[entry.id]) for entry in entries if entry.id in records]
+        return placed, missing
+
+    async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
+        """What mounts have of a timeline."""
+        found = await outcomes(self._asking.listings(msgspec.structs.replace(question, tiers=tiers)))
+        there = [record for records in found if isinstance(records, list) for record in records]
+        managed = self._catalog.find(record.id for record in there)
+        shown = [_as_mounted(record, None, question.embeddings) for record in there if record.id not in managed]
+        return [(_age(record, {}), record) for record in shown], _silent(tiers, found)
+
+    async def _matching(self, question: Question, read: Reading) -> "_Part":
+        """A timeline by what only the records themselves can tell."""
+        found = await outcomes(self._asking.listings(question))
+        lists, degraded = self._answers(question.tiers, found)
+        self._asking.overlay(lists, question)
+        shown, now = self._homes(question.tiers, lists, read, question.scope)
+        meant = {entry.id for entry in self._catalog.among(now, question.selection())}
+        records = [
+            _laid_over(record, now[id], None, question.embeddings)
+            if id in now
+            else _as_mounted(record, None, question.embeddings)
+            for id, record in shown.items()
+            if id in meant or id not in now
+        ]
+        return [(_age(record, now), record) for record in records], degraded
 
     async def page(self, params: Pages, scope: Scope) -> Page:
         """The next page of all that `scope` sees in managed tiers, in the order of writing; it may be empty before the
@@ -222,7 +277,7 @@ class Readings:
 
     async def _page_now(self, params: Pages, scope: Scope) -> Page:
         where = read_where(params.where)
-        if where.foreign:
+        if where.rest:
             raise invalid_params(
                 "where", "expected only fields that the router knows itself, where `page` or `after` is"
             )
@@ -230,7 +285,7 @@ class Readings:
             raise invalid_params("limit", "expected none where `page` or `after` is: `page` is the number of records")
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
-        tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if not tier.mount]
+        tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if tier not in self._mounts]
         for tier in tiers:
             if not self._catalog.is_scanned(tier.name):
                 raise unanswered(tier.name, UNACCOUNTED, 1.0)
@@ -298,61 +353,38 @@ class Readings:
 
     def _question(
         self, params: Recall, where: Filter, limit: int, terms: Sequence[str], scope: Scope, tiers: Sequence[Tier]
-    ) -> Recall:
-        """What every tier is asked: more than the limit, since fusion chooses; without what only the catalog knows."""
-        sent = where.sent
-        if where.needs_catalog:
-            names = [tier.name for tier in tiers]
-            selection = Selection(tiers=names, scope=scope, where=where.known, key_prefix=params.key_prefix)
-            ids = self._catalog.ids(selection)
-            if len(ids) > _MOST_IDS:
-                raise quota("where", _MOST_IDS, len(ids), "records that match what only the router counts")
-            sent = {**(sent or {}), "id": raw_json(ids)}
-        return Recall(
+    ) -> Question:
+        """What every tier is asked: more than the limit, since fusion chooses."""
+        question = Question(
+            tiers=tiers,
+            scope=scope,
+            where=where,
+            key_prefix=params.key_prefix,
             query=params.query if terms else None,
             embedding=params.embedding,
             limit=min(limit * self._settings.recall.candidates, max(limit, _MOST_CANDIDATES)),
-            where=sent,
-            key_prefix=params.key_prefix,
+            wanted=limit,
             embeddings=params.embeddings,
         )
-
-    async def _recall_from(self, tier: Tier, question: Recall, scope: Scope, wanted: int) -> list[Record]:
-        """A tier's candidates. Where copies that are only waiting to be removed fill its answer, so that not even
-        `wanted` are left, it is asked for more."""
-        profile = self._copies.link(tier.name).profile
-        most = (profile.max_recall_limit if profile else None) or _MOST_IDS
-        similar = profile is not None and profile.store.similarity
-        asked = msgspec.structs.replace(
-            question,
-            owner=owner_for(tier, scope),
-            limit=min(question.limit or 1, most),
-            embeddings=question.embeddings or (question.embedding is not None and not similar),
-        )
-        while True:
-            found = await self._copies.recall(tier.name, asked)
-            known = self._catalog.find(record.id for record in found)
-            full = asked.limit is not None and len(found) >= asked.limit
-            if not full or len(known) >= min(wanted, len(found)) or asked.limit == most:
-                return found
-            asked = msgspec.structs.replace(asked, limit=min(_MORE * (asked.limit or 1), most))
+        if not where.needs_catalog:
+            return question
+        ids = self._catalog.ids(question.selection())
+        if len(ids) > _MOST_IDS:
+            raise quota("where", _MOST_IDS, len(ids), "records that match what only the router counts")
+        return msgspec.structs.replace(question, ids=ids)
 
     def _answers(
         self, tiers: Sequence[Tier], found: Sequence[list[Record] | Failure]
-    ) -> tuple[dict[str, list[Record]], list[Degraded] | None]:
+    ) -> tuple[dict[str, list[Record]], list[Degraded]]:
         lists = {tier.name: got for tier, got in zip(tiers, found, strict=True) if isinstance(got, list)}
-        degraded = [
-            Degraded(tier.name, reason_of(failure))
-            for tier, failure in zip(tiers, found, strict=True)
-            if not isinstance(failure, list)
-        ]
         if not lists:
             # a width that was fixed only just now, a limit of the tier's own: what the caller can mend
             for failure in found:
                 if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS:
                     raise failure
+        degraded = _silent(tiers, found)
         self._refuse_if_nothing(tiers, degraded)
-        return lists, self._with_unaccounted(tiers, degraded)
+        return lists, degraded
 
     def _refuse_if_nothing(self, tiers: Sequence[Tier], degraded: Sequence[Degraded]) -> None:
         """No answer at all without a required tier, or when none of those asked has answered."""
@@ -367,14 +399,15 @@ class Readings:
         unaccounted = [
             Degraded(tier.name, UNACCOUNTED)
             for tier in tiers
-            if not tier.mount and tier.name not in silent and not self._catalog.is_scanned(tier.name)
+            if tier not in self._mounts and tier.name not in silent and not self._catalog.is_scanned(tier.name)
         ]
         return [*degraded, *unaccounted] or None
 
     def _homes(
         self, tiers: Sequence[Tier], lists: dict[str, list[Record]], read: Reading, scope: Scope
     ) -> tuple[dict[str, Record], dict[str, Entry]]:
-        """The copies that may be shown, one a record, and their entries; the others are struck from the lists.
+        """What may be shown, one copy a record, and the entries of what is not a mount's; the rest is struck from the
+        lists.
 
         What has left the tiers in question meanwhile is not shown as if it were still there.
         """
@@ -383,9 +416,13 @@ class Readings:
         shown: dict[str, Record] = {}
         for tier, records in lists.items():
             kept = []
+            mounted = self._settings.tier(tier) in self._mounts
             for record in records:
                 entry = entries.get(record.id)
-                if entry is None or record.id in shown or not self._catalog.sees(scope, entry):
+                if mounted and entry is None:
+                    shown[record.id] = record
+                    kept.append(record)
+                if mounted or entry is None or record.id in shown or not self._catalog.sees(scope, entry):
                     continue
                 if entry.home not in asked:
                     continue
@@ -427,14 +464,7 @@ class Readings:
                 found[id] = similarity(embedding, record.embedding, self._catalog.metric())
         return found
 
-    # --- timeline and fetch, step by step
-
-    async def _timeline_from(self, tier: Tier, params: Timeline, where: Filter, scope: Scope) -> list[Record]:
-        """What a tier finds by content or metadata. It is shown as it was found: another look might find it changed."""
-        question = Timeline(
-            where=where.sent, owner=owner_for(tier, scope), key_prefix=params.key_prefix, embeddings=params.embeddings
-        )
-        return [record async for page in self._copies.pages(tier.name, question) for record in page]
+    # --- what is read by id
 
     async def _read(
         self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, read: Reading, *, embeddings: bool
@@ -459,12 +489,15 @@ class Readings:
                 for id, entry in self._catalog.find(entry.id for entry in wanted).items()
                 if entry.home in asked and self._catalog.sees(scope, entry)
             }
+            # what a tier has not caught up with is as it stands here
+            for id, draft in self._catalog.redone(now).items():
+                found[id] = _laid_over(record_of(draft), now[id], None, embeddings)
             for home, answer in zip(homes, copies, strict=True):
                 if not isinstance(answer, dict):
                     degraded[home] = Degraded(home, reason_of(answer))
                     continue
                 for id, record in answer.items():
-                    if id in now and self._catalog.readers.accepts(read, id, now[id].home, home):
+                    if id in now and id not in found and self._catalog.readers.accepts(read, id, now[id].home, home):
                         found[id] = _laid_over(record, now[id], None, embeddings)
             wanted = [now[e.id] for e in wanted if e.id in now and e.id not in found and now[e.id].home not in degraded]
             if not wanted:
@@ -474,9 +507,34 @@ class Readings:
         return found, list(degraded.values())
 
 
+# Records with their places in a timeline (when each was created, then in which order it was written), and the tiers
+# that did not answer.
+_Part = tuple[list[tuple[tuple[int, int], Record]], list[Degraded]]
+
+
+def _age(record: Record, entries: Mapping[str, Entry]) -> tuple[int, int]:
+    entry = entries.get(record.id)
+    return (parse(record.created_at), 0) if entry is None else (entry.created_at, entry.seq)
+
+
+def _silent(tiers: Sequence[Tier], found: Sequence[object]) -> list[Degraded]:
+    """The tiers that did not answer."""
+    return [
+        Degraded(tier.name, reason_of(failure))
+        for tier, failure in zip(tiers, found, strict=True)
+        if not isinstance(failure, list)
+    ]
+
+
 def reason_of(failure: object) -> str:
     """Why a tier did not answer, for `degraded`."""
     return failure.reason if isinstance(failure, TierDown) else str(failure)
+
+
+def _as_mounted(record: Record, score: float | None, embeddings: bool) -> Record:
+    """A mount's record as it is answered."""
+    embedding = record.embedding if embeddings else None
+    return msgspec.structs.replace(record, embedding=embedding, similarity=None, score=score)
 
 
 def _laid_over(record: Record, entry: Entry, score: float | None, embeddings: bool) -> Record:

@@ -18,12 +18,13 @@ from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
-from router.methods.drafting import destination
+from router.methods.drafting import destination, refuse_if_read_only
 from router.methods.reading import Readings
 from router.methods.selecting import changing, narrowed_to_ids, selects, unanswered
 from router.methods.writing import Overtaken, Writing
 from router.summarizing import Summarizer, check_length, provenance
 from router.text import query_tokens
+from router.tiers.mounts import Mounts
 
 # Records that are read where the caller gives no limit: the newest, or those that fit a query best.
 _DEFAULT_LIMIT: Final = 200
@@ -53,9 +54,16 @@ class Summaries:
     """Carries out summaries."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, readings: Readings, writing: Writing, summarizer: Summarizer
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        readings: Readings,
+        writing: Writing,
+        mounts: Mounts,
+        summarizer: Summarizer,
     ) -> None:
         self._settings = settings
+        self._mounts = mounts
         self._catalog = catalog
         self._readings = readings
         self._writing = writing
@@ -73,6 +81,7 @@ class Summaries:
                 `into` saying so; UNKNOWN_TIER; INTERNAL_ERROR if a tier or the model did not answer, or what was
                 summarized kept changing. Nothing is written then.
         """
+        refuse_if_read_only(self._mounts)
         if not selects(params):
             raise invalid_params("params", "expected ids, a query, a tier, a where with a condition, or a key_prefix")
         if params.query and not query_tokens(params.query):
@@ -81,7 +90,7 @@ class Summaries:
         if params.key == "":
             raise invalid_params("key", "expected a string that is not empty, or no key at all")
         if params.into is not None:
-            destination(params.into, self._settings, "into")
+            destination(params.into, self._settings, self._mounts, "into")
         for _ in range(_THOUGHTS):
             try:
                 return await self._think(params, scope)
@@ -163,7 +172,7 @@ class Summaries:
         for record in records:
             entry = entries.get(record.id)
             if entry is None:
-                if not self._tier_of(record).mount:
+                if self._tier_of(record) not in self._mounts:
                     raise Overtaken
             elif entry.key is not None and entry.revision != (record.revision or 0):  # without a key it is not shown
                 raise Overtaken
@@ -218,8 +227,8 @@ class Summaries:
         return next((home for home in homes if not (home.shared or home.may_publish)), None)
 
     def _default(self) -> Tier:
-        semantic = next((tier for tier in self._settings.managed if tier.kind == "semantic"), None)
-        return destination(None, self._settings, "into") if semantic is None else semantic
+        semantic = next((tier for tier in self._mounts.managed if tier.kind == "semantic"), None)
+        return destination(None, self._settings, self._mounts, "into") if semantic is None else semantic
 
     def _tier_of(self, record: Record) -> Tier:
         return self._settings.tier(record.tier or "")

@@ -1,6 +1,7 @@
 """The table of methods: each A2M method the router serves, as it is asked over any binding (§4)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -27,15 +28,19 @@ from router.a2m.server import Caller, Method
 from router.a2m.watching import EventsEntry, Watching
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
-from router.config import Settings
+from router.config import Settings, Tier
 from router.methods.discretion import discreet
+from router.methods.drafting import refuse_if_read_only
 from router.methods.prompting import PromptEntry, Prompting
 from router.methods.reading import Fetched, Page, Readings, Records
 from router.methods.selecting import sight_of
 from router.methods.summaries import Summaries, Summarized, SummarizeEntry
 from router.methods.upkeep import Closed, Consolidated, SessionEntry, Upkeep
 from router.methods.writing import Writing
+from router.nearest import METRICS
 from router.tiers.copies import Copies
+from router.tiers.link import Link
+from router.tiers.mounts import Mounts
 
 CAPABILITIES: Final = tuple(METHODS)  # all of them
 
@@ -120,6 +125,7 @@ class Methods:
         settings: Settings,
         catalog: Catalog,
         copies: Copies,
+        mounts: Mounts,
         writing: Writing,
         readings: Readings,
         upkeep: Upkeep,
@@ -130,6 +136,7 @@ class Methods:
         self._settings = settings
         self._catalog = catalog
         self._copies = copies
+        self._mounts = mounts
         self._writing = writing
         self._readings = readings
         self._upkeep = upkeep
@@ -139,22 +146,23 @@ class Methods:
 
     def table(self) -> Mapping[str, Method]:
         """Every method that is served, by name."""
+        writable = partial(refuse_if_read_only, self._mounts)
         table = {
             "memory/describe": Method(Describe, self.describe),
-            "memory/remember": Method(Remember, self.remember),
+            "memory/remember": Method(Remember, self.remember, writable),
             "memory/recall": Method(PromptedRecall, self.recall),
             "memory/timeline": Method(PromptedPages, self.timeline),
-            "memory/forget": Method(Forget, self.forget),
+            "memory/forget": Method(Forget, self.forget, writable),
             "memory/promote": Method(Promote, self.promote),
             "memory/consolidate": Method(Consolidate, self.consolidate),
             "memory/reinforce": Method(Reinforce, self.reinforce),
             "memory/session/list": Method(SessionList, self.session_list),
             "memory/session/close": Method(SessionClose, self.session_close),
             "memory/fetch": Method(Fetch, self.fetch),
-            "memory/summarize": Method(Summarize, self.summarize),
+            "memory/summarize": Method(Summarize, self.summarize, writable),
             **self._watching.methods(),
         }
-        return {name: Method(method.params, discreet(method.handler)) for name, method in table.items()}
+        return {name: Method(method.params, discreet(method.handler), method.allow) for name, method in table.items()}
 
     async def describe(self, params: Describe, caller: Caller) -> Description:
         if params.protocol is not None and not speaks(params.protocol):
@@ -173,7 +181,7 @@ class Methods:
             capabilities=capabilities,
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
-            tiers=[self._tier(name, count, caller) for name, count in counts.items()],
+            tiers=[self._tier(tier, counts, caller) for tier in self._settings.tiers],
             embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
@@ -239,16 +247,17 @@ class Methods:
 
     def _metrics(self, metric: str) -> list[str]:
         """The comparisons that all tiers could be configured for (§3.7), the one in use among them."""
-        profiles = [self._copies.link(tier.name).profile for tier in self._settings.managed]
-        can = [profile.metrics for profile in profiles if profile is not None]
+        profiles = [self._copies.link(tier.name).profile for tier in self._mounts.managed]
+        # the vectors of a tier that has none are indexed here
+        can = [profile.metrics or frozenset(METRICS) for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
-    def _tier(self, name: str, count: int, caller: Caller) -> TierEntry:
-        tier = self._settings.tier(name)
-        link = self._copies.link(name)
+    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller) -> TierEntry:
+        link = self._copies.link(tier.name)
+        mounted = tier in self._mounts
         return TierEntry(
-            name=name,
-            count=count,
+            name=tier.name,
+            count=_told(link, tier) if mounted else counts.get(tier.name, 0),
             kind=tier.kind,
             status=link.status,
             capacity=tier.capacity,
@@ -257,9 +266,19 @@ class Methods:
             shared=tier.shared,
             per_session=tier.per_session,
             server=link.profile.name if link.profile else None,
-            mount=tier.mount,
+            mount=mounted,
             reason=link.reason if caller.asserts_owner else None,  # it may quote a child's stderr
         )
+
+
+def _told(link: Link, tier: Tier) -> int:
+    """How many records a mount has, as far as its server says; 0 where it does not."""
+    profile = link.profile
+    if profile is None:
+        return 0
+    if tier.remote_tier is not None and tier.remote_tier in profile.tiers:
+        return profile.tiers[tier.remote_tier].count
+    return profile.store.records or sum(remote.count for remote in profile.tiers.values())
 
 
 def scope_of(caller: Caller, owner: str | None) -> Scope:

@@ -16,6 +16,7 @@ from router.methods.selecting import sight_of
 from router.moves import Moves
 from router.passes import Passes, Report, Stayed
 from router.policy import Unit
+from router.tiers.mounts import Mounts
 
 
 class Consolidated(msgspec.Struct):
@@ -66,6 +67,7 @@ class Upkeep:
         catalog: Catalog,
         moves: Moves,
         passes: Passes,
+        mounts: Mounts,
         tell: Callable[[Event], None],
         clock: Callable[[], int],
         changed: Callable[[], None],
@@ -74,6 +76,7 @@ class Upkeep:
         self._catalog = catalog
         self._moves = moves
         self._passes = passes
+        self._mounts = mounts
         self._tell = tell
         self._clock = clock
         self._changed = changed
@@ -84,7 +87,7 @@ class Upkeep:
         Raises UNKNOWN_TIER; INVALID_PARAMS for a mount; INTERNAL_ERROR with `data: {tier, reason}` when nothing could
         be moved because a tier did not take part.
         """
-        target = destination(params.tier, self._settings, "tier").name
+        target = destination(params.tier, self._settings, self._mounts, "tier").name
         entries = self._catalog.find(params.ids).values()
         by_home: dict[str, list[Unit]] = {}
         for unit in self._catalog.units(e for e in entries if e.home != target and scope.holds(e.owner)):

@@ -6,7 +6,7 @@ once when every tier has it. A forget never waits for a tier that need not be as
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -26,15 +26,27 @@ from router.catalog.claims import Claim, Name, names_of
 from router.catalog.entries import Entry, entry_of
 from router.catalog.selection import Scope
 from router.config import Settings
-from router.methods.drafting import Slot, complete_drafts, destination, embedding_mismatch, new_id, slots_of, width_of
-from router.methods.selecting import Selecting, selects
+from router.methods.drafting import (
+    Slot,
+    complete_drafts,
+    destination,
+    embedding_mismatch,
+    new_id,
+    refuse_if_read_only,
+    slots_of,
+    width_of,
+)
+from router.methods.resolving import Resolving
+from router.methods.selecting import selects
 from router.moves import Moves
 from router.policy import Unit
+from router.redoing import Redoing
 from router.settling import Settling
 from router.sweeping import InTheWay, Sweeper
 from router.text import query_tokens
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
+from router.tiers.mounts import Mounts
 from router.tiers.together import Failure, outcomes
 
 log = logging.getLogger(__name__)
@@ -76,7 +88,9 @@ class Writing:
         sweeper: Sweeper,
         settling: Settling,
         moves: Moves,
-        selecting: Selecting,
+        redoing: Redoing,
+        resolving: Resolving,
+        mounts: Mounts,
         tell: Callable[[Event], None],
         clock: Callable[[], int],
         changed: Callable[[], None],
@@ -87,7 +101,9 @@ class Writing:
         self._sweeper = sweeper
         self._settling = settling
         self._moves = moves
-        self._selecting = selecting
+        self._redoing = redoing
+        self._resolving = resolving
+        self._mounts = mounts
         self._tell = tell
         self._clock = clock
         self._changed = changed
@@ -102,7 +118,7 @@ class Writing:
         Raises A2MError as `complete_drafts` does, and INTERNAL_ERROR with `data: {tier, reason, retry_after}` where a
         tier does not take its part.
         """
-        drafts = complete_drafts(params, scope, self._settings, self._catalog.dimensions())
+        drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.dimensions())
         slots, places = slots_of([self._dated(draft) for draft in drafts])
         await self._take_groups_along(slots)
         written = False
@@ -115,10 +131,12 @@ class Writing:
         return [slot.answer for slot in places if slot.answer is not None]
 
     async def forget(self, params: Forget, scope: Scope) -> int:
-        """How many records were forgotten; gone for every reader when this returns (§4.5).
+        """How many records were forgotten; gone for every reader when this returns (§4.5). Mounts are passed by.
 
-        Raises INVALID_PARAMS without a selector. If a tier that must be asked does not answer, nothing is forgotten.
+        Raises READ_ONLY where there is nothing else; INVALID_PARAMS without a selector. If a tier that must be asked
+        does not answer, nothing is forgotten.
         """
+        refuse_if_read_only(self._mounts)
         if params.query is not None and not query_tokens(params.query):
             raise invalid_params("query", "expected words to search for; this one holds none")
         if not selects(params):
@@ -127,7 +145,7 @@ class Writing:
                 "expected ids, a query, a tier, a where with a condition, or a key_prefix: forgetting everything takes "
                 "more than an empty selector",
             )
-        ids = await self._selecting.ids(params, scope)
+        ids = await self._resolving.ids(params, scope)
         struck = self._catalog.forget(ids, scope, self._clock())
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
@@ -193,8 +211,15 @@ class Writing:
                 entry = self._catalog.by_key(draft.owner, draft.key)
             if entry is None:
                 slot.id = slot.id or new_id()
-                home = destination(draft.tier, self._settings, "tier").name
+                mount = self._mounts.of(slot.id)
+                if mount is not None:
+                    raise invalid_params(
+                        "records",
+                        f"the id {slot.id!r} would be one of {mount.name!r}, which is mounted; choose another",
+                    )
+                home = destination(draft.tier, self._settings, self._mounts, "tier").name
                 whole = _whole(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
+                self._copies.check_length(home, whole)
                 plan.new.append((slot, whole, entry_of(whole, home)))
                 continue
             if by_id and entry.owner is not None and entry.owner != draft.owner:
@@ -205,6 +230,7 @@ class Writing:
             else:
                 whole = _whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites)
                 new = entry_of(whole, draft.tier or entry.home)
+                self._copies.check_length(new.home, whole)
                 plan.replaced.append((slot, whole, Replacement(new, entry.version, draft.salience)))
         return plan
 
@@ -228,33 +254,40 @@ class Writing:
         new = [entry for _, _, entry in plan.new]
         replacements = [replacement for _, _, replacement in plan.replaced]
         tiers = {entry.home for entry in new} | {replacement.entry.home for replacement in replacements}
+        drafts = [draft for _, draft, _ in [*plan.new, *plan.replaced]]
         failures: list[Failure] = []
         undo: _Undo | None = None
+        redo: dict[str, Draft] = {}
         try:
             await self._check_known(plan)
             await self._make_way(new + [r.entry for r in replacements])
-            before = await self._read_replaced(replacements)
+            later = self._later(plan)
+            told = [replacement for replacement in replacements if replacement.entry.id not in later]
+            before = await self._read_replaced(told)
             if self._is_outdated(plan):
                 return False
             _check(still)
-            with self._width([draft for _, draft, _ in [*plan.new, *plan.replaced]]) as width:
-                undo = _Undo(replacements, before)
-                self._catalog.reserve(new, replacements)
+            with self._width(drafts) as width:
+                undo = _Undo(told, before)
+                self._catalog.reserve(new, told)
                 failures = await self._tell_tiers([(draft, entry.home) for _, draft, entry in plan.new], reserved=True)
-                if not failures and replacements:
+                if not failures and told:
                     undo.attempted = True
-                    failures = await self._tell_tiers([(d, r.entry.home) for _, d, r in plan.replaced], reserved=False)
+                    failures = await self._tell_tiers(
+                        [(d, r.entry.home) for _, d, r in plan.replaced if r in told], reserved=False
+                    )
                 if failures:
                     raise _answer(failures[0])
                 if width is not None and self._catalog.dimensions() is None:
                     self._catalog.fix_dimensions(width)
                 _check(still)
-                lost = self._catalog.commit_write(new, replacements)
+                vectors = {draft.id: draft.embedding for draft in drafts if draft.id and draft.embedding}
+                lost = self._catalog.commit_write(new, replacements, vectors, later)
                 self._tell_written(plan, lost)
-            undo = None
+            undo, redo = None, later
             if len(before) < len(replacements):
                 # recovery finds a replacement in place by its digest, but not one that changed its home, nor one of a
-                # record that was lost
+                # record that was lost; one that its tier has yet to catch up with is nowhere else
                 await self._catalog.synced()
         except InTheWay:
             return False
@@ -262,7 +295,7 @@ class Writing:
             failures = failures or [failure]
             raise _answer(failure) from failure
         finally:
-            await self._end(claim, new, failures, undo)
+            await self._end(claim, new, failures, undo, redo)
             self._sweeper.wake(*tiers)
         for slot, _, entry in plan.new + plan.known:
             slot.answer = entry.id
@@ -289,8 +322,27 @@ class Writing:
                 )
             )
 
-    async def _end(self, claim: Claim, new: Sequence[Entry], failures: Sequence[Failure], undo: "_Undo | None") -> None:
-        """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled."""
+    def _later(self, plan: _Plan) -> dict[str, Draft]:
+        """The replacements that a tier cannot carry out in place: they become true here first, and it catches up."""
+        now = self._catalog.find(r.entry.id for _, _, r in plan.replaced)
+        return {
+            r.entry.id: draft
+            for _, draft, r in plan.replaced
+            if r.entry.id in now
+            and now[r.entry.id].home == r.entry.home
+            and not self._copies.manner(r.entry.home).native
+        }
+
+    async def _end(
+        self,
+        claim: Claim,
+        new: Sequence[Entry],
+        failures: Sequence[Failure],
+        undo: "_Undo | None",
+        redo: Mapping[str, Draft],
+    ) -> None:
+        """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled and
+        every tier has caught up."""
         try:
             if undo is not None:
                 self._catalog.abandon(new, undo.replacements)
@@ -299,6 +351,7 @@ class Writing:
             log.error("the catalog could not note that a write failed; the next start will find out: %s", problem)
         finally:
             then = partial(self._write_back, undo) if undo is not None and undo.replacements else None
+            then = partial(self._redoing.catch_up, list(redo)) if redo else then
             self._settling.release(claim, failures, then)
 
     async def _check_known(self, plan: _Plan) -> None:

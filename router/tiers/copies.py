@@ -1,17 +1,27 @@
 """Copies of records in tiers: written, read back and removed by id, with every answer checked.
 
-A tier may say that it did something and have done something else; whoever calls these functions compares what it reads.
-What is asked for at once is bounded, and where an answer is longer than a message may be, less is asked for.
+Here records are lifted for servers that promise less than the federation, and lowered again: whoever calls these
+functions sees them as they are. A tier may say that it did something and have done something else; whoever calls
+compares what it reads. What is asked for at once is bounded, and where an answer is longer than a message may be, less
+is asked for.
 """
 
+import logging
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from router.a2m.messages import Forget, Pages, Recall, Remember, Timeline
+from router.a2m.errors import Code, quota
+from router.a2m.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
 from router.a2m.records import Draft, Record
-from router.tiers.link import AnswerTooLong, Link, TierDown
+from router.config import Tier
+from router.tiers.lifting import RESERVED, lifted, lowered
+from router.tiers.link import AnswerTooLong, Link, Refused, TierDown
+from router.tiers.manner import Manner, manner_of
+from router.tiers.profile import CannotServe
 
 # Records in one call: enough to share a round trip, few enough that ordinary ones fit into a message many times over.
 _CHUNK: Final = 100
@@ -21,7 +31,23 @@ _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
 
+# how a tier is spoken to of which nothing is known yet: it is down, and will not hear it
+_UNKNOWN: Final = Manner(native=True, vectors=True)
+
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Untrusted(TierDown):
+    """A tier's server is not what it says; its answer counts as none."""
+
+    def __init__(self, tier: str, reason: str) -> None:
+        super().__init__(tier, reason, 0.0, None)
+
+
+class CannotList(Exception):
+    """A server cannot tell all that it holds; says why."""
 
 
 class _Ids(msgspec.Struct):
@@ -37,88 +63,225 @@ class _Page(msgspec.Struct):
     next: str | None = None
 
 
+class _Session(msgspec.Struct):
+    session: str
+
+
+class _Sessions(msgspec.Struct):
+    sessions: list[_Session]
+
+
 class Copies:
     """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it."""
 
-    def __init__(self, links: Mapping[str, Link]) -> None:
+    def __init__(self, links: Mapping[str, Link], tiers: Iterable[Tier]) -> None:
         self._links = links
+        self._tiers = {tier.name: tier for tier in tiers}
+        self._distrusted: dict[str, str] = {}
 
     def link(self, tier: str) -> Link:
         """The link to a tier."""
         return self._links[tier]
 
+    def manner(self, tier: str) -> Manner:
+        """How `tier` is spoken to."""
+        profile = self._links[tier].profile
+        try:
+            return _UNKNOWN if profile is None else manner_of(self._tiers[tier], profile)
+        except CannotServe as problem:
+            raise TierDown(tier, str(problem), 60.0, None) from None
+
+    def check_length(self, tier: str, draft: Draft) -> None:
+        """Raises QUOTA_EXCEEDED for a content that is longer than the tier's server takes."""
+        profile = self._links[tier].profile
+        most = None if profile is None else profile.max_content_length
+        if most is not None and len(draft.content or "") > most:
+            raise quota(f"content of a record in {tier!r}", most, len(draft.content or ""), "characters")
+
     async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
+        manner = self.manner(tier)
+        for draft in drafts:
+            self.check_length(tier, draft)
+        if not manner.native:
+            drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
         for chunk in self._chunks(tier, drafts, bytes_of):
-            raw = await self._links[tier].call("memory/remember", Remember(records=chunk))
-            if decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
-                raise TierDown(tier, "answered a write with other ids than it was given", 0.0, None)
+            raw = await self._call(tier, "memory/remember", Remember(records=chunk))
+            if self._decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
+                raise self._untrusted(tier, "answered a write with other ids than it was given")
 
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
         other records than those asked for is not trusted."""
         found: dict[str, Record] = {}
-        waiting = list(self._chunks(tier, list(dict.fromkeys(ids))))[::-1]
-        while waiting:
-            chunk = waiting.pop()
-            try:
-                records = await self._read(tier, chunk, embeddings)
-            except AnswerTooLong:
-                if len(chunk) == 1:
-                    raise
-                waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
-            else:
-                found.update((record.id, record) for record in records)
+        async for records in self._by_id(tier, list(dict.fromkeys(ids)), Recall(embeddings=embeddings)):
+            found.update((record.id, record) for record in records)
         return found
+
+    async def among(self, tier: str, ids: Sequence[str], question: Recall) -> list[Record]:
+        """Those of `ids` that `tier` holds and that its server finds to meet the conditions of `question`."""
+        return [record async for records in self._by_id(tier, ids, question) for record in records]
 
     async def remove(self, tier: str, ids: Iterable[str]) -> set[str]:
         """Have `tier` forget `ids`. Returns those that it was seen not to hold any more."""
         gone: set[str] = set()
         for chunk in self._chunks(tier, list(ids)):
-            await self._links[tier].call("memory/forget", Forget(ids=chunk))
+            await self._call(tier, "memory/forget", Forget(ids=chunk))
             left = await self.read(tier, chunk)
+            if left:
+                self._distrust(tier, "says that it has forgotten records, and holds them still")
             gone.update(id for id in chunk if id not in left)
         return gone
 
     async def recall(self, tier: str, question: Recall) -> list[Record]:
         """The tier's ranking; shorter than the limit where an answer of that many records would be too long."""
+        question = self._put(tier, question)
         while True:
             try:
-                raw = await self._links[tier].call("memory/recall", question)
-                return decoded(raw, _Records, tier).records
+                raw = await self._call(tier, "memory/recall", question)
             except AnswerTooLong:
                 if question.limit is None or question.limit <= 1:
                     raise
                 question = msgspec.structs.replace(question, limit=question.limit // 2)
+            else:
+                return self._ranked(tier, self._decoded(raw, _Records, tier).records, question.limit)
 
     async def pages(self, tier: str, question: Timeline) -> AsyncIterator[list[Record]]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
         own order."""
         link = self._links[tier]
+        question = self._put(tier, question)
         if link.profile is None or not link.profile.store.pages:
-            yield decoded(await link.call("memory/timeline", question), _Records, tier).records
+            raw = await self._call(tier, "memory/timeline", question)
+            yield self._lowered(tier, self._decoded(raw, _Records, tier).records)
             return
         size, after = _PAGE, None
         while True:
             try:
-                raw = await link.call("memory/timeline", _page_of(question, after, size))
+                raw = await self._call(tier, "memory/timeline", _page_of(question, after, size))
             except AnswerTooLong:
                 if size == 1:
                     raise
                 size = size // 2
                 continue
-            page = decoded(raw, _Page, tier)
-            yield page.records
+            page = self._decoded(raw, _Page, tier)
+            yield self._lowered(tier, page.records)
             after = page.next
             if after is None:
                 return
 
-    async def _read(self, tier: str, ids: list[str], embeddings: bool) -> list[Record]:
-        params = Recall(where={"id": raw_json(ids)}, limit=len(ids), embeddings=embeddings)
-        records = decoded(await self._links[tier].call("memory/recall", params), _Records, tier).records
-        if not {record.id for record in records} <= set(ids):
-            raise TierDown(tier, "answered a read by id with other records", 0.0, None)
-        return records
+    async def newest(self, tier: str, count: int) -> list[Record]:
+        """The newest `count` records that a tier's server tells of, or fewer if it holds no more."""
+        raw = await self._call(tier, "memory/timeline", self._put(tier, Timeline(limit=count)))
+        return self._lowered(tier, self._decoded(raw, _Records, tier).records)
+
+    async def everything(self, tier: str) -> AsyncIterator[list[Record]]:
+        """All that a tier holds, vectors included: page by page, in one timeline, or session by session.
+
+        Raises CannotList where the server could hold more than it tells.
+        """
+        profile = self._links[tier].profile
+        try:
+            async for page in self.pages(tier, Timeline(embeddings=True)):
+                if profile is not None and not profile.store.pages and len(page) == profile.max_recall_limit:
+                    raise CannotList(f"it answers at most {len(page):,} records at once")
+                yield page
+        except AnswerTooLong:
+            if profile is None or profile.store.pages or "sessions" not in profile.capabilities:
+                raise CannotList("all that it holds does not fit into one message") from None
+        else:
+            return
+        raw = await self._call(tier, "memory/session/list", SessionList())
+        names: list[str | None] = [each.session for each in self._decoded(raw, _Sessions, tier).sessions]
+        for name in [*names, None]:
+            question = Timeline(where={"session": raw_json(name)}, embeddings=True)
+            try:
+                async for page in self.pages(tier, question):
+                    yield page
+            except AnswerTooLong:
+                which = "what belongs to no session" if name is None else f"its session {name!r}"
+                raise CannotList(f"{which} does not fit into one message") from None
+
+    async def is_read_only(self, tier: str) -> bool:
+        """Whether the tier's server takes no writes at all (§2.1): it says so to every forget, of nothing, too."""
+        nobody = f"{RESERVED}:{uuid.uuid4()}"  # an empty list might be taken for none, and none for everything
+        try:
+            await self._call(tier, "memory/forget", Forget(ids=[nobody]))
+        except Refused as refused:
+            return refused.code == Code.READ_ONLY
+        return False
+
+    async def _call(self, tier: str, method: str, params: Any) -> msgspec.Raw:
+        try:
+            return await self._links[tier].call(method, params)
+        except Refused as refused:
+            if refused.code in (Code.METHOD_NOT_FOUND, Code.CAPABILITY_NOT_SUPPORTED):
+                raise self._untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None
+            raise
+
+    async def _by_id(self, tier: str, ids: Sequence[str], question: Recall) -> AsyncIterator[list[Record]]:
+        """Those of `ids` that a question finds, in parts."""
+        waiting = list(self._chunks(tier, ids))[::-1]
+        # without a tier's name: within its server it may have moved, and it is it all the same
+        bare = msgspec.structs.replace(self._put(tier, question), tier=None)
+        while waiting:
+            chunk = waiting.pop()
+            asked = msgspec.structs.replace(
+                bare, where={**(question.where or {}), "id": raw_json(chunk)}, limit=len(chunk)
+            )
+            try:
+                raw = await self._call(tier, "memory/recall", asked)
+            except AnswerTooLong:
+                if len(chunk) == 1:
+                    raise
+                waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
+                continue
+            records = self._decoded(raw, _Records, tier).records
+            if not {record.id for record in records} <= set(chunk):
+                raise self._untrusted(tier, "answered a read by id with other records")
+            yield self._lowered(tier, records)
+
+    def _put(self, tier: str, question: "_Question") -> "_Question":
+        """A question as the tier's server understands it."""
+        manner = self.manner(tier)
+        if manner.native:
+            return question
+        asked = msgspec.structs.replace(
+            question, tier=manner.remote, owner=None, key_prefix=None, embeddings=question.embeddings and manner.vectors
+        )
+        if isinstance(asked, Recall) and not manner.vectors:
+            asked = msgspec.structs.replace(asked, embedding=None)
+        return asked
+
+    def _lowered(self, tier: str, records: list[Record]) -> list[Record]:
+        return records if self.manner(tier).native else [lowered(record) for record in records]
+
+    def _ranked(self, tier: str, records: list[Record], limit: int | None) -> list[Record]:
+        """An answer to a recall, if it is one: each record once, best first (§5.3)."""
+        if len({record.id for record in records}) < len(records):
+            raise self._untrusted(tier, "answered a recall with the same record twice")
+        scores = [record.score for record in records if record.score is not None]
+        if any(first < second for first, second in pairwise(scores)):
+            raise self._untrusted(tier, "answered a recall with scores that do not descend")
+        if limit is not None and len(records) > limit:
+            self._distrust(tier, "answered a recall with more records than its limit; they are left out")
+        return self._lowered(tier, records[:limit])
+
+    def _decoded(self, raw: msgspec.Raw, type: type[T], tier: str) -> T:
+        try:
+            return msgspec.json.decode(raw, type=type)
+        except msgspec.MsgspecError as problem:
+            raise self._untrusted(tier, f"gave an answer that cannot be read: {problem}") from None
+
+    def _untrusted(self, tier: str, reason: str) -> Untrusted:
+        self._distrust(tier, reason)
+        return Untrusted(tier, reason)
+
+    def _distrust(self, tier: str, reason: str) -> None:
+        """Say in the log that a server is not what it says; not again until it is so in another way."""
+        if self._distrusted.get(tier) != reason:
+            self._distrusted[tier] = reason
+            log.error("%s: its server is not what it says: it %s", tier, reason)
 
     def _chunks(self, tier: str, items: Sequence[T], bytes_of: Callable[[T], int] | None = None) -> Iterable[list[T]]:
         profile = self._links[tier].profile
@@ -137,16 +300,11 @@ class Copies:
             yield chunk
 
 
+_Question = TypeVar("_Question", Recall, Timeline)
+
+
 def _page_of(question: Timeline, after: str | None, size: int) -> Pages:
     return Pages(**msgspec.structs.asdict(question), after=after, page=size)
-
-
-def decoded(raw: msgspec.Raw, type: type[T], tier: str) -> T:
-    """A tier's result as `type`. Raises TierDown for one that cannot be read: it is not trusted."""
-    try:
-        return msgspec.json.decode(raw, type=type)
-    except msgspec.MsgspecError as problem:
-        raise TierDown(tier, f"gave an answer that cannot be read: {problem}", 0.0, None) from None
 
 
 def raw_json(value: Any) -> msgspec.Raw:

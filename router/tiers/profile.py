@@ -1,11 +1,18 @@
 """What a tier says of itself (§4.1), as far as the router acts on it."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
-from router.a2m.capabilities import PROTOCOL, speaks
+from router.a2m.capabilities import METHODS, PROTOCOL, speaks
 from router.a2m.jsonrpc import explain
+
+# What a tier must be able to do by itself, and keep as it is given, to be told records as they are.
+_NATIVE: Final = frozenset({"core", "scopes", "sessions", "keys", "embeddings", "external"})
+_KEPT: Final = frozenset({"created_at", "revision", "metadata", "embedding"})
+
+_CORE_METHODS: Final = METHODS["core"]
 
 
 class BadProfile(Exception):
@@ -21,7 +28,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: of the data, whatever file or address it is reached by.
     records: how many it holds.
-    keeps: the fields it stores as they are given, where the protocol lets a server set them.
+    keeps: the fields it stores as they are given: to the moment, to the byte, to the bit.
     pages: `memory/timeline` takes `after` and `page`.
     similarity: `memory/recall` answers each hit's exact similarity.
     """
@@ -31,6 +38,14 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keeps: frozenset[str] = frozenset()
     pages: bool = False
     similarity: bool = False
+
+
+class RemoteTier(msgspec.Struct, frozen=True):
+    """A tier of a server that has several (§4.7)."""
+
+    name: str
+    count: int
+    kind: str | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +60,27 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
     metric: str | None = None
     metrics: frozenset[str] = frozenset()
+    tiers: Mapping[str, RemoteTier] = {}
     store: Store = Store()
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it can do all that the federation promises, and keeps records as they are; else they are lifted."""
+        store = self.store
+        return (
+            self.capabilities >= _NATIVE
+            and "tiers" not in self.capabilities
+            and store.keeps >= _KEPT
+            and store.pages
+            and store.identity is not None
+        )
+
+    @property
+    def lacking(self) -> list[str]:
+        """What keeps it from being told records as they are, in the order of the specification; for people."""
+        missing = [name for name in METHODS if name in _NATIVE - self.capabilities]
+        altered = ", ".join(sorted(_KEPT - self.store.keeps))
+        return [*missing, f"a promise to keep {altered} as given"] if altered else missing
 
 
 def read_profile(raw: bytes | msgspec.Raw) -> Profile:
@@ -59,6 +94,9 @@ def read_profile(raw: bytes | msgspec.Raw) -> Profile:
         raise BadProfile(f"memory/describe: protocol: expected {PROTOCOL}, the server speaks {described.protocol!r}")
     if "core" not in described.capabilities:
         raise BadProfile("memory/describe: capabilities: 'core' is required of every server, and missing")
+    missing = [] if described.methods is None else [name for name in _CORE_METHODS if name not in described.methods]
+    if missing:
+        raise BadProfile(f"memory/describe: methods: {', '.join(missing)} is of 'core', and missing")
     if "embeddings" in described.capabilities and described.embeddings is None:
         raise BadProfile("memory/describe: embeddings: required of a server that declares them, and missing (§3.7)")
     limits = described.limits or _Limits()
@@ -73,6 +111,7 @@ def read_profile(raw: bytes | msgspec.Raw) -> Profile:
         dimensions=embeddings.dimensions if embeddings else None,
         metric=embeddings.metric if embeddings else None,
         metrics=frozenset(embeddings.metrics or [embeddings.metric]) if embeddings else frozenset(),
+        tiers={tier.name: tier for tier in described.tiers or ()} if "tiers" in described.capabilities else {},
         store=_store(described.store),
     )
 
@@ -93,7 +132,9 @@ class _Described(msgspec.Struct):
     protocol: str
     name: str
     capabilities: frozenset[str]
+    methods: frozenset[str] | None = None
     limits: _Limits | None = None
+    tiers: list[RemoteTier] | None = None
     embeddings: _Embeddings | None = None
     store: Any = None
 

@@ -8,24 +8,24 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from router.a2m.child import connect_process
 from router.a2m.client import Peer
+from router.a2m.http_client import connect_http
 from router.config import Settings, Tier
 from router.tiers.link import Link
-from router.tiers.profile import CannotServe
 
 
 def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]:
-    """One link for each tier, by its name, not started yet. Raises CannotServe for what cannot be reached so far."""
+    """One link for each tier, by its name, not started yet."""
     links = {}
     for tier in settings.tiers:
-        if tier.command is None or tier.mount:
-            what = "mounts" if tier.mount else "tiers reached over HTTP"
-            raise CannotServe(f"tiers.{tier.name}: this version serves no {what} yet; give it a command, and no mount")
-        links[tier.name] = Link(
-            tier.name, partial(_child, tier, settings, environ), timeout=tier.timeout, transport="stdio"
-        )
+        if tier.url is None:
+            connect, transport = partial(_child, tier, settings, environ), "stdio"
+        else:
+            connect, transport = partial(_client, tier, settings), urlsplit(tier.url).scheme
+        links[tier.name] = Link(tier.name, connect, timeout=tier.timeout, transport=transport)
     return links
 
 
@@ -38,6 +38,17 @@ def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> Abstra
         cwd=tier.cwd,
         on_stderr=lambda line: logging.getLogger("router.tiers").warning("%s: %s", tier.name, line),
         name=tier.name,
+        max_message=settings.limits.max_message,
+    )
+
+
+def _client(tier: Tier, settings: Settings) -> AbstractAsyncContextManager[Peer]:
+    assert tier.url is not None
+    return connect_http(
+        tier.url,
+        headers=tier.headers,
+        ca_file=tier.ca_file,
+        http2=tier.http2,
         max_message=settings.limits.max_message,
     )
 

@@ -1,0 +1,220 @@
+"""The read-only A2M server in front of a service (§2.1).
+
+Rules:
+- Writes are refused whatever they carry; reads answer, or say why they cannot. No failure looks like an empty answer.
+- The order is the service's. Its scores are not: a record's score says only at which place of the answer it is.
+- A query that is blank is not sent to a service: the newest of what it can list is the answer, or nothing.
+- A service cannot test a `where`. So it is asked for more, and again for more, until enough of what it gives fits.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from backends.rag.mapping import FIELDS, Paths, records
+from backends.rag.service import Service, ServiceFailure
+from backends.store import vectors
+from router.a2m.capabilities import PROTOCOL, methods_of, speaks
+from router.a2m.equality import Where, parse_where
+from router.a2m.errors import A2MError, Code, invalid_params, quota
+from router.a2m.matching import matches
+from router.a2m.messages import Count, Describe, Params, Query
+from router.a2m.records import Record
+from router.a2m.server import Caller, Dispatcher, Method
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_LIMIT: Final = 8
+
+# how many times more a service is asked for when too little of its answer fits
+_MORE: Final = 4
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a service at most.
+
+    recall: records in an answer; `max_recall_limit` (§4.1).
+    asked: results of one search, where a `where` wants more than the limit.
+    listed: results of a listing; a service that holds more cannot be listed.
+    timeout: seconds for one call, however often the service is asked for it.
+    """
+
+    recall: int = 100
+    asked: int = 1000
+    listed: int = 10_000
+    timeout: float = 5.0
+
+
+class Recall(Params):
+    """§4.3, as far as a server of `core` alone knows it; the other parameters are ignored (§2)."""
+
+    query: Query | None = None
+    limit: Count | None = None
+    where: dict[str, msgspec.Raw] | None = None
+    min_score: float | None = None
+
+
+class VectorRecall(Recall):
+    """§4.3 with §3.7"""
+
+    embedding: list[float] | None = None
+    embeddings: bool = False
+
+
+class Timeline(Params):
+    """§4.4, as far as a server of `core` alone knows it"""
+
+    limit: Count | None = None
+    where: dict[str, msgspec.Raw] | None = None
+
+
+class VectorTimeline(Timeline):
+    """§4.4 with §3.7"""
+
+    embeddings: bool = False
+
+
+class Server:
+    """An `Answering`. It has no state of its own: what it says is what the service says now."""
+
+    def __init__(self, service: Service, paths: Paths, *, name: str, limits: Limits) -> None:
+        self._service = service
+        self._paths = paths
+        self._name = name
+        self._limits = limits
+        self._capabilities = ("core",) if service.metric is None else ("core", "embeddings")
+        recall, timeline = (Recall, Timeline) if service.metric is None else (VectorRecall, VectorTimeline)
+        self._dispatcher = Dispatcher(
+            {
+                "memory/describe": Method(Describe, self._answering(self._describe)),
+                "memory/remember": Method(Params, _refuse_to_write),
+                "memory/recall": Method(recall, self._answering(self._recall)),
+                "memory/timeline": Method(timeline, self._answering(self._timeline)),
+                "memory/forget": Method(Params, _refuse_to_write),
+            },
+            self._capabilities,
+        )
+
+    async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
+        return await self._dispatcher(message, caller)
+
+    async def describe(self, _caller: Caller) -> Mapping[str, Any]:
+        """The `memory/describe` result. Raises A2MError when the service does not say what is needed for it."""
+        described: Mapping[str, Any] = await self._answering(self._describe)(Describe(), _caller)
+        return described
+
+    def _answering(self, carry_out: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Caller], Awaitable[Any]]:
+        """A handler that comes to an end in time, and for which the service's failures are errors of its own."""
+
+        async def handler(params: Any, _caller: Caller) -> Any:
+            try:
+                with anyio.fail_after(self._limits.timeout):
+                    return await carry_out(params)
+            except TimeoutError:
+                failure = f"{self._name}: no answer within {self._limits.timeout:g} s; it may need a longer --timeout"
+            except ServiceFailure as problem:
+                failure = f"{self._name}: {problem}"
+            log.warning("%s", failure)
+            raise A2MError(Code.INTERNAL_ERROR, failure, {"reason": failure})
+
+        return handler
+
+    async def _describe(self, params: Describe) -> dict[str, Any]:
+        if params.protocol is not None and not speaks(params.protocol):
+            raise A2MError(
+                Code.PROTOCOL_NOT_SUPPORTED,
+                f"protocol: this server speaks {PROTOCOL}, not {params.protocol!r}",
+                {"supported": [PROTOCOL]},
+            )
+        described: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "name": self._name,
+            "capabilities": self._capabilities,
+            "methods": methods_of(self._capabilities),
+            "limits": {"max_recall_limit": self._limits.recall},
+        }
+        metric = self._service.metric
+        if metric is not None:
+            width = await self._service.dimensions()
+            described["embeddings"] = {"dimensions": width, "metric": metric, "metrics": [metric], "model": None}
+        return described
+
+    async def _recall(self, params: Recall) -> dict[str, Any]:
+        limit = self._limit(params.limit)
+        where = parse_where(params.where or {})
+        query = params.query or ""
+        vector, embeddings = None, False
+        if isinstance(params, VectorRecall):
+            vector, embeddings = params.embedding, params.embeddings
+            if vector is not None:
+                vectors.check(vector, "embedding")
+                vectors.check_width(vector, await self._service.dimensions(), "embedding")
+        if vector is None and not query.strip():
+            newest = sorted(await self._listed(where, embeddings), key=lambda each: each.created_at, reverse=True)
+            found = newest[:limit]
+        else:
+            found = await self._best(query, vector, limit, where, embeddings)
+        for place, record in enumerate(found):
+            record.score = 1 / (place + 1)
+        least = params.min_score
+        return {"records": [record for record in found if least is None or (record.score or 0) >= least]}
+
+    async def _best(
+        self, query: str, vector: Sequence[float] | None, limit: int, where: Where, embeddings: bool
+    ) -> list[Record]:
+        most = max(limit, self._limits.asked)
+        asked = min(limit * _MORE, most) if where else limit
+        while True:
+            results = await self._service.search(query, vector, asked, vectors=embeddings or "embedding" in where)
+            found = self._fitting(records(results, self._paths), where, embeddings)
+            if len(found) >= limit or len(results) < asked or asked >= most:
+                return found[:limit]
+            asked = min(asked * _MORE, most)
+
+    async def _timeline(self, params: Timeline) -> dict[str, Any]:
+        if params.limit == 0:
+            raise invalid_params("limit", "expected 1 or more; leave it out for no limit")
+        where = parse_where(params.where or {})
+        embeddings = isinstance(params, VectorTimeline) and params.embeddings
+        found = sorted(await self._listed(where, embeddings), key=lambda each: each.created_at)
+        return {"records": found if params.limit is None else found[-params.limit :]}
+
+    async def _listed(self, where: Where, embeddings: bool) -> list[Record]:
+        """All that the service can list and that fits, in its order. Raises ServiceFailure."""
+        if not self._service.lists:
+            return []
+        most = self._limits.listed
+        results = await self._service.listed(most, vectors=embeddings or "embedding" in where)
+        if len(results) > most:
+            raise ServiceFailure(
+                f"it holds more than {most:,} results, too many to be listed at each call; raise --max-listed, or ask "
+                "with a query"
+            )
+        return self._fitting(records(results, self._paths), where, embeddings)
+
+    def _fitting(self, found: Sequence[Record], where: Where, embeddings: bool) -> list[Record]:
+        """Those that meet `where`; without their vectors unless these are wanted."""
+        fitting = [record for record in found if matches(record, where, FIELDS)]
+        if not embeddings:
+            for record in fitting:
+                record.embedding = None
+        return fitting
+
+    def _limit(self, limit: int | None) -> int:
+        most = self._limits.recall
+        if limit is None:
+            return min(_DEFAULT_LIMIT, most)
+        if limit == 0:
+            raise invalid_params("limit", f"expected 1 to {most:,}, got 0")
+        if limit > most:
+            raise quota("limit", most, limit, "records")
+        return limit
+
+
+async def _refuse_to_write(_params: Params, _caller: Caller) -> Any:
+    raise A2MError(
+        Code.READ_ONLY, "this server takes no writes: what it holds is loaded by the service behind it (§2.1)"
+    )

@@ -1,0 +1,105 @@
+"""What a retrieval service is to the server in front of it, and how what goes wrong with one is said."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import msgspec
+
+# of what foreign code says in an exception, enough to see what was wrong
+_LONGEST_SAID: Final = 300
+_SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
+# a value that is shorter stands in too many words that give nothing away
+_SHORTEST_SECRET: Final = 6
+
+
+class CannotStart(Exception):
+    """What was asked for on the command line cannot be served; the message is one sentence that says why."""
+
+
+class ServiceFailure(Exception):
+    """The service gave no answer that can be used; the message is one sentence that says why."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One result, as the service gives it.
+
+    value: a string, or an object of JSON's kinds from which the fields of a record are taken.
+    id: what the service itself knows it by, if it has such a thing.
+    embedding: its vector, where it was asked for.
+    """
+
+    value: Any
+    id: str | None = None
+    embedding: Sequence[float] | None = None
+
+
+class Service(Protocol):
+    """A retrieval service. Its methods raise ServiceFailure, and may be cancelled at any time.
+
+    lists: `listed` gives everything there is.
+    metric: how it compares vectors: cosine, dot or l2; None where it takes none from callers.
+    """
+
+    @property
+    def lists(self) -> bool: ...
+
+    @property
+    def metric(self) -> str | None: ...
+
+    async def dimensions(self) -> int | None:
+        """The width of its vectors, None as long as nothing fixes it. Asked only where there is a `metric`."""
+        ...
+
+    async def search(self, query: str, vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
+        """The best results for a `vector`, else for a query that is not blank, best first. Fewer than `limit` means
+        that there are no more.
+
+        Args:
+            vectors: with their embeddings.
+        """
+        ...
+
+    async def listed(self, most: int, *, vectors: bool) -> list[Result]:
+        """All it holds, in any order; where that is more than `most`, some of it, but more than `most`."""
+        ...
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Whatever is raised inside, by code that is not ours and that is called `what`, becomes a ServiceFailure."""
+    try:
+        yield
+    except ServiceFailure:
+        raise
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - nothing is known of it
+        said = told(problem)
+        raise ServiceFailure(f"{what} raised {type(problem).__name__}" + (f": {said}" if said else "")) from None
+
+
+@contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Whatever is raised inside, by code that is not ours, becomes a CannotStart that begins with `what`."""
+    try:
+        yield
+    except CannotStart:
+        raise
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - nothing is known of it
+        said = told(problem)
+        raise CannotStart(f"{what}: {type(problem).__name__}" + (f": {said}" if said else "")) from None
+
+
+def told(problem: BaseException) -> str:
+    """What an exception of foreign code says, on one line, without the values of environment variables that look like
+    secrets; empty if it says nothing."""
+    try:
+        said = str(problem)
+    except Exception:  # noqa: BLE001 - foreign code, and this is about another of its mistakes
+        return ""
+    for name, value in os.environ.items():
+        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
+            said = said.replace(value, "…")
+    line = " ".join(said.split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= _LONGEST_SAID else line[: _LONGEST_SAID - 1] + "…"

@@ -1,0 +1,391 @@
+"""What one tier is asked, and how its answer is brought to what was meant.
+
+- A native tier applies everything itself. A lifted one is told little, so that what it answers is looked through once
+  more: by the catalog, and by what only the records themselves can tell. Where that leaves too little, it is asked for
+  more; where the catalog knows that only a few records are meant, their ids go along.
+- A mount answers for itself, and its records are shown under the mount's name.
+- A record that has been replaced, and whose tier has not caught up, is as the catalog says, whatever its tier answers.
+
+A question is prepared for all tiers in one step that does not wait, so that a record on its way from one to the other
+is looked for where it was.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from router.a2m.equality import NULL, text_of
+from router.a2m.errors import A2MError, Code
+from router.a2m.matching import matches
+from router.a2m.messages import Recall, Timeline
+from router.a2m.records import Record, record_of
+from router.a2m.timestamps import parse
+from router.catalog.catalog import Catalog
+from router.catalog.lookup import Selection
+from router.catalog.selection import Scope
+from router.config import Tier
+from router.fusion import Ranking, lexical, reciprocal_rank
+from router.methods.selecting import Filter, owner_for
+from router.tiers.copies import Copies, Untrusted, raw_json
+from router.tiers.lifting import delegable
+from router.tiers.link import TierDown
+from router.tiers.mounts import Mounts
+from router.tiers.together import failures_in, outcomes
+
+# How many times more a tier is asked for when too little of its answer may be shown.
+_MORE: Final = 8
+
+# A tier is asked for at most so many candidates.
+_MOST: Final = 10_000
+
+# Where no more records than this are meant, a lifted tier is told which.
+_FEW: Final = 1000
+
+# What a tier without a limit of its own is asked to tell at most by a query that is to be forgotten.
+_MOST_MATCHES: Final = 4096
+
+# What no record of a mount has: it belongs to nobody, to no conversation, and has earned nothing.
+_NOT_IN_MOUNTS: Final = ("owner", "session", "key", "revision", "salience", "access_count", "accessed_at")
+
+# A record that is told without its vector does not show whether it has one.
+_EMBEDDING: Final = "embedding"
+
+Ask = Callable[[], Awaitable[list[Record]]]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of some tiers at once, for one caller.
+
+    Args:
+        query: None for no words.
+        limit: candidates that each tier is asked for.
+        wanted: of these, so many have to be what is meant; else it is asked for more.
+        ids: the records that are meant, where no tier could tell by itself.
+    """
+
+    tiers: Sequence[Tier]
+    scope: Scope
+    where: Filter
+    key_prefix: str | None = None
+    query: str | None = None
+    embedding: list[float] | None = None
+    limit: int = 1
+    wanted: int = 1
+    embeddings: bool = False
+    ids: Sequence[str] | None = None
+
+    def selection(self, tiers: Sequence[Tier] | None = None) -> Selection:
+        """What of it the catalog can tell."""
+        names = [tier.name for tier in (self.tiers if tiers is None else tiers)]
+        return Selection(tiers=names, scope=self.scope, where=self.where.known, key_prefix=self.key_prefix)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it means less than all that a tier holds, as far as the catalog can tell."""
+        return not self.scope.everyone or bool(self.where.known) or self.key_prefix is not None
+
+
+class Asking:
+    """Asks the tiers of one federation."""
+
+    def __init__(self, catalog: Catalog, copies: Copies, mounts: Mounts) -> None:
+        self._catalog = catalog
+        self._copies = copies
+        self._mounts = mounts
+
+    def recalls(self, question: Question) -> list[Ask]:
+        """For each of the question's tiers, what gets its ranking; prepared now."""
+        return [_prepared(self._recall, tier, question) for tier in question.tiers]
+
+    def listings(self, question: Question) -> list[Ask]:
+        """For each of the question's tiers, what gets all that it holds of what is meant; prepared now."""
+        return [_prepared(self._listing, tier, question) for tier in question.tiers]
+
+    def searches(self, question: Question) -> list[Ask]:
+        """For each of the question's tiers, none of them a mount, what gets all that its query finds; prepared now.
+
+        They raise QUOTA_EXCEEDED if that is more than a tier tells in one call.
+        """
+        return [_prepared(self._search, tier, question) for tier in question.tiers]
+
+    def overlay(self, lists: dict[str, list[Record]], question: Question) -> None:
+        """Put what has been replaced in place of what tiers that have not caught up answered; waits for nothing."""
+        managed = [tier for tier in question.tiers if tier not in self._mounts]
+        pending = {tier.name: self._catalog.redo_in(tier.name) for tier in managed}
+        redone = self._catalog.redone(id for ids in pending.values() for id in ids)
+        if not redone:
+            return
+        for tier, records in lists.items():
+            lists[tier] = [record for record in records if record.id not in redone]
+        meant = self._keep([record_of(draft) for draft in redone.values()], question)
+        if question.query is not None:
+            found = set(lexical(question.query, {record.id: record.content for record in meant}))
+            meant = [r for r in meant if r.id in found or None not in (question.embedding, r.embedding)]
+        elif question.embedding is not None:
+            meant = [record for record in meant if record.embedding is not None]
+        for tier, ids in pending.items():
+            lists.setdefault(tier, []).extend(record for record in meant if record.id in ids)
+
+    # --- recalls
+
+    def _recall(self, tier: Tier, question: Question) -> Ask:
+        if tier in self._mounts:
+            return partial(self._from_mount, tier, question)
+        if self._copies.manner(tier.name).native:
+            return partial(self._from_native, tier, question)
+        few = self._few(tier, question)
+        manner = self._copies.manner(tier.name)
+        by_words = partial(self._from_lifted, tier, question, few)
+        if question.query is None and question.embedding is None:
+            # a server's own times are those of its writes
+            return self._in_order(tier, question, partial(self._newest, tier, question))
+        if question.embedding is None or manner.vectors:
+            return by_words
+        by_vector = self._in_order(tier, question, partial(self._nearest, tier, question))
+        return by_vector if question.query is None else partial(_blended, by_words, by_vector)
+
+    async def _from_native(self, tier: Tier, question: Question) -> list[Record]:
+        profile = self._copies.link(tier.name).profile
+        similar = profile is not None and profile.store.similarity
+        where = question.where.sent
+        asked = Recall(
+            query=question.query,
+            embedding=question.embedding,
+            where=where if question.ids is None else {**(where or {}), "id": raw_json(question.ids)},
+            owner=owner_for(tier, question.scope),
+            key_prefix=question.key_prefix,
+            embeddings=question.embeddings or (question.embedding is not None and not similar),
+        )
+        return await self._enough(tier, asked, question, self._known)
+
+    async def _from_lifted(self, tier: Tier, question: Question, few: Sequence[str] | None) -> list[Record]:
+        if few == []:
+            return []
+        where = delegable(question.where.given)
+        asked = Recall(
+            query=question.query,
+            embedding=question.embedding,
+            where=(where if few is None else {**where, "id": raw_json(few)}) or None,
+            embeddings=question.embeddings or question.embedding is not None,
+        )
+        return await self._enough(tier, asked, question, partial(self._keep, question=question))
+
+    def _in_order(self, tier: Tier, question: Question, first: Callable[[int], list[str]]) -> Ask:
+        """What gets the records of a lifted tier in an order that the catalog knows; `first` tells its first ids."""
+        asked = Recall(
+            where=delegable(question.where.given) or None,
+            embeddings=question.embeddings or question.embedding is not None,
+        )
+        prepared = first(question.limit)
+
+        async def ask() -> list[Record]:
+            count, ids = question.limit, prepared
+            while True:
+                found = {record.id: record for record in await self._copies.among(tier.name, ids, asked)}
+                kept = self._keep([found[id] for id in ids if id in found], question)
+                if len(ids) < count or len(kept) >= question.wanted or count >= _MOST:
+                    return kept
+                count = min(_MORE * count, _MOST)
+                ids = first(count)
+
+        return ask
+
+    def _newest(self, tier: Tier, question: Question, count: int) -> list[str]:
+        return [entry.id for entry in reversed(self._catalog.newest(question.selection([tier]), count))]
+
+    def _nearest(self, tier: Tier, question: Question, count: int) -> list[str]:
+        assert question.embedding is not None
+        return self._catalog.nearest(question.selection([tier]), question.embedding, count)
+
+    async def _from_mount(self, tier: Tier, question: Question) -> list[Record]:
+        where = _mounted(tier, question.where)
+        if where is None or question.key_prefix is not None:
+            return []
+        profile = self._copies.link(tier.name).profile
+        vector = question.embedding
+        if profile is not None and vector is not None:
+            alike = profile.dimensions in (None, len(vector)) and profile.metric == self._catalog.metric()
+            vector = vector if alike else None
+        if question.query is None and vector is None and question.embedding is not None:
+            return []
+        asked = Recall(
+            query=question.query,
+            embedding=vector,
+            where=where or None,
+            embeddings=question.embeddings or vector is not None or _EMBEDDING in question.where.rest,
+        )
+        return await self._enough(tier, asked, question, partial(self._show, tier, question))
+
+    async def _enough(
+        self, tier: Tier, asked: Recall, question: Question, keep: Callable[[list[Record]], list[Record]]
+    ) -> list[Record]:
+        """What of a tier's candidates is kept. Where copies that are only waiting to be removed, or that are not meant,
+        fill its answer, so that not even the wanted number is left, it is asked for more."""
+        profile = self._copies.link(tier.name).profile
+        most = (profile.max_recall_limit if profile else None) or _MOST
+        limit = min(question.limit, most)
+        while True:
+            found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
+            kept = keep(found)
+            if len(found) < limit or len(kept) >= min(question.wanted, len(found)) or limit == most:
+                return kept
+            limit = min(_MORE * limit, most)
+
+    # --- all that is meant
+
+    def _listing(self, tier: Tier, question: Question) -> Ask:
+        if tier in self._mounts:
+            return partial(self._mounted_timeline, tier, question)
+        if self._copies.manner(tier.name).native:
+            return partial(self._native_timeline, tier, question)
+        return partial(self._among, tier, question, self._catalog.ids(question.selection([tier])))
+
+    async def _native_timeline(self, tier: Tier, question: Question) -> list[Record]:
+        asked = Timeline(
+            where=question.where.sent,
+            owner=owner_for(tier, question.scope),
+            key_prefix=question.key_prefix,
+            embeddings=question.embeddings,
+        )
+        return [record async for page in self._copies.pages(tier.name, asked) for record in page]
+
+    async def _among(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
+        asked = Recall(
+            query=question.query, where=delegable(question.where.given) or None, embeddings=question.embeddings
+        )
+        return self._keep(await self._copies.among(tier.name, ids, asked), question)
+
+    async def _mounted_timeline(self, tier: Tier, question: Question) -> list[Record]:
+        where = _mounted(tier, question.where)
+        if where is None or question.key_prefix is not None:
+            return []
+        # a `where` may be ignored there, so that a limit would be filled with what is not meant
+        limit = question.limit if not question.where.given else None
+        asked = Timeline(
+            where=where or None,
+            limit=limit or None,
+            embeddings=question.embeddings or _EMBEDDING in question.where.rest,
+        )
+        found: list[Record] = []
+        async for page in self._copies.pages(tier.name, asked):
+            found += self._show(tier, question, page)
+        return found
+
+    def _search(self, tier: Tier, question: Question) -> Ask:
+        if self._copies.manner(tier.name).native:
+            return partial(self._native_search, tier, question)
+        return partial(self._lifted_search, tier, question, self._catalog.ids(question.selection([tier])))
+
+    async def _native_search(self, tier: Tier, question: Question) -> list[Record]:
+        profile = self._copies.link(tier.name).profile
+        most = (profile.max_recall_limit if profile else None) or _MOST_MATCHES
+        asked = Recall(
+            query=question.query,
+            where=question.where.sent,
+            owner=owner_for(tier, question.scope),
+            key_prefix=question.key_prefix,
+            limit=most,
+        )
+        found = await self._copies.recall(tier.name, asked)
+        if len(found) >= most:
+            raise A2MError(
+                Code.QUOTA_EXCEEDED,
+                f"query: at least {most:,} records of {tier.name!r} match, more than one call can tell; "
+                "narrow it by where or key_prefix, or forget in parts",
+                {"tier": tier.name, "limit": most},
+            )
+        return found
+
+    async def _lifted_search(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
+        """What the query finds and shares a word with it: a server may rank all that it has, however far away."""
+        found = await self._among(tier, question, ids)
+        sharing = set(lexical(question.query or "", {record.id: record.content for record in found}))
+        return [record for record in found if record.id in sharing]
+
+    # --- what is meant
+
+    def _few(self, tier: Tier, question: Question) -> list[str] | None:
+        """The ids that are meant in a lifted tier, where it is to be told them; None where all that it has is meant, or
+        too much to be told."""
+        return self._catalog.few(question.selection([tier]), _FEW) if question.is_narrow else None
+
+    def _known(self, records: list[Record]) -> list[Record]:
+        known = self._catalog.find(record.id for record in records)
+        return [record for record in records if record.id in known]
+
+    def _keep(self, records: list[Record], question: Question) -> list[Record]:
+        """Those of a lifted tier's records that are meant."""
+        meant = {entry.id for entry in self._catalog.among((r.id for r in records), question.selection())}
+        return [record for record in records if record.id in meant and matches(record, question.where.rest)]
+
+    def _show(self, tier: Tier, question: Question, records: Iterable[Record]) -> list[Record]:
+        """Those of a mount's records that are meant, as they are shown."""
+        shown = []
+        for record in records:
+            # one that the file does not call a mount is as private as the file says
+            if not (tier.shared or question.scope.holds(record.owner)):
+                continue
+            try:
+                parse(record.created_at)
+            except ValueError as problem:
+                raise Untrusted(
+                    tier.name, f"answered a record {record.id!r} whose created_at is none: {problem}"
+                ) from None
+            each = Record(
+                id=f"{tier.name}/{record.id}",
+                content=record.content,
+                created_at=record.created_at,
+                role=record.role,
+                metadata=record.metadata,
+                group=record.group,
+                tier=tier.name,
+                uri=record.uri,
+                media_type=record.media_type,
+                embedding=record.embedding,
+                score=record.score,
+                similarity=record.similarity,
+            )
+            if matches(each, question.where.known) and matches(each, question.where.rest):
+                shown.append(each)
+        return shown
+
+
+def _prepared(prepare: Callable[[Tier, Question], Ask], tier: Tier, question: Question) -> Ask:
+    """What asks one tier; that it cannot be asked is its answer."""
+    try:
+        return prepare(tier, question)
+    except TierDown as down:
+        failure = down
+
+    async def fail() -> list[Record]:
+        raise failure
+
+    return fail
+
+
+def _mounted(tier: Tier, where: Filter) -> dict[str, Raw] | None:
+    """The conditions that a mount is asked to apply first; None where none of its records can meet all of them."""
+    if any(NULL not in where.known[name] for name in _NOT_IN_MOUNTS if name in where.known):
+        return None
+    asked = delegable(where.given)
+    if "id" in where.known:
+        prefix = f"{tier.name}/"
+        named = [text for text in map(text_of, where.known["id"]) if text is not None and text.startswith(prefix)]
+        if not named:
+            return None
+        asked["id"] = raw_json([text.removeprefix(prefix) for text in named])
+    return asked
+
+
+async def _blended(by_words: Ask, by_vector: Ask) -> list[Record]:
+    """One ranking out of two of the same tier."""
+    found = await outcomes([by_words, by_vector])
+    for failure in failures_in(found):
+        raise failure
+    rankings = [records for records in found if isinstance(records, list)]
+    records = {record.id: record for ranking in rankings for record in ranking}
+    ranked = reciprocal_rank([Ranking([record.id for record in ranking]) for ranking in rankings])
+    return [records[id] for id, _ in ranked]

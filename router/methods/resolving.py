@@ -1,0 +1,94 @@
+"""Which records a forget's selectors mean: what the catalog can tell it tells; only for the rest are tiers asked."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from router.a2m.errors import invalid_params
+from router.a2m.messages import Forget
+from router.a2m.records import Record
+from router.catalog.accounts import UNACCOUNTED
+from router.catalog.catalog import Catalog
+from router.catalog.selection import Scope
+from router.config import Settings, Tier
+from router.methods.asking import Asking, Question
+from router.methods.selecting import changing, narrowed_to_ids, read_where, tiers_in_question, unanswered
+from router.tiers.link import TierDown
+from router.tiers.mounts import Mounts
+from router.tiers.together import Failure, failures_in, outcomes
+
+# How often the tiers are asked anew because what they found was replaced meanwhile.
+_LOOKS: Final = 20
+
+
+class Resolving:
+    """Resolves selectors to ids."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, asking: Asking, mounts: Mounts) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._asking = asking
+        self._mounts = mounts
+
+    async def ids(self, params: Forget, scope: Scope) -> list[str]:
+        """The ids of managed records that a forget's selectors all mean.
+
+        Raises INTERNAL_ERROR if a tier that must be asked does not answer; UNKNOWN_TIER; INVALID_PARAMS for a mount.
+        """
+        where = read_where(narrowed_to_ids(params))
+        tiers = tiers_in_question(params.tier, where, self._settings)
+        if params.tier is not None and tiers and tiers[0] in self._mounts:
+            raise invalid_params("tier", f"{params.tier!r} is mounted read-only; nothing in it can be forgotten")
+        if (params.query, params.tier, params.where, params.key_prefix) == (None,) * 4:
+            return params.ids or []
+        managed = [tier for tier in tiers if tier not in self._mounts]
+        for tier in managed:
+            if not self._catalog.is_scanned(tier.name):
+                raise unanswered(tier.name, UNACCOUNTED, 1.0)
+        question = Question(
+            tiers=managed, scope=scope, where=where, key_prefix=params.key_prefix, query=params.query or None
+        )
+        if question.query is None and not where.rest:
+            return self._catalog.ids(question.selection())
+        for _ in range(_LOOKS):
+            found = await self._found(question)
+            if found is not None:
+                return found
+        raise changing(
+            "what matches is being replaced all the time, so that it cannot be told what still does; try again"
+        )
+
+    async def _found(self, question: Question) -> list[str] | None:
+        """The ids that the tiers find; None if one of them was replaced meanwhile: then it takes another look.
+
+        With every other content a record has another revision. What a group said that gives way to its summary
+        meanwhile may stand in the summary, which nobody has been asked for.
+        """
+        rewrites = self._catalog.rewrites
+        with self._catalog.readers.reading() as read:
+            asks = self._asking.listings if question.query is None else self._asking.searches
+            lists = _all_answered(question.tiers, await outcomes(asks(question)))
+            self._asking.overlay(lists, question)
+            revisions = {tier: {r.id: r.revision or 0 for r in records} for tier, records in lists.items()}
+            accepts = self._catalog.readers.accepts
+            ids = []
+            everything = {id for found in revisions.values() for id in found}
+            for entry in self._catalog.among(everything, question.selection()):
+                seen = {
+                    found[entry.id]
+                    for tier, found in revisions.items()
+                    if entry.id in found and accepts(read, entry.id, entry.home, tier)
+                }
+                if entry.revision in seen:
+                    ids.append(entry.id)
+                elif seen:
+                    return None
+            return ids if self._catalog.rewrites == rewrites else None
+
+
+def _all_answered(tiers: Sequence[Tier], found: Sequence[list[Record] | Failure]) -> dict[str, list[Record]]:
+    """What each tier found. Raises INTERNAL_ERROR if one of them did not answer."""
+    for failure in failures_in(found):
+        if isinstance(failure, TierDown):
+            raise unanswered(failure.tier, failure.reason, failure.retry_after)
+        raise failure
+    return {tier.name: records for tier, records in zip(tiers, found, strict=True) if isinstance(records, list)}

@@ -1,0 +1,50 @@
+"""How a tier's server is spoken to: by what it says of itself, and by what the file says of the tier."""
+
+import msgspec
+
+from router.config import Tier
+from router.tiers.profile import CannotServe, Profile
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """How records and questions are put to one server.
+
+    native: it is told records as they are; else they are lifted.
+    vectors: it searches by vector itself.
+    remote: the name of the one of its own tiers that is meant; None where it has none, or all are meant.
+    """
+
+    native: bool
+    vectors: bool
+    remote: str | None = None
+
+
+def manner_of(tier: Tier, profile: Profile) -> Manner:
+    """Raises CannotServe where the server has several tiers, and it cannot be told which one is meant.
+
+    Over HTTP an owner is who shows the token (§6): what the router says of owners could not count there, so that
+    records are lifted whatever the server declares.
+    """
+    return Manner(
+        native=profile.is_native and tier.url is None and not tier.mount,
+        vectors="embeddings" in profile.capabilities,
+        remote=_remote(tier, profile),
+    )
+
+
+def _remote(tier: Tier, profile: Profile) -> str | None:
+    place = f"tiers.{tier.name}"
+    there = ", ".join(map(repr, profile.tiers))
+    if tier.remote_tier is not None:
+        if tier.remote_tier not in profile.tiers:
+            has = f"has {there}" if there else "declares no tiers"
+            raise CannotServe(f"{place}.remote_tier: the server {profile.name!r} {has}, not {tier.remote_tier!r}")
+        return tier.remote_tier
+    if tier.mount or not profile.tiers:
+        return None
+    alike = [name for name, remote in profile.tiers.items() if remote.kind == tier.kind]
+    if len(profile.tiers) == 1 or len(alike) == 1:
+        return (alike or list(profile.tiers))[0]
+    raise CannotServe(
+        f"{place}: the server {profile.name!r} has several tiers, {there}; say which one is meant: remote_tier"
+    )

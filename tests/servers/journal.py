@@ -1,0 +1,39 @@
+"""An append-only file of changes, one JSON object a line, that is replayed at start.
+
+A change is on disk when `append` returns. A last line without its end was never acknowledged and is cut off.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Change = dict[str, Any]
+
+
+class Journal:
+    """The changes in the file at `path`, which need not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def replayed(self) -> Iterator[Change]:
+        """Every change in the order in which it was appended. To be read to its end before anything is appended."""
+        if not self._path.exists():
+            return
+        whole = 0
+        with self._path.open("rb+") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                whole += len(line)
+                yield json.loads(line)
+            file.truncate(whole)
+
+    def append(self, change: Change) -> None:
+        """Raises OSError where it cannot be written."""
+        with self._path.open("ab") as file:
+            file.write(json.dumps(change).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,416 @@
+"""a2m-rag http: real endpoints on a real server, asked by the command itself or by the service alone."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path as FilePath
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+import uvicorn
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from backends.rag.cli import main
+from backends.rag.mapping import Path, Paths
+from backends.rag.over_http import Endpoint, HttpService, connect_http
+from backends.rag.server import Limits, Server
+from router.a2m.stdio import LOCAL
+from tests.test_rag import contents, refused
+
+PATIENCE = 60
+COMMAND = [sys.executable, "-m", "backends.rag.cli", "http"]
+TOKEN = "a-token-that-is-nobody's-business"
+
+PAGES = [
+    {"id": "e1", "text": "Expenses are paid on the 15th.", "published": "2024-05-01", "link": "https://h/e", "v": 1.50},
+    {"id": "o1", "text": "The office opens at eight.", "published": 1609459200, "link": None, "team": "people"},
+    {"id": "t1", "text": "Tea is in the kitchen.", "team": "people", "long": 123456789012345678901234567890},
+]
+
+
+class Endpoints:
+    """What was asked of the endpoints below, in order."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[tuple[Any, Mapping[str, str]]] = []
+
+    async def search(self, request: Request) -> Response:
+        sent = await request.json() if request.method == "POST" else list(request.query_params.multi_items())
+        self.asked.append((sent, request.headers))
+        return JSONResponse({"hits": PAGES, "took": 3})
+
+    async def all(self, request: Request) -> Response:
+        self.asked.append((list(request.query_params.multi_items()), request.headers))
+        return JSONResponse({"all": [{"hit": page} for page in PAGES]})
+
+
+async def html(_: Request) -> Response:
+    return Response("<html>sign in</html>", media_type="text/html")
+
+
+async def status(request: Request) -> Response:
+    return Response(f"you are {TOKEN}", int(request.query_params["code"]))
+
+
+async def raw(request: Request) -> Response:
+    return Response(bytes.fromhex(request.query_params["hex"]), media_type="application/json")
+
+
+async def elsewhere(_: Request) -> Response:
+    return RedirectResponse("/search")
+
+
+async def never(_: Request) -> Response:
+    await anyio.sleep(PATIENCE)
+    return Response()
+
+
+async def endless(_: Request) -> Response:
+    async def spaces() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 1000
+            await anyio.lowlevel.checkpoint()
+
+    return StreamingResponse(spaces())
+
+
+@contextmanager
+def listening() -> Iterator[Endpoints]:
+    endpoints = Endpoints()
+    app = Starlette(
+        routes=[
+            Route("/search", endpoints.search, methods=["GET", "POST"]),
+            Route("/all", endpoints.all),
+            Route("/html", html),
+            Route("/status", status),
+            Route("/raw", raw),
+            Route("/elsewhere", elsewhere),
+            Route("/never", never),
+            Route("/endless", endless),
+        ]
+    )
+    served = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none", timeout_graceful_shutdown=0))
+    begun = threading.Event()
+    startup = served.startup
+
+    async def started(sockets: Any = None) -> None:
+        await startup(sockets)
+        begun.set()
+
+    served.startup = started  # type: ignore[method-assign]  # to know when it listens
+    thread = threading.Thread(target=served.run)
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE)
+        endpoints.url = f"http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}"
+        yield endpoints
+    finally:
+        served.should_exit = True
+        thread.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def endpoints() -> Iterator[Endpoints]:
+    with listening() as found:
+        yield found
+
+
+HITS = Paths(content=Path("text"), id=Path("id"), created_at=Path("published"), metadata="*", uri=Path("link"))
+
+
+def posting(endpoints: Endpoints) -> Endpoint:
+    return Endpoint(
+        url=f"{endpoints.url}/search",
+        method="POST",
+        request={"q": "{query}", "k": "{limit}"},
+        results=Path("hits"),
+    )
+
+
+def at(endpoints: Endpoints, path: str) -> Endpoint:
+    """An endpoint that is asked for the query, whatever it makes of it."""
+    mark = "&" if "?" in path else "?"
+    return Endpoint(url=f"{endpoints.url}{path}{mark}q={{query}}", method="GET", results=Path("hits"))
+
+
+def served(service: HttpService, **limits: Any) -> Server:
+    return Server(service, HITS, name="handbook", limits=Limits(**limits))
+
+
+# --- the command
+
+
+def talk(arguments: list[str], *calls: tuple[str, dict[str, Any]], environment: Mapping[str, str]) -> list[Any]:
+    """The answers of the command to calls on its stdin, and nothing else on its stdout."""
+    lines = [
+        json.dumps({"jsonrpc": "2.0", "id": number, "method": f"memory/{method}", "params": params})
+        for number, (method, params) in enumerate(calls)
+    ]
+    done = subprocess.run(
+        [*COMMAND, *arguments], input="\n".join(lines).encode(), capture_output=True, env=environment, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    answers = {answer["id"]: answer["result"] for answer in map(json.loads, done.stdout.splitlines())}
+    return [answers[number] for number in range(len(calls))]
+
+
+def test_one_line_makes_a_server_of_an_endpoint(endpoints: Endpoints) -> None:
+    endpoints.asked.clear()
+    described, recalled, listed, filtered = talk(
+        ["--url", f"{endpoints.url}/search", "--request", '{"q": "{query}", "k": "{limit}"}', "--results", "hits",
+         "--content", "text", "--id", "id", "--created-at", "published", "--metadata", "*", "--uri", "link",
+         "--header", "Authorization: Bearer ${HANDBOOK_TOKEN}",
+         "--list", f"{endpoints.url}/all?most={{limit}}", "--list-results", "all[].hit", "--max-listed", "50"],
+        ("describe", {}),
+        ("recall", {"query": 'when are "expenses" paid? {limit}', "limit": 2}),
+        ("timeline", {}),
+        ("recall", {"query": "x", "where": {"team": "people", "long": 123456789012345678901234567890}}),
+        environment={"HANDBOOK_TOKEN": TOKEN, "PYTHONPATH": str(FilePath.cwd())},
+    )  # fmt: skip
+    assert described["name"] == "127.0.0.1"
+    assert recalled["records"] == [
+        {
+            "id": "e1",
+            "content": "Expenses are paid on the 15th.",
+            "created_at": "2024-05-01T00:00:00.000Z",
+            "metadata": {"v": 1.5},
+            "uri": "https://h/e",
+            "score": 1.0,
+        },
+        {
+            "id": "o1",
+            "content": "The office opens at eight.",
+            "created_at": "2021-01-01T00:00:00.000Z",
+            "metadata": {"team": "people"},
+            "score": 0.5,
+        },
+    ]
+    assert [record["id"] for record in listed["records"]] == ["t1", "o1", "e1"]
+    assert [record["id"] for record in filtered["records"]] == ["t1"]
+    assert filtered["records"][0]["metadata"]["long"] == 123456789012345678901234567890
+    sent = [asked for asked, _ in endpoints.asked]
+    assert {"q": 'when are "expenses" paid? {limit}', "k": 2} in sent
+    assert [("most", "50")] in sent
+    assert {headers["authorization"] for _, headers in endpoints.asked} == {f"Bearer {TOKEN}"}
+
+
+def test_a_file_says_the_same_and_the_command_line_wins(endpoints: Endpoints, tmp_path: FilePath) -> None:
+    endpoints.asked.clear()
+    (tmp_path / "handbook.toml").write_text(
+        f"""
+        url = "{endpoints.url}/search"
+        request = {{ q = "{{query}}", k = "{{limit}}" }}
+        results = "hits"
+        content = "text"
+        created_at = "published"
+        name = "from the file"
+        max-limit = 2
+        timeout = 9.5
+        [headers]
+        Authorization = "Bearer ${{HANDBOOK_TOKEN}}"
+        """
+    )
+    described, recalled = talk(
+        ["--config", str(tmp_path / "handbook.toml"), "--name", "from the line"],
+        ("describe", {}),
+        ("recall", {"query": "x"}),
+        environment={"HANDBOOK_TOKEN": TOKEN, "PYTHONPATH": str(FilePath.cwd())},
+    )
+    assert (described["name"], described["limits"]) == ("from the line", {"max_recall_limit": 2})
+    assert [record["id"] for record in recalled["records"]] == ["e1", "o1"]
+    assert endpoints.asked[0][0] == {"q": "x", "k": 2}
+    assert endpoints.asked[0][1]["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("url = 'http://x?q={query}'\nresuts = 'hits'", "resuts: unknown key; did you mean results?"),
+        ("url = 'http://x?q={query}'\ntimeout = true", "timeout: expected a string or a number"),
+        ("url = 'http://x?q={query}'\ntimeout = 'soon'", "argument --timeout: expected a number of seconds"),
+        ("url = 'http://x?q={query}'\nrequest = { at = 2024-01-01 }", "request: holds a date"),
+        ("url = 'http://x?q={query}'\nheaders = 3", "headers: expected a table of strings"),
+        ("config = 'other.toml'", "config: unknown key"),
+        ("url", "is not valid TOML"),
+        ("name = 'x'", "the following arguments are required: --url"),
+    ],
+)
+def test_a_file_that_is_mistaken_is_a_sentence(
+    content: str, said: str, tmp_path: FilePath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "handbook.toml"
+    path.write_text(content)
+    with pytest.raises(SystemExit) as end:
+        main(["http", "--config", str(path)])
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "--url" in said or str(path) in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--url", "http://x", "--request", "{"], 2, "argument --request: expected JSON"),
+        (["--url", "http://x", "--results", "hits["], 2, "argument --results: 'hits[' is no JMESPath"),
+        (["--url", "http://x"], 1, "nothing that is sent holds the query"),
+        (["--url", "http://x", "--request", '{"{query}": 1}'], 1, "nothing that is sent holds the query"),
+        (["--url", "handbook", "--request", '"{query}"'], 1, "the address is none that can be asked"),
+        (["--url", "http://[/", "--request", '"{query}"'], 1, "the address is none that can be asked"),
+        (["--url", f"http://me:{TOKEN}@x/?q={{query}}"], 1, "the address holds a name or a password"),
+        (["--url", "http://x/{query}", "--request", '"{query}"'], 1, "only after its ?"),
+        (["--url", "http://x", "--method", "GET", "--request", '["{query}"]'], 1, "an object of query parameters"),
+        (["--url", "http://x", "--method", "GET", "--request", '{"a": {"q": "{query}"}}'], 1, "'a' is an object"),
+        (["--url", "http://x?q={query}", "--list", "ftp://x"], 1, "the address is none that can be asked"),
+        (["--url", "http://x?q={query}", "--header", f"Authorization: Bearer {TOKEN}"], 1, "written out"),
+        (
+            ["--url", "http://x?q={query}", "--header", "A: ${NOT_SET}"],
+            1,
+            "variable NOT_SET is not set",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_a_sentence(
+    arguments: list[str], code: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        ended: int | str | None = main(["http", *arguments])
+    except SystemExit as end:
+        ended = end.code
+    told = capfd.readouterr().err
+    assert ended == code
+    assert said in told
+    assert TOKEN not in told
+    assert "Traceback" not in told
+
+
+# --- what is sent
+
+
+@pytest.mark.anyio
+async def test_get_sends_query_parameters(endpoints: Endpoints) -> None:
+    endpoints.asked.clear()
+    search = Endpoint(
+        url=f"{endpoints.url}/search?lang=en&top={{limit}}#part",
+        method="GET",
+        request={"q": "about {query}", "tag": ["a", "b"], "exact": True, "k": "{limit}", "none": None},
+        results=Path("hits"),
+    )
+    async with connect_http(search, None, headers={}) as service:
+        assert len(await contents(served(service), query="a&b=c #%41 é+ ", limit=3)) == 3
+    assert endpoints.asked[0][0] == [
+        *(("lang", "en"), ("top", "3"), ("q", "about a&b=c #%41 é+ "), ("tag", "a"), ("tag", "b")),
+        *(("exact", "true"), ("k", "3"), ("none", "")),
+    ]
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def both(endpoints: Endpoints, portal: BlockingPortal) -> Iterator[list[HttpService]]:
+    """A service that is asked by POST, and one by GET."""
+    get = Endpoint(url=f"{endpoints.url}/search?a=1&q={{query}}&b=2", method="GET", results=Path("hits"))
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(portal.wrap_async_context_manager(connect_http(search, None, headers={})))
+            for search in (posting(endpoints), get)
+        ]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(query=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
+def test_nothing_in_a_query_leaves_its_place(
+    query: str, endpoints: Endpoints, portal: BlockingPortal, both: list[HttpService]
+) -> None:
+    endpoints.asked.clear()
+    for service in both:
+        portal.call(partial(contents, served(service), query=query, limit=2))
+    assert [asked for asked, _ in endpoints.asked] == [{"q": query, "k": 2}, [("a", "1"), ("q", query), ("b", "2")]]
+
+
+# --- what can go wrong
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/html", "/html answered with text/html, not JSON"),
+        ("/nowhere", "answered 404 Not Found: there is nothing at this address; see --url"),
+        ("/status?code=401", "answered 401 Unauthorized: it wants to know who asks"),
+        ("/status?code=422", "answered 422"),
+        ("/status?code=503", "answered 503 Service Unavailable: its own log may say why"),
+        ("/status?code=204", "answered 204 No Content, where 200 with results is expected"),
+        ("/elsewhere", "answered 307 Temporary Redirect: redirects are not followed"),
+        ("/all", "expected a list of results at 'hits' of its answer, got nothing"),
+        (
+            "/raw?hex=" + b'{"hits": {"a": 1}}'.hex(),
+            "expected a list of results at 'hits' of its answer, got an object",
+        ),
+        ("/raw?hex=" + b'{"hits": ['.hex(), "answered with what is not JSON"),
+        ("/raw?hex=" + b'{"hits": [NaN]}'.hex(), "answered with what is not JSON: NaN is no JSON"),
+        ("/raw?hex=" + b'{"hits": ["\xff"]}'.hex(), "answered with what is not UTF-8, at byte 11"),
+        ("/raw?hex=" + (b"[" * 5000).hex(), "answered with JSON that is nested too deeply"),
+        ("/raw?hex=" + b'{"hits": [{"id": 5}]}'.hex(), "result 1 of 1: expected its content, a string, at 'text'"),
+        ("/endless", "answered with more than 5,500 bytes"),
+        ("/raw?hex=" + (b" " * 5600).hex(), "answered with more than 5,500 bytes"),
+    ],
+)
+async def test_what_is_no_answer_is_an_error(path: str, said: str, endpoints: Endpoints) -> None:
+    async with connect_http(at(endpoints, path), None, headers={"X": TOKEN}, max_answer=5500) as service:
+        code, sentence = await refused(served(service), "recall", query="x")
+    assert code == -32603
+    assert said in sentence
+    assert TOKEN not in sentence
+    assert sentence.startswith("handbook: ")
+
+
+@pytest.mark.anyio
+async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: Endpoints) -> None:
+    async with connect_http(at(endpoints, "/never"), None, headers={}) as service:
+        code, sentence = await refused(served(service, timeout=0.1), "recall", query="x")
+        assert (code, "no answer within 0.1 s" in sentence) == (-32603, True)
+    gone = Endpoint(url="http://127.0.0.1:1/?q={query}", method="GET", results=Path("@"))
+    async with connect_http(gone, None, headers={}) as service:
+        code, sentence = await refused(served(service), "recall", query="x")
+        assert (code, "http://127.0.0.1:1/ cannot be reached" in sentence) == (-32603, True)
+
+
+@pytest.mark.anyio
+async def test_a_listing_that_fails_is_no_empty_timeline(endpoints: Endpoints) -> None:
+    async with connect_http(posting(endpoints), at(endpoints, "/html"), headers={}) as service:
+        for method in ("timeline", "recall"):
+            assert (await refused(served(service), method))[0] == -32603
+        assert len(await contents(served(service), query="x")) == 3
+
+
+@pytest.mark.anyio
+async def test_numbers_stay_as_they_are_written(endpoints: Endpoints) -> None:
+    numbers = b'"a":1e400,"b":0.1,"c":12345678901234567890123,"d":1.0,"e":0.30000000000000004001'
+    body = b'{"hits": [{"text": "x", ' + numbers + b"}]}"
+    async with connect_http(at(endpoints, f"/raw?hex={body.hex()}"), None, headers={}) as service:
+        [record] = await service.search("x", None, 5, vectors=False)
+        line = await served(service)(
+            b'{"jsonrpc":"2.0","id":1,"method":"memory/recall","params":{"query":"x","where":{"a":10e399,"e":0.30000000000000004001}}}',
+            LOCAL,
+        )
+    assert record.value["b"] == 0.1
+    assert line is not None
+    assert numbers in line

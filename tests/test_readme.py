@@ -1,0 +1,56 @@
+"""What README shows to be copied works as it stands there."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.checking import Target
+from tests.conformance.client import Stdio
+from tests.conformance.running import State, outcomes
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """The server of "Write a tier in any language"."""
+    [shown] = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if code.startswith('"""tier.py')]
+    path = tmp_path / "tier.py"
+    path.write_text(shown)
+    return path
+
+
+def test_the_tier_that_is_shown_keeps_to_the_protocol(program: Path, tmp_path: Path) -> None:
+    client = Stdio([sys.executable, str(program), str(tmp_path / "some.journal")], 20)
+    try:
+        target = Target(client, None)
+        target.meet()
+        came = list(outcomes(target))
+    finally:
+        client.close()
+    assert [(each.check.name, each.why) for each in came if each.state is State.FAILED] == []
+    assert sum(each.state is State.PASSED for each in came) > 50
+
+
+def test_the_tier_that_is_shown_keeps_what_it_has_acknowledged(program: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "some.journal"
+    [kept, gone] = asked(program, journal, "memory/remember", {"records": [{"content": "kept"}, {"content": "gone"}]})[
+        "ids"
+    ]
+    asked(program, journal, "memory/forget", {"ids": [gone]})
+    with journal.open("a") as torn:
+        torn.write('{"written": [{"id": "never acknowl')
+    [later] = asked(program, journal, "memory/remember", {"records": [{"content": "later"}]})["ids"]
+    assert [each["id"] for each in asked(program, journal, "memory/timeline", {})["records"]] == [kept, later]
+
+
+def asked(program: Path, journal: Path, method: str, params: dict[str, Any]) -> Any:
+    """One call to a server that is started for it."""
+    client = Stdio([sys.executable, str(program), str(journal)], 20)
+    try:
+        return client.request(method, params)["result"]
+    finally:
+        client.close()
