@@ -84,11 +84,11 @@ class Federation:
         self.links = links
         self._tasks = tasks
         self._clock = clock
-        copies = Copies(links, settings.tiers)
         self.mounts = mounts = Mounts(settings.tiers)
+        copies = Copies(links, mounts, settings.limits.max_message)
         settling = Settling(copies, self._spawn)
         self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
-        self._redoing = Redoing(catalog, copies, settling, [tier.name for tier in settings.managed])
+        self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)
         self.moves = Moves(catalog, copies, self.sweeper, settling)
         events = EventLog(settings.events.retained)
         tell = events.append
@@ -140,7 +140,6 @@ class Federation:
         Raises CannotServe when a tier that is up cannot be part of the federation.
         """
         self.catalog.begin_recovery()
-        self._redoing.resume()
         with anyio.move_on_after(_START_SECONDS):
             for link in self.links.values():
                 await link.wait_greeted()
@@ -158,6 +157,7 @@ class Federation:
         if problems:
             raise CannotServe("\n".join(problems))
         self.recovery.agree_on_metric(profiles)
+        self._redoing.resume()
         for link in self.links.values():
             link.on_change(self._tier_changed)
             if link.status == "up":
@@ -214,7 +214,10 @@ class Federation:
                     self.problems[link.name] = str(problem)
                     if not self.settings.tier(link.name).mount:
                         self.catalog.set_scanned(link.name, False)
-                    break
+                except Exception as problem:
+                    # what no one has thought of must not look as if the tier were just slow
+                    log.exception("%s: could not be taken into the account", link.name)
+                    self.problems[link.name] = f"{link.name}: {problem}; the log has the whole story"
                 break
             self._welcomed[link.name].set()
             self.sweeper.wake()

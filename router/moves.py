@@ -81,7 +81,11 @@ class Moves:
         A unit that has changed since it was chosen, or that a tier refuses, stays where it is; the reason says why.
         """
         result = Moved()
-        waiting = in_batches(units, _ROUND)[::-1]
+        behind = self._catalog.redone(id for unit in units for id in unit.ids).keys()
+        # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
+        late = [unit for unit in units if not behind.isdisjoint(unit.ids)]
+        ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
+        waiting = in_batches(late, _ROUND)[::-1] + in_batches(ready, _ROUND)[::-1]
         while waiting and not result.blocked:
             batch = waiting.pop()
             try:
@@ -98,6 +102,8 @@ class Moves:
                 if moved is None:
                     result.reason = "an earlier change of the same records has not been settled yet"
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
+        if result.reason is None and self._catalog.redone(behind):
+            result.reason = f"{source} has yet to catch up with what replaced a record"
         self.say(source, target, result.reason)
         return result
 
@@ -111,8 +117,8 @@ class Moves:
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
         """What moved; None if others are at work on one of the records for too long."""
-        for tier in (source, target):
-            self._sweeper.check(tier)
+        self._sweeper.check(source, writes=False)  # what stays there is a stray
+        self._sweeper.check(target)
         claimed = await self.claim(units, source, target)
         if claimed is None:
             return None
@@ -166,6 +172,7 @@ class Moves:
         if not entries:
             return []
         await self._sweeper.clear(target, entries)
+        await self._refuse_one_server(entries, source, target)
         self._catalog.note_copies(entries, target)
         records, _ = _all_well(
             await outcomes(
@@ -175,13 +182,27 @@ class Moves:
                 ]
             )
         )
-        groups = [unit for unit in groups if self._is_whole(unit, records, source)]
+        behind = self._catalog.redone(records).keys()
+        groups = [
+            unit
+            for unit in groups
+            if behind.isdisjoint(entry.id for entry in unit) and self._is_whole(unit, records, source)
+        ]
         await self.write(target, [records[entry.id] for unit in groups for entry in unit])
         vectors = {id: record.embedding for id, record in records.items() if record.embedding is not None}
         moved = self._catalog.flip(groups, target, salience, vectors)
         self._catalog.give_up(entries, target)
         await self._catalog.synced()
         return moved
+
+    async def _refuse_one_server(self, entries: Sequence[Entry], source: str, target: str) -> None:
+        """Raises TierDown if the target has the records already: then both tiers lead to one server, and what would be
+        removed from the one, after the move, would be the record in the other. A native store says who it is."""
+        if self._copies.manner(target).native:
+            return
+        if await self._copies.read(target, [entry.id for entry in entries]):
+            log.error("%s and %s seem to lead to one server; give each a store of its own", source, target)
+            raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
 
     async def _note_synced(self) -> dict[str, Record]:
         await self._catalog.synced()

@@ -7,7 +7,6 @@ writes, forgets and passes once all that it holds is accounted for.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 from router.a2m.messages import Describe
 from router.a2m.records import Record, digest
@@ -19,7 +18,7 @@ from router.nearest import METRICS
 from router.sweeping import Sweeper
 from router.tiers.copies import CannotList, Copies
 from router.tiers.link import TierDown
-from router.tiers.manner import manner_of
+from router.tiers.manner import identity_of, manner_of
 from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe, Profile, read_profile
 
@@ -68,7 +67,19 @@ class Recovery:
                 f"tiers.{tier.name}: another store is behind this tier than last time ({identity}, not {known}); "
                 "bring the old one back, or start once with --adopt to take the new one as it is"
             )
+        for other in self._settings.managed:
+            # two of a kind may be called alike; only a store knows itself
+            if profile.store.identity and other.name != tier.name and self._catalog.identity(other.name) == identity:
+                raise CannotServe(
+                    f"tiers.{tier.name}: behind it is the store of tiers.{other.name}; what moves from the one to the "
+                    "other would be removed. Give each tier a store of its own"
+                )
         if not manner.vectors:
+            if self._catalog.metric() not in METRICS:
+                raise CannotServe(
+                    f"tiers.{tier.name}: its server has no vectors, and the router cannot index them by "
+                    f"{self._catalog.metric()}, as the federation compares them; only by {' and '.join(METRICS)}"
+                )
             return
         width, metric = self._catalog.dimensions(), self._catalog.metric()
         strays = self._catalog.strays(tier.name, "", 1)  # a vector among them may have fixed its width; they go
@@ -113,10 +124,9 @@ class Recovery:
             dropped = self._catalog.drop_home(name)
             log.warning("%s: another store is behind it now; %d records went with the old one", name, dropped)
             self._changed()
+        await self._keep_manner(tier, profile)
         if await self._turns_out_read_only(tier, profile):
             return
-        manner = manner_of(tier, profile)
-        self._catalog.index_vectors(name, not manner.vectors)
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
         await self._finish_writes(name)
@@ -124,11 +134,26 @@ class Recovery:
             await self._count(tier)
             self._counted.add(name)
 
+    async def _keep_manner(self, tier: Tier, profile: Profile) -> None:
+        """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
+        so: a server that promises more than it did has not been told more of them."""
+        name = tier.name
+        manner = manner_of(tier, profile)
+        holds = self._catalog.records_in(name) > 0
+        lifted = not manner.native or (holds and self._catalog.is_lifted(name))
+        indexed = not manner.vectors or (holds and self._catalog.indexes_vectors(name))
+        self._catalog.set_lifted(name, lifted)
+        self._catalog.index_vectors(name, indexed)
+        self._copies.keep(name, lifted=lifted, indexed=indexed)
+
     async def _turns_out_read_only(self, tier: Tier, profile: Profile) -> bool:
         """A server that takes no writes is a mount, whatever the file says. One with records of ours was not always so:
         they stay where they are, and what refuses a write says why."""
-        if profile.is_native or not await self._copies.is_read_only(tier.name):
+        read_only = not profile.is_native and await self._copies.is_read_only(tier.name)
+        self._mounts.freeze(tier.name, read_only)
+        if not read_only:
             return False
+        await self._finish_writes(tier.name)
         if self._catalog.records_in(tier.name):
             log.error(
                 "%s: its server takes no writes any more; its records can be read, and stay where they are", tier.name
@@ -179,9 +204,9 @@ class Recovery:
         if holds is None:
             profile = self._copies.link(tier).profile
             count = min(_NEWEST, (profile.max_recall_limit if profile else None) or _NEWEST)
-            newest = await self._copies.newest(tier, count)
+            newest, are_all = await self._copies.newest(tier, count)
             known = self._catalog.find(record.id for record in newest)
-            if len(known) == len(newest) and (len(newest) == expected or len(newest) >= count):
+            if len(known) == len(newest) and (len(newest) == expected or not are_all):
                 return True
             log.info("%s tells of others than the %d records that are accounted for: scanning", tier, expected)
             return False
@@ -205,7 +230,7 @@ class Recovery:
                 f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "
                 "a mount (mount = true)"
             ) from None
-        missing = self._catalog.records_in(tier) - seen
+        missing = self._catalog.records_in(tier) - seen - len(self._catalog.redo_in(tier))
         if seen or missing:
             log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
         if missing > 0:
@@ -216,22 +241,6 @@ class Recovery:
             return [entry_of(record, tier) for record in page]
         except ValueError as problem:
             raise TierDown(tier, f"holds a record that is none: {problem}", 60.0, None) from None
-
-
-def identity_of(tier: Tier, profile: Profile) -> str:
-    """Who is behind a tier: as its store says, else what it is called and how it is reached."""
-    if profile.store.identity is not None:
-        return profile.store.identity
-    if tier.url is not None:
-        parts = urlsplit(tier.url)
-        reached = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without what may be secret
-    else:
-        reached = " ".join(tier.command or ())
-    return (
-        f"{profile.name} at {reached}"
-        if tier.remote_tier is None
-        else f"{profile.name} at {reached}, {tier.remote_tier}"
-    )
 
 
 def _vectors(records: Iterable[Record]) -> Vectors:

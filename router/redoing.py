@@ -6,8 +6,8 @@ told so. Here its tier catches up:
 2. the new one is written, read back, and compared;
 3. when every read has ended that may have looked at the tier before, the catalog lets go of its own copy.
 
-A crash anywhere before 3 leaves the record in the catalog, and it is done once more. Whoever runs this holds the claim
-on the record, so that nothing else is written for it meanwhile; a forget claims nothing, and takes the catalog's copy.
+A crash anywhere before 3 leaves the record in the catalog, and it is done once more. Each trial holds a claim on the
+record, so that nothing else is written for it meanwhile; a forget claims nothing, and takes the catalog's copy.
 """
 
 import logging
@@ -20,11 +20,14 @@ import anyio
 from router.a2m.errors import A2MError
 from router.a2m.records import Draft, digest
 from router.catalog.catalog import Catalog
-from router.catalog.claims import id_name
+from router.catalog.claims import Name, group_name, names_of
 from router.catalog.entries import Entry
-from router.settling import Settling
+from router.config import Tier
+from router.settling import Spawn
+from router.sweeping import Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
+from router.tiers.manner import identity_of
 
 log = logging.getLogger(__name__)
 
@@ -33,55 +36,84 @@ _LONGEST_WAIT: Final = 30.0
 
 
 class Redoing:
-    """Lets the tiers of one catalog catch up."""
+    """Lets the tiers of one catalog catch up.
 
-    def __init__(self, catalog: Catalog, copies: Copies, settling: Settling, tiers: Iterable[str]) -> None:
+    Args:
+        spawn: starts a task that outlives the call it began in.
+    """
+
+    def __init__(self, catalog: Catalog, copies: Copies, sweeper: Sweeper, spawn: Spawn, tiers: Iterable[Tier]) -> None:
         self._catalog = catalog
         self._copies = copies
-        self._settling = settling
-        self._tiers = list(tiers)
+        self._sweeper = sweeper
+        self._spawn = spawn
+        self._tiers = {tier.name: tier for tier in tiers}
 
     def resume(self) -> None:
-        """Right after the start, before anybody else has claimed anything: what an earlier router left undone."""
-        ids = [id for tier in self._tiers for id in self._catalog.redo_in(tier)]
-        for id in self._catalog.find(ids):
-            claim = self._catalog.claims.take_if_free([id_name(id)])
-            assert claim is not None, "nothing has been claimed yet"
-            self._settling.release(claim, then=partial(self.catch_up, [id]))
+        """At the start: what an earlier router left undone."""
+        self.begin(id for tier in self._tiers for id in self._catalog.redo_in(tier))
 
-    async def catch_up(self, ids: Iterable[str]) -> None:
-        """Returns when the tiers hold these records as they are, or the records are no more. The caller has claimed
-        them, and holds the claim until then."""
+    def begin(self, ids: Iterable[str]) -> None:
+        """Let the tiers of these records catch up, each in its own time."""
         for id in ids:
-            wait = _FIRST_WAIT
-            while (draft := self._catalog.redone([id]).get(id)) is not None:
-                entry = self._catalog.find([id])[id]
-                try:
-                    if await self._carry_out(entry, draft):
-                        break
-                    reason = f"it does not keep {id!r} as it is given"
-                except (TierDown, A2MError, OSError) as problem:
-                    reason = str(problem)
-                    if isinstance(problem, TierDown) and problem.settled is not None:
-                        # what has been sent may land after what is sent next
-                        await self._copies.link(entry.home).settle(problem.settled)
-                log.log(
-                    logging.WARNING if wait == _FIRST_WAIT else logging.DEBUG,
-                    "%s has not caught up with what replaced %r: %s",
-                    entry.home,
-                    id,
-                    reason,
-                )
-                await anyio.sleep(wait)
-                wait = min(2 * wait, _LONGEST_WAIT)
+            self._spawn(partial(self._catch_up, id))
 
-    async def _carry_out(self, entry: Entry, draft: Draft) -> bool:
+    async def _catch_up(self, id: str) -> None:
+        """Returns when the record's tier holds it as it is, or there is nothing to catch up with any more."""
+        wait = _FIRST_WAIT
+        reason = ""
+        while (entry := self._catalog.find([id]).get(id)) is not None and self._catalog.redone([id]):
+            claim = await self._catalog.claims.take(_names(entry))
+            try:
+                problem = await self._try(id)
+            finally:
+                claim.release()
+            if problem is None:
+                break
+            if problem != reason:
+                log.warning("%s has not caught up with what replaced %r: %s", entry.home, id, problem)
+                reason = problem
+            await anyio.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    async def _try(self, id: str) -> str | None:
+        """Why the tier has not caught up this time; None if it has, or if nothing is left to do."""
+        entry, draft = self._catalog.find([id]).get(id), self._catalog.redone([id]).get(id)
+        if entry is None or draft is None:
+            return None
+        try:
+            return await self._carry_out(entry, draft)
+        except TierDown as problem:
+            if problem.settled is not None:
+                # what has been sent may land after what is sent next
+                await self._copies.link(entry.home).settle(problem.settled)
+            return str(problem)
+        except (A2MError, OSError) as problem:
+            return str(problem)
+
+    async def _carry_out(self, entry: Entry, draft: Draft) -> str | None:
+        self._check(entry.home)
+        # a power cut must not take the one place where the new record is, when the old one is gone
+        await self._catalog.synced()
         if entry.id not in await self._copies.remove(entry.home, [entry.id]):
-            return False
+            return "it does not forget what it held"
         await self._copies.write(entry.home, [draft])
         copy = (await self._copies.read(entry.home, [entry.id], embeddings=True)).get(entry.id)
         if copy is None or digest(copy) != entry.digest:
-            return False
+            return "it does not keep the record as it is given"
         await self._catalog.readers.grace()
-        self._catalog.end_redo(entry.id)
-        return True
+        if self._catalog.redone([entry.id]):  # else it was forgotten meanwhile, and its copy is noted
+            self._catalog.end_redo(entry, draft.embedding)
+        return None
+
+    def _check(self, tier: str) -> None:
+        """Raises TierDown unless the tier can be written to, and is the one whose record this is."""
+        self._sweeper.check(tier)
+        profile = self._copies.link(tier).profile
+        if profile is None or identity_of(self._tiers[tier], profile) != self._catalog.identity(tier):
+            raise TierDown(tier, "another server is behind it", 60.0, None)
+
+
+def _names(entry: Entry) -> list[Name]:
+    """What is claimed while a tier catches up: the record and its key; its group may go on."""
+    return [name for name in names_of(entry) if name != group_name(entry.owner, entry.group or "")]

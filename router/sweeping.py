@@ -9,13 +9,13 @@ Rules:
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import anyio
 
 from router.a2m.errors import A2MError
-from router.a2m.records import digest
+from router.a2m.records import Record, digest, draft_of
 from router.catalog.accounts import UNACCOUNTED, NotedStray
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Name, id_name, key_name
@@ -106,15 +106,16 @@ class Sweeper:
                 for claim in claims:
                     self._settling.release(claim, failures)
 
-    def check(self, tier: str) -> None:
-        """Raises TierDown unless `tier` can be reached and all that it holds is accounted for.
+    def check(self, tier: str, *, writes: bool = True) -> None:
+        """Raises TierDown unless `tier` can be reached and all that it holds is accounted for; for `writes`, unless its
+        server takes any, too.
 
         Nothing is written to it, or moved from it, before: a member of a group, or an older copy, may be undiscovered.
         """
         link = self._copies.link(tier)
         if link.status != "up":
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
-        if self._by_name[tier] in self._mounts:
+        if writes and not self._mounts.takes_writes(self._by_name[tier]):
             raise TierDown(tier, "its server takes no writes", 60.0, None)
         if not self._catalog.is_scanned(tier):
             raise TierDown(tier, UNACCOUNTED, 1.0, None)
@@ -146,7 +147,7 @@ class Sweeper:
             self.wake(*tiers)
 
     async def _try(self, tier: str) -> bool:
-        if self._copies.link(tier).status != "up":
+        if self._copies.link(tier).status != "up" or not self._mounts.takes_writes(self._by_name[tier]):
             return True  # its coming back wakes us
         try:
             await self.sweep(tier)
@@ -165,7 +166,8 @@ class Sweeper:
             for stray in strays
             if stray.kind == Stray.SUPERSEDED and stray.id in entries and entries[stray.id].home != tier
         ]
-        safe = await self._seen_at_home(superseded, tier)
+        seen = await self._seen_at_home(superseded, tier)
+        safe = set(seen)
         unwanted = {stray.id for stray in strays if stray.id not in entries or stray.kind != Stray.SUPERSEDED}
         leaving = (safe | unwanted) - set(at_home)
         if leaving:
@@ -173,14 +175,28 @@ class Sweeper:
             await self._catalog.synced()
             gone = await self._copies.remove(tier, sorted(leaving))
             self._catalog.strike(tier, gone)
+            if not self._copies.manner(tier).native:
+                await self._restore(seen, tier)
 
-    async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> set[str]:
-        """Which of the records that left `tier` were read at their homes just now."""
-        seen: set[str] = set()
+    async def _restore(self, seen: Mapping[str, Record], tier: str) -> None:
+        """Two tiers may lead to one server without saying so: then what was removed from the one was the record in the
+        other. It is written back."""
+        entries = self._catalog.find(seen)
+        for home in dict.fromkeys(entry.home for entry in entries.values()):
+            there = [id for id, entry in entries.items() if entry.home == home]
+            left = await self._copies.read(home, there)
+            lost = [seen[id] for id in there if id not in left]
+            if lost:
+                await self._copies.write(home, [draft_of(record) for record in lost])
+                log.error("%s and %s seem to lead to one server; give each a store of its own", tier, home)
+
+    async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> dict[str, Record]:
+        """Those of the records that left `tier` which were read at their homes just now, vectors included."""
+        seen: dict[str, Record] = {}
         for home in dict.fromkeys(entry.home for entry in entries):
             there = [entry for entry in entries if entry.home == home]
             try:
-                found = await self._copies.read(home, [entry.id for entry in there])
+                found = await self._copies.read(home, [entry.id for entry in there], embeddings=True)
                 seen.update(found)
                 lost = [entry for entry in there if entry.id not in found]
                 if lost:

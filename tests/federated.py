@@ -1,10 +1,11 @@
 """A whole federation in one process: real stores, a real catalog, the real links, and a clock that tests own.
 
-Tiers are in-process servers reached by the protocol like any other; between the router and a tier a test may put
-`Weather`, which delays, drops or alters what passes. Nothing here runs on threads, so a virtual clock can jump.
+Tiers are in-process servers reached by the protocol like any other: our own stores, or `Foreign` ones. Between the
+router and a tier a test may put `Weather`, which delays, drops or alters what passes. Nothing here runs on threads, so
+that a virtual clock can jump.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from router.a2m.records import Draft, Record
 from router.a2m.server import Caller
 from router.app import Federation, running_federation
 from router.catalog.catalog import Catalog
-from router.config import Settings, parse
+from router.config import Settings, Tier, parse
 from router.policy import strength
+from router.tiers.lifting import lowered
 from router.tiers.link import Link
+from tests.servers.core_only import CoreOnly
 
 START = 1_790_000_000_000
 
@@ -58,6 +61,36 @@ kind = "procedural"
 command = ["-"]
 shared = true
 """
+
+
+class Foreign(msgspec.Struct, frozen=True):
+    """A server that is not ours behind a tier, by what it declares beside core; see CoreOnly.
+
+    One with tiers has two, of which the router must name the right one.
+    """
+
+    capabilities: tuple[str, ...] = ()
+    like_javascript: bool = False
+    limits: Mapping[str, int] = {}
+    read_only: bool = False
+    kind: type[CoreOnly] = CoreOnly
+
+    def behind(self, tier: Tier, path: Path | None) -> CoreOnly:
+        """The server, as it is behind this tier."""
+        other = "semantic" if tier.kind == "working" else "working"
+        return self.kind(
+            path,
+            capabilities=self.capabilities,
+            limits=self.limits,
+            tiers={"other": other, "meant": tier.kind},
+            like_javascript=self.like_javascript,
+            read_only=self.read_only,
+        )
+
+
+# Which tiers have foreign servers behind them, by the tier's name; all others have stores.
+Mix = Mapping[str, Foreign]
+ALL_NATIVE: Mix = {}
 
 # Sees every message to a tier and its answer: (tier, method, message, go on) -> the answer, or None for none.
 Weather = Callable[[str, bytes, Callable[[], Awaitable[bytes | None]]], Awaitable[bytes | None]]
@@ -136,12 +169,23 @@ class Clock:
 
 
 class Trial:
-    """A running federation and what is behind it. `call("recall", query="x")` is the decoded result."""
+    """A running federation and what is behind it. `call("recall", query="x")` is the decoded result.
 
-    def __init__(self, federation: Federation, client: Connection, stores: dict[str, Store], clock: Clock) -> None:
+    `stores` and `servers` are what is behind the tiers, by the tier's name: our own, and foreign ones.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        client: Connection,
+        stores: dict[str, Store],
+        servers: dict[str, CoreOnly],
+        clock: Clock,
+    ) -> None:
         self.federation = federation
         self.client = client
         self.stores = stores
+        self.servers = servers
         self.clock = clock
 
     async def call(self, method: str, **params: Any) -> Any:
@@ -164,18 +208,23 @@ class Trial:
         return records
 
     async def settled(self) -> None:
-        """Return when the background has nothing left to do: no pass, no stray."""
+        """Return when the background has nothing left to do: no pass, no tier that has to catch up, no stray."""
         if self.federation.settings.policy.background:
             await self.federation.passes.idle()
+        await self._let_go()
         await self.federation.sweeper.idle()
 
+    async def _let_go(self) -> None:
+        """Return when what is claimed now has been let go: what is not settled, and tiers that have to catch up."""
+        claims = self.federation.catalog.claims
+        claim = await claims.take(claims._waiting)
+        claim.release()
+        while redone(self):  # noqa: ASYNC110: between two trials nobody holds anything that could be waited for
+            await anyio.sleep(0.01)
+
     def copies(self) -> dict[str, list[str]]:
-        """Where copies of each id really are, asked of the stores behind the router's back."""
-        found: dict[str, list[str]] = {}
-        for tier, store in self.stores.items():
-            for record in held_by(store):
-                found.setdefault(record["id"], []).append(tier)
-        return found
+        """Where copies of each id really are, asked of the tiers' servers behind the router's back."""
+        return {id: [tier for tier, _ in copies] for id, copies in stored(self).items()}
 
 
 def held_by(store: Store) -> list[dict[str, Any]]:
@@ -187,13 +236,35 @@ def held_by(store: Store) -> list[dict[str, Any]]:
 
 
 def stored(fed: Trial) -> dict[str, list[tuple[str, Record]]]:
-    """Where copies of each id really are, and what each of them is, to the byte; asked behind the router's back."""
+    """Where copies of each id really are, mounts apart, and what they are, to the byte; asked behind the router."""
     found: dict[str, list[tuple[str, Record]]] = {}
     for tier, store in fed.stores.items():
         with store.transaction():
             for record in store.timeline(Pages(embeddings=True), LOCAL)["records"]:
                 found.setdefault(record.id, []).append((tier, record))
+    for tier, server in fed.servers.items():
+        for record in told_by(server) if fed.federation.settings.tier(tier) not in fed.federation.mounts else ():
+            found.setdefault(record.id, []).append((tier, lowered(record)))
     return found
+
+
+def told_by(server: CoreOnly) -> list[Record]:
+    """Every record a foreign server holds, as its own timeline tells it."""
+    message = b'{"jsonrpc":"2.0","id":1,"method":"memory/timeline","params":{"embeddings":true}}'
+    return msgspec.json.decode(server.answer(message) or b"null", type=_Told).result.records
+
+
+class _ToldRecords(msgspec.Struct):
+    records: list[Record]
+
+
+class _Told(msgspec.Struct):
+    result: _ToldRecords
+
+
+def redone(fed: Trial) -> list[str]:
+    """The ids of records that have been replaced, and whose tiers have not caught up."""
+    return [id for tier in fed.federation.settings.managed for id in fed.federation.catalog.redo_in(tier.name)]
 
 
 def assert_nothing_under_way(fed: Trial) -> None:
@@ -203,6 +274,7 @@ def assert_nothing_under_way(fed: Trial) -> None:
     assert not catalog.readers._reads
     assert not catalog.readers._left
     assert catalog.strays_left() == 0
+    assert redone(fed) == []
     assert [catalog.unfinished(tier.name) for tier in fed.federation.settings.managed] == [
         ([], []) for _ in fed.federation.settings.managed
     ]
@@ -217,13 +289,14 @@ def settings_of(text: str = FOUR_TIERS, *, policy: str = "background", folder: P
 async def trial(
     settings: Settings | None = None,
     *,
+    servers: Mix = ALL_NATIVE,
     weather: Weather | None = None,
     folder: Path | None = None,
     clock: Clock | None = None,
     down: Container[str] = (),
     adopt: bool = False,
 ) -> AsyncIterator[Trial]:
-    """A federation with one in-process store a tier.
+    """A federation with one in-process server a tier, a store where `servers` names no other.
 
     Args:
         weather: stands between the router and its tiers.
@@ -234,16 +307,32 @@ async def trial(
     settings = settings or settings_of()
     clock = clock or Clock()
     stores: dict[str, Store] = {}
+    foreign: dict[str, CoreOnly] = {}
+
+    @asynccontextmanager
+    async def served(tier: str) -> AsyncIterator[Callable[[bytes, Caller], Awaitable[bytes | None]]]:
+        """What answers for a tier; its records outlive the connection."""
+        path = None if folder is None else folder / f"{tier}.db"
+        if tier in servers:
+            if tier not in foreign:
+                foreign[tier] = servers[tier].behind(settings.tier(tier), path)
+
+            async def answer(message: bytes, caller: Caller) -> bytes | None:
+                return foreign[tier].answer(message)
+
+            yield answer
+        else:
+            if tier not in stores:
+                stores[tier] = Store(path, clock=clock, name=tier)
+            async with serving(stores[tier], threads=False) as server:
+                yield server
 
     def connect(tier: str) -> Callable[[], AbstractAsyncContextManager[Peer]]:
         @asynccontextmanager
         async def connected() -> AsyncIterator[Peer]:
             if tier in down:
                 raise CannotStart("it is not there")
-            if tier not in stores:
-                path = None if folder is None else folder / f"{tier}.db"
-                stores[tier] = Store(path, clock=clock, name=tier)
-            async with serving(stores[tier], threads=False) as server:
+            async with served(tier) as server:
 
                 async def answer(message: bytes, caller: Caller) -> bytes | None:
                     if weather is None:
@@ -262,7 +351,7 @@ async def trial(
             running_federation(settings, links, clock=clock, catalog=catalog, adopt=adopt) as federation,
             connect_local(federation.answer, name="router") as client,
         ):
-            yield Trial(federation, client, stores, clock)
+            yield Trial(federation, client, stores, foreign, clock)
     finally:
         for store in stores.values():
             store.close()
@@ -332,11 +421,17 @@ def contents(records: list[dict[str, Any]]) -> dict[str, str]:
 
 def lose(fed: Trial, tier: str, *ids: str) -> None:
     """The tier loses records behind the router's back."""
+    if tier in fed.servers:
+        fed.servers[tier].call("memory/forget", {"ids": list(ids)})
+        return
     with fed.stores[tier].transaction():
         fed.stores[tier].forget(Forget(ids=list(ids)), LOCAL)
 
 
 def plant(fed: Trial, tier: str, **fields: Any) -> None:
     """The tier comes to hold a record behind the router's back."""
+    if tier in fed.servers:
+        fed.servers[tier].call("memory/remember", {"records": [fields]})
+        return
     with fed.stores[tier].transaction():
         fed.stores[tier].remember(Remember(records=[Draft(**fields)]), LOCAL)

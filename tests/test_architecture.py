@@ -30,7 +30,9 @@ ARROWS: dict[str, set[str]] = {
     "router.tiers": {"router.a2m", "router.config"},
     "router.settling": {"router.catalog", "router.tiers"},
     "router.sweeping": {"router.a2m", "router.catalog", "router.config", "router.settling", "router.tiers"},
-    "router.redoing": {"router.a2m", "router.catalog", "router.settling", "router.tiers"},
+    "router.redoing": {
+        *("router.a2m", "router.catalog", "router.config", "router.settling", "router.sweeping", "router.tiers"),
+    },
     "router.recovery": {
         *("router.a2m", "router.catalog", "router.config", "router.nearest", "router.sweeping", "router.tiers"),
     },
@@ -95,7 +97,6 @@ PURE = {
     "router.catalog.selection",
     "router.tiers.backoff",
     "router.tiers.lifting",
-    "router.tiers.manner",
 }
 IMPURE = {
     *("anyio", "asyncio", "trio", "socket", "ssl", "select", "selectors", "subprocess", "signal", "http", "urllib"),

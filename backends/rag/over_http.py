@@ -117,7 +117,7 @@ class HttpService:
 
     async def listed(self, most: int, *, vectors: bool) -> list[Result]:
         assert self._listing is not None, "asked only where it lists"
-        return await self._asked(self._listing, "", most)
+        return await self._asked(self._listing, "", most + 1)
 
     async def _asked(self, endpoint: Endpoint, query: str, limit: int) -> list[Result]:
         try:

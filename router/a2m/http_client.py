@@ -22,10 +22,12 @@ from urllib.parse import urlsplit
 
 import anyio
 import certifi
+import msgspec
 from msgspec import Raw
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
 from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, Unanswered, settled
+from router.a2m.errors import A2MError
 from router.a2m.http_exchange import Answer, Broken, Exchange, Posting
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
@@ -136,9 +138,18 @@ class HttpClient:
                 if not certain.is_set():
                     on_unsettled(certain)
         if reply.error is not None:
-            raise reply.error
+            error = reply.error
+            raise A2MError(error.code, _without(self._secrets, error.message), self._bare(error.data))
         assert reply.result is not None
         return reply.result
+
+    def _bare(self, data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """An error's detail, without what the server was shown."""
+        if data is None:
+            return None
+        text = msgspec.json.encode(data).decode()
+        bare = _without(self._secrets, text)
+        return data if bare == text else {"detail": bare}
 
     def _plain(self, answer: Answer) -> bytes:
         """The answer's body, no longer compressed: some servers compress what nobody asked them to."""

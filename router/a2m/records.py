@@ -52,7 +52,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     owner: str | None = None
     session: str | None = None
     key: str | None = None
-    revision: int | None = None
+    revision: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     embedding: list[float] | None = None
     uri: str | None = None
     media_type: str | None = None

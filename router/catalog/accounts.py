@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from router import nearest
-from router.a2m.vectors import indexed
+from router.a2m.vectors import MAX_WIDTH, indexed
 from router.catalog.claims import Claims
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
 from router.catalog.readers import Readers
@@ -83,7 +83,12 @@ class Accounts:
             self._indexed: set[str] = {
                 name for (name,) in self._execute("SELECT name FROM tiers WHERE indexed") if name in self._tiers
             }
-            self._width: int | None = self._fact("nearest", None)  # of the vectors in the index; None: there is none
+
+    @property
+    def _width(self) -> int | None:
+        """The width of the vectors in the index; None as long as there is none."""
+        width: int | None = self._fact("nearest", None)
+        return width
 
     async def synced(self) -> None:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
@@ -128,7 +133,6 @@ class Accounts:
             if metric != self.metric() and self._width is not None:
                 self._execute("DROP TABLE nearest")
                 self._set_fact("nearest", None)
-                self._width = None
                 self._execute("UPDATE tiers SET scanned = 0 WHERE indexed")
             self._set_fact("metric", metric)
 
@@ -145,6 +149,13 @@ class Accounts:
     def indexes_vectors(self, tier: str) -> bool:
         """Whether the vectors of the records in `tier` are indexed here."""
         return tier in self._indexed
+
+    def set_lifted(self, tier: str, lifted: bool) -> None:
+        self._execute("UPDATE tiers SET lifted = ? WHERE no = ?", (lifted, self._no[tier]))
+
+    def is_lifted(self, tier: str) -> bool:
+        """Whether the records in `tier` were written there lifted."""
+        return bool(self._execute("SELECT lifted FROM tiers WHERE no = ?", (self._no[tier],)).get)
 
     def fix_dimensions(self, width: int) -> None:
         self._set_fact("dimensions", width)
@@ -274,20 +285,36 @@ class Accounts:
         )
         seq = self._database.connection.last_insert_rowid()
         self._enter(msgspec.structs.replace(entry, seq=seq))
+        self._know_width(None if vector is None else len(vector))
         self._index(seq, entry.home, vector)
+
+    def _know_width(self, width: int | None) -> None:
+        """A vector that this catalog did not see being written has fixed the width of all, if none had before."""
+        if width is not None and self.dimensions() is None:
+            self.fix_dimensions(width)
+
+    def _indexed_width(self, seq: int) -> int | None:
+        """The width of a record's vector that is indexed here; None where none is."""
+        if self._width is None or self._execute("SELECT 1 FROM nearest WHERE rowid = ?", (seq,)).get is None:
+            return None
+        return self._width
 
     def _index(self, seq: int, home: str, vector: Sequence[float] | None) -> None:
         """The vector of a record that has come to live in `home`, or none, in place of what was there."""
-        if self._width is not None:
-            self._execute("DELETE FROM nearest WHERE rowid = ?", (seq,))
-        if home not in self._indexed or vector is None:
+        if not self._indexed:
             return
-        if self._width is None:
+        width = self._width
+        if width is not None:
+            self._execute("DELETE FROM nearest WHERE rowid = ?", (seq,))
+        if home not in self._indexed or vector is None or not 1 <= len(vector) <= MAX_WIDTH:
+            return
+        if width != len(vector) and self.dimensions() in (None, len(vector)):
+            # the first there is; what was indexed by another width was of an interrupted write that came to nothing
             nearest.create(self._database.connection, len(vector), self.metric())
             self._set_fact("nearest", len(vector))
-            self._width = len(vector)
+            width = len(vector)
         packed = indexed(vector, self.metric())
-        if packed is not None and len(vector) == self._width:
+        if packed is not None and len(vector) == width:
             self._execute("INSERT INTO nearest (rowid, vector) VALUES (?, ?)", (seq, packed))
 
     def _delete(self, entry: Entry) -> None:
@@ -295,7 +322,7 @@ class Accounts:
         self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
         self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
         self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
-        if self._width is not None:
+        if self._indexed and self._width is not None:
             self._execute("DELETE FROM nearest WHERE rowid = ?", (entry.seq,))
 
     def _settle_home(self, entry: Entry) -> int:
@@ -329,9 +356,11 @@ class Accounts:
             self._strike(entry.home, entry.id)
             self._note(current, current.home, Stray.UNWANTED)
             self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
-            self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
             self.readers.moved(entry.id, current.home)
+        # what was to be caught up with is not true any more; whoever replaces says whether this is to be
+        self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
         self._enter(kept)
+        self._know_width(None if vector is None else len(vector))
         self._index(current.seq, entry.home, vector)
 
     def _is_elsewhere(self, entry: Entry) -> bool:

@@ -92,9 +92,11 @@ class Catalog(Lookup):
                     )
         return lost
 
-    def end_redo(self, id: str) -> None:
+    def end_redo(self, entry: Entry, vector: Sequence[float] | None) -> None:
         """The record's tier holds it as it is."""
-        self._execute("DELETE FROM redo WHERE id = ?", (id,))
+        with self._database.transaction():
+            self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
+            self._index(entry.seq, entry.home, vector)
 
     def abandon(self, new: Iterable[Entry], replacements: Iterable[Replacement]) -> None:
         """A batch failed: nothing of it becomes true. What may have been written is noted as unwanted. Replacements in
@@ -152,6 +154,7 @@ class Catalog(Lookup):
                     self._enter(arrived)
                     self._index(entry.seq, target, vectors.get(entry.id))
                     self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+                    self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
                 moved += now
         for entry in moved:
             self.readers.moved(entry.id, entry.home)
@@ -311,6 +314,7 @@ class Catalog(Lookup):
                 noted = self._strays("tier = ? AND id = ?", (entry.home, entry.id))
                 vector = vectors.get(entry.id)
                 if current is not None and current.home == entry.home and current.digest == entry.digest:
+                    self._know_width(None if vector is None else len(vector))
                     self._index(current.seq, entry.home, vector)
                 if noted or self.is_reserved(entry.id) or (current is not None and current.home == entry.home):
                     continue
@@ -366,7 +370,7 @@ class Catalog(Lookup):
         taken = any(e.key is not None and self.by_key(e.owner, e.key) is not None for e in entries)
         if all(found for *_, found in rows) and not taken:
             for entry in entries:
-                self._settle_home(entry)
+                self._know_width(self._indexed_width(self._settle_home(entry)))
             return len(entries)
         for entry in entries:
             self._delete(entry)

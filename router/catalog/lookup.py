@@ -94,7 +94,7 @@ class Lookup(Accounts):
         indexed here. It is asked with 32-bit floats: the very order is for those who read the vectors."""
         probe = indexed(vector, self.metric())
         arms = list(self._arms(selection))
-        if self._width != len(vector) or probe is None or not arms:
+        if not self._indexed or self._width != len(vector) or probe is None or not arms:
             return []
         inner = " UNION ALL ".join(f"SELECT seq FROM records {arm.sql}" for arm in arms)
         rows = self._execute(

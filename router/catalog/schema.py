@@ -113,8 +113,10 @@ SCHEMA: Final = (
     CREATE INDEX due_by_tier ON due (tier);
     """,
     """
-    -- Whether the vectors of the tier's records stand in the index `nearest` of this file, since its server has none.
+    -- Whether the vectors of the tier's records stand in the index `nearest` of this file, since its server had none,
+    -- and whether its records were written there lifted.
     ALTER TABLE tiers ADD COLUMN indexed INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE tiers ADD COLUMN lifted INTEGER NOT NULL DEFAULT 0;
 
     -- Records replaced in a tier that cannot replace: true already, as they stand here, until their tier has caught up.
     CREATE TABLE redo (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, draft BLOB NOT NULL) STRICT, WITHOUT ROWID;

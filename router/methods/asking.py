@@ -136,9 +136,8 @@ class Asking:
             return partial(self._from_mount, tier, question)
         if self._copies.manner(tier.name).native:
             return partial(self._from_native, tier, question)
-        few = self._few(tier, question)
         manner = self._copies.manner(tier.name)
-        by_words = partial(self._from_lifted, tier, question, few)
+        by_words = self._by_its_own_ranking(tier, question)
         if question.query is None and question.embedding is None:
             # a server's own times are those of its writes
             return self._in_order(tier, question, partial(self._newest, tier, question))
@@ -160,6 +159,27 @@ class Asking:
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
         return await self._enough(tier, asked, question, self._known)
+
+    def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
+        """What gets what a lifted tier's server ranks itself."""
+        few = self._few(tier, question)
+        if self._most(tier) < question.wanted:
+            everything = few if few is not None else self._catalog.few(question.selection([tier]), _FEW)
+            if everything is not None:
+                return partial(self._in_parts, tier, question, everything)
+        return partial(self._from_lifted, tier, question, few)
+
+    async def _in_parts(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
+        """The ranking of a server that tells fewer records at once than are wanted: asked of a few ids at a time, it
+        tells all that it finds. Only places count: scores of two calls are never compared (§5.3)."""
+        asked = Recall(
+            query=question.query,
+            embedding=question.embedding,
+            where=delegable(question.where.given) or None,
+            embeddings=question.embeddings or question.embedding is not None,
+        )
+        parts = [self._keep(part, question) async for part in self._copies.parts(tier.name, ids, asked)]
+        return _one_ranking(parts)[: question.limit]
 
     async def _from_lifted(self, tier: Tier, question: Question, few: Sequence[str] | None) -> list[Record]:
         if few == []:
@@ -189,7 +209,8 @@ class Asking:
                 if len(ids) < count or len(kept) >= question.wanted or count >= _MOST:
                     return kept
                 count = min(_MORE * count, _MOST)
-                ids = first(count)
+                # what has left the tier meanwhile may still be found there by those who looked for it before
+                ids = list(dict.fromkeys([*ids, *first(count)]))
 
         return ask
 
@@ -224,8 +245,7 @@ class Asking:
     ) -> list[Record]:
         """What of a tier's candidates is kept. Where copies that are only waiting to be removed, or that are not meant,
         fill its answer, so that not even the wanted number is left, it is asked for more."""
-        profile = self._copies.link(tier.name).profile
-        most = (profile.max_recall_limit if profile else None) or _MOST
+        most = self._most(tier)
         limit = min(question.limit, most)
         while True:
             found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
@@ -233,6 +253,11 @@ class Asking:
             if len(found) < limit or len(kept) >= min(question.wanted, len(found)) or limit == most:
                 return kept
             limit = min(_MORE * limit, most)
+
+    def _most(self, tier: Tier) -> int:
+        """How many records a tier is asked for at once, at most."""
+        profile = self._copies.link(tier.name).profile
+        return (profile.max_recall_limit if profile else None) or _MOST
 
     # --- all that is meant
 
@@ -385,7 +410,10 @@ async def _blended(by_words: Ask, by_vector: Ask) -> list[Record]:
     found = await outcomes([by_words, by_vector])
     for failure in failures_in(found):
         raise failure
-    rankings = [records for records in found if isinstance(records, list)]
+    return _one_ranking([records for records in found if isinstance(records, list)])
+
+
+def _one_ranking(rankings: Sequence[Sequence[Record]]) -> list[Record]:
     records = {record.id: record for ranking in rankings for record in ranking}
     ranked = reciprocal_rank([Ranking([record.id for record in ranking]) for ranking in rankings])
     return [records[id] for id, _ in ranked]

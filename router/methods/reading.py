@@ -479,8 +479,10 @@ class Readings:
         wanted = list(entries)
         for _ in range(2):
             homes: dict[str, list[str]] = {}
+            late = self._catalog.redone(entry.id for entry in wanted)
             for entry in wanted:
-                homes.setdefault(entry.home, []).append(entry.id)
+                if entry.id not in late:
+                    homes.setdefault(entry.home, []).append(entry.id)
             copies = await outcomes(
                 [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
             )

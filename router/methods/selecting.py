@@ -1,4 +1,4 @@
-"""Which records a selector means: what the catalog can tell it tells, and only for the rest are tiers asked."""
+"""What a selector says: which tiers are in question, whose eyes it sees with, and who can tell what of its `where`."""
 
 from collections.abc import Mapping
 from typing import Final

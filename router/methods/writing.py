@@ -6,7 +6,7 @@ once when every tier has it. A forget never waits for a tier that need not be as
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -219,7 +219,7 @@ class Writing:
                     )
                 home = destination(draft.tier, self._settings, self._mounts, "tier").name
                 whole = _whole(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
-                self._copies.check_length(home, whole)
+                self._copies.check(home, whole)
                 plan.new.append((slot, whole, entry_of(whole, home)))
                 continue
             if by_id and entry.owner is not None and entry.owner != draft.owner:
@@ -230,7 +230,7 @@ class Writing:
             else:
                 whole = _whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites)
                 new = entry_of(whole, draft.tier or entry.home)
-                self._copies.check_length(new.home, whole)
+                self._copies.check(new.home, whole)
                 plan.replaced.append((slot, whole, Replacement(new, entry.version, draft.salience)))
         return plan
 
@@ -295,7 +295,8 @@ class Writing:
             failures = failures or [failure]
             raise _answer(failure) from failure
         finally:
-            await self._end(claim, new, failures, undo, redo)
+            await self._end(claim, new, failures, undo)
+            self._redoing.begin(redo)
             self._sweeper.wake(*tiers)
         for slot, _, entry in plan.new + plan.known:
             slot.answer = entry.id
@@ -339,10 +340,8 @@ class Writing:
         new: Sequence[Entry],
         failures: Sequence[Failure],
         undo: "_Undo | None",
-        redo: Mapping[str, Draft],
     ) -> None:
-        """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled and
-        every tier has caught up."""
+        """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled."""
         try:
             if undo is not None:
                 self._catalog.abandon(new, undo.replacements)
@@ -351,7 +350,6 @@ class Writing:
             log.error("the catalog could not note that a write failed; the next start will find out: %s", problem)
         finally:
             then = partial(self._write_back, undo) if undo is not None and undo.replacements else None
-            then = partial(self._redoing.catch_up, list(redo)) if redo else then
             self._settling.release(claim, failures, then)
 
     async def _check_known(self, plan: _Plan) -> None:

@@ -15,12 +15,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from router.a2m.errors import Code, quota
+from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
 from router.a2m.records import Draft, Record
-from router.config import Tier
 from router.tiers.lifting import RESERVED, lifted, lowered
 from router.tiers.link import AnswerTooLong, Link, Refused, TierDown
 from router.tiers.manner import Manner, manner_of
+from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe
 
 # Records in one call: enough to share a round trip, few enough that ordinary ones fit into a message many times over.
@@ -74,9 +75,13 @@ class _Sessions(msgspec.Struct):
 class Copies:
     """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it."""
 
-    def __init__(self, links: Mapping[str, Link], tiers: Iterable[Tier]) -> None:
+    def __init__(self, links: Mapping[str, Link], mounts: Mounts, max_message: int = DEFAULT_MAX_MESSAGE) -> None:
         self._links = links
-        self._tiers = {tier.name: tier for tier in tiers}
+        self._mounts = mounts
+        self._tiers = {tier.name: tier for tier in mounts.tiers}
+        self._largest = max_message // 2  # of a message is surely enough for one record
+        self._kept_lifted: set[str] = set()
+        self._kept_indexed: set[str] = set()
         self._distrusted: dict[str, str] = {}
 
     def link(self, tier: str) -> Link:
@@ -87,12 +92,29 @@ class Copies:
         """How `tier` is spoken to."""
         profile = self._links[tier].profile
         try:
-            return _UNKNOWN if profile is None else manner_of(self._tiers[tier], profile)
+            manner = _UNKNOWN if profile is None else manner_of(self._tiers[tier], profile)
         except CannotServe as problem:
             raise TierDown(tier, str(problem), 60.0, None) from None
+        return Manner(
+            native=manner.native and tier not in self._kept_lifted,
+            vectors=manner.vectors and tier not in self._kept_indexed,
+            remote=manner.remote,
+        )
 
-    def check_length(self, tier: str, draft: Draft) -> None:
-        """Raises QUOTA_EXCEEDED for a content that is longer than the tier's server takes."""
+    def keep(self, tier: str, *, lifted: bool, indexed: bool) -> None:
+        """Whether the tier's records are lifted, and its vectors left to the router's index, whatever its server
+        promises by now."""
+        (self._kept_lifted.add if lifted else self._kept_lifted.discard)(tier)
+        (self._kept_indexed.add if indexed else self._kept_indexed.discard)(tier)
+
+    def check(self, tier: str, draft: Draft) -> None:
+        """Raises QUOTA_EXCEEDED for a complete record that is more than the tier's server takes, or than a message."""
+        manner = self.manner(tier)
+        # lifted, its metadata is told twice, the one time escaped
+        if not manner.native and 4 * bytes_of(draft) > self._largest:
+            size = bytes_of(lifted(draft, vector=manner.vectors, tier=manner.remote))
+            if size > self._largest:
+                raise quota(f"a record in {tier!r}", self._largest, size, "bytes as its server is told it")
         profile = self._links[tier].profile
         most = None if profile is None else profile.max_content_length
         if most is not None and len(draft.content or "") > most:
@@ -102,7 +124,7 @@ class Copies:
         """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
         manner = self.manner(tier)
         for draft in drafts:
-            self.check_length(tier, draft)
+            self.check(tier, draft)
         if not manner.native:
             drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
         for chunk in self._chunks(tier, drafts, bytes_of):
@@ -114,13 +136,13 @@ class Copies:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
         other records than those asked for is not trusted."""
         found: dict[str, Record] = {}
-        async for records in self._by_id(tier, list(dict.fromkeys(ids)), Recall(embeddings=embeddings)):
+        async for records in self.parts(tier, list(dict.fromkeys(ids)), Recall(embeddings=embeddings)):
             found.update((record.id, record) for record in records)
         return found
 
     async def among(self, tier: str, ids: Sequence[str], question: Recall) -> list[Record]:
         """Those of `ids` that `tier` holds and that its server finds to meet the conditions of `question`."""
-        return [record async for records in self._by_id(tier, ids, question) for record in records]
+        return [record async for records in self.parts(tier, ids, question) for record in records]
 
     async def remove(self, tier: str, ids: Iterable[str]) -> set[str]:
         """Have `tier` forget `ids`. Returns those that it was seen not to hold any more."""
@@ -170,10 +192,18 @@ class Copies:
             if after is None:
                 return
 
-    async def newest(self, tier: str, count: int) -> list[Record]:
-        """The newest `count` records that a tier's server tells of, or fewer if it holds no more."""
-        raw = await self._call(tier, "memory/timeline", self._put(tier, Timeline(limit=count)))
-        return self._lowered(tier, self._decoded(raw, _Records, tier).records)
+    async def newest(self, tier: str, count: int) -> tuple[list[Record], bool]:
+        """The newest records that a tier's server tells of, at most `count`, and whether these are all it holds."""
+        while True:
+            try:
+                raw = await self._call(tier, "memory/timeline", self._put(tier, Timeline(limit=count)))
+            except AnswerTooLong:
+                if count <= 1:
+                    raise
+                count = count // 2
+            else:
+                records = self._lowered(tier, self._decoded(raw, _Records, tier).records)
+                return records, len(records) < count
 
     async def everything(self, tier: str) -> AsyncIterator[list[Record]]:
         """All that a tier holds, vectors included: page by page, in one timeline, or session by session.
@@ -217,10 +247,12 @@ class Copies:
         except Refused as refused:
             if refused.code in (Code.METHOD_NOT_FOUND, Code.CAPABILITY_NOT_SUPPORTED):
                 raise self._untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None
+            if refused.code == Code.READ_ONLY:
+                self._mounts.freeze(tier, True)
             raise
 
-    async def _by_id(self, tier: str, ids: Sequence[str], question: Recall) -> AsyncIterator[list[Record]]:
-        """Those of `ids` that a question finds, in parts."""
+    async def parts(self, tier: str, ids: Sequence[str], question: Recall) -> AsyncIterator[list[Record]]:
+        """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
         waiting = list(self._chunks(tier, ids))[::-1]
         # without a tier's name: within its server it may have moved, and it is it all the same
         bare = msgspec.structs.replace(self._put(tier, question), tier=None)

@@ -11,17 +11,19 @@ Rules:
   for a rider.
 """
 
+import math
 from base64 import b64decode, b64encode
-from binascii import Error as NotBase64
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from router.a2m.equality import NULL, integer_of, number_atom, parse_where
 from router.a2m.matching import FIELDS
 from router.a2m.records import Draft, Record, vector_bytes, vector_from_bytes
+from router.a2m.timestamps import parse
+from router.a2m.vectors import MAX_WIDTH
 
 RESERVED: Final = "a2m-router"
 """The member of a lifted record's metadata in which the rest of it rides."""
@@ -33,6 +35,9 @@ _EXACT: Final = 2**53
 _SHOWN: Final = frozenset({"content", "role", "group"})
 
 
+Revision = Annotated[int, Meta(ge=0, le=2**62)]
+
+
 class Rider(msgspec.Struct, omit_defaults=True):
     """What a server does not keep of a record, or not for certain; `embedding` is little-endian doubles in base64."""
 
@@ -41,7 +46,7 @@ class Rider(msgspec.Struct, omit_defaults=True):
     owner: str | None = None
     session: str | None = None
     key: str | None = None
-    revision: int = 0
+    revision: Revision = 0
     uri: str | None = None
     media_type: str | None = None
     embedding: str | None = None
@@ -82,9 +87,10 @@ def lowered(record: Record) -> Record:
     """A record as it was before it was lifted; one that never was is returned as its server tells it."""
     if record.metadata is UNSET:
         return record
-    rider = _rider(bytes(record.metadata))
-    if rider is None:
-        return record
+    try:
+        rider, vector = _riding(bytes(record.metadata))
+    except ValueError:
+        return record  # there is none, or it was altered, or is somebody else's: what its server says it is
     return Record(
         id=record.id,
         content=record.content,
@@ -98,7 +104,7 @@ def lowered(record: Record) -> Record:
         revision=rider.revision,
         uri=rider.uri,
         media_type=rider.media_type,
-        embedding=None if rider.embedding is None else vector_from_bytes(b64decode(rider.embedding)),
+        embedding=vector,
         score=record.score,
         similarity=record.similarity,
     )
@@ -147,16 +153,23 @@ def _is_common(members: dict[str, Raw]) -> bool:
     return True
 
 
-def _rider(metadata: bytes) -> Rider | None:
+def _riding(metadata: bytes) -> tuple[Rider, list[float] | None]:
+    """What rides along, and its vector. Raises ValueError unless it is what a router has written."""
     if RESERVED.encode() not in metadata:
-        return None
-    try:
-        text = msgspec.json.decode(metadata, type=_Carrier).rider
-        rider = msgspec.json.decode(text, type=Rider)
-        b64decode(rider.embedding or "", validate=True)
-    except (msgspec.MsgspecError, NotBase64, ValueError):
-        return None  # altered, or somebody else's: what its server says it is
-    return rider
+        raise ValueError("there is no rider")
+    rider = msgspec.json.decode(msgspec.json.decode(metadata, type=_Carrier).rider, type=Rider)
+    parse(rider.created_at)
+    if rider.metadata is not UNSET and not bytes(rider.metadata).startswith(b"{"):
+        raise ValueError("metadata is an object")
+    if rider.embedding is None:
+        return rider, None
+    packed = b64decode(rider.embedding, validate=True)
+    if len(packed) % 8 or not 1 <= len(packed) // 8 <= MAX_WIDTH:
+        raise ValueError("a vector is whole doubles, and not too many")
+    vector = vector_from_bytes(packed)
+    if not all(map(math.isfinite, vector)):
+        raise ValueError("a vector is finite numbers")
+    return rider, vector
 
 
 class _Carrier(msgspec.Struct):

@@ -1,4 +1,7 @@
-"""How a tier's server is spoken to: by what it says of itself, and by what the file says of the tier."""
+"""How a tier's server is spoken to, and who it is: by what it says of itself, and by what the file says of the tier."""
+
+import hashlib
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,6 +33,21 @@ def manner_of(tier: Tier, profile: Profile) -> Manner:
         vectors="embeddings" in profile.capabilities,
         remote=_remote(tier, profile),
     )
+
+
+def identity_of(tier: Tier, profile: Profile) -> str:
+    """Who is behind a tier: as its store says, else what it is called and how it is reached, without what may be
+    secret."""
+    if profile.store.identity is not None:
+        return profile.store.identity
+    if tier.url is not None:
+        parts = urlsplit(tier.url)
+        reached = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    else:
+        command = "\0".join(tier.command or ()).encode("utf-8", "surrogateescape")
+        reached = f"{(tier.command or ('',))[0]} #{hashlib.sha256(command).hexdigest()[:12]}"
+    part = "" if tier.remote_tier is None else f", {tier.remote_tier}"
+    return f"{profile.name} at {reached}{part}"
 
 
 def _remote(tier: Tier, profile: Profile) -> str | None:

@@ -1,7 +1,7 @@
 """What a tier says of itself (§4.1), as far as the router acts on it."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -123,7 +123,7 @@ class _Limits(msgspec.Struct):
 
 
 class _Embeddings(msgspec.Struct):
-    metric: str
+    metric: Literal["cosine", "dot", "l2"]
     dimensions: int | None = None
     metrics: list[str] | None = None
 

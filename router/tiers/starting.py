@@ -15,10 +15,12 @@ from router.a2m.client import Peer
 from router.a2m.http_client import connect_http
 from router.config import Settings, Tier
 from router.tiers.link import Link
+from router.tiers.profile import CannotServe
 
 
 def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]:
-    """One link for each tier, by its name, not started yet."""
+    """One link for each tier, by its name, not started yet. Raises CannotServe for two that lead to one server."""
+    _refuse_one_server(settings)
     links = {}
     for tier in settings.tiers:
         if tier.url is None:
@@ -27,6 +29,26 @@ def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]
             connect, transport = partial(_client, tier, settings), urlsplit(tier.url).scheme
         links[tier.name] = Link(tier.name, connect, timeout=tier.timeout, transport=transport)
     return links
+
+
+def _refuse_one_server(settings: Settings) -> None:
+    """A record would be in both tiers at once, so that what is removed from the one is lost in the other."""
+    seen: dict[object, Tier] = {}
+    for tier in settings.tiers:
+        other = seen.setdefault(_reached(tier), tier)
+        if other is not tier and not (other.mount and tier.mount):
+            what = "url" if tier.url is not None else "command"
+            raise CannotServe(
+                f"tiers.{tier.name}.{what}: it is that of tiers.{other.name}; each tier needs a server and a store of "
+                "its own (a program that keeps its records to itself may be told apart by a variable in env)"
+            )
+
+
+def _reached(tier: Tier) -> object:
+    if tier.url is None:
+        return tier.command, tier.cwd, tuple(sorted(tier.env.items()))
+    parts = urlsplit(tier.url)
+    return parts.scheme, (parts.hostname or "").lower(), parts.port, parts.path.rstrip("/")
 
 
 def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Peer]:
