@@ -55,6 +55,9 @@ _EMBEDDING: Final = "embedding"
 
 Ask = Callable[[], Awaitable[list[Record]]]
 
+# The first ids, so many, of what a question means in some tiers.
+_Order = Callable[["Question", Sequence[Tier], int], list[str]]
+
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of some tiers at once, for one caller.
@@ -140,10 +143,10 @@ class Asking:
         by_words = self._by_its_own_ranking(tier, question)
         if question.query is None and question.embedding is None:
             # a server's own times are those of its writes
-            return self._in_order(tier, question, partial(self._newest, tier, question))
+            return self._in_order(tier, question, self._newest)
         if question.embedding is None or manner.vectors:
             return by_words
-        by_vector = self._in_order(tier, question, partial(self._nearest, tier, question))
+        by_vector = self._in_order(tier, question, self._nearest)
         return by_vector if question.query is None else partial(_blended, by_words, by_vector)
 
     async def _from_native(self, tier: Tier, question: Question) -> list[Record]:
@@ -193,13 +196,13 @@ class Asking:
         )
         return await self._enough(tier, asked, question, partial(self._keep, question=question))
 
-    def _in_order(self, tier: Tier, question: Question, first: Callable[[int], list[str]]) -> Ask:
-        """What gets the records of a lifted tier in an order that the catalog knows; `first` tells its first ids."""
+    def _in_order(self, tier: Tier, question: Question, order: "_Order") -> Ask:
+        """What gets the records of a lifted tier in an order that the catalog knows."""
         asked = Recall(
             where=delegable(question.where.given) or None,
             embeddings=question.embeddings or question.embedding is not None,
         )
-        prepared = first(question.limit)
+        prepared = order(question, [tier], question.limit)
 
         async def ask() -> list[Record]:
             count, ids = question.limit, prepared
@@ -209,17 +212,17 @@ class Asking:
                 if len(ids) < count or len(kept) >= question.wanted or count >= _MOST:
                     return kept
                 count = min(_MORE * count, _MOST)
-                # what has left the tier meanwhile may still be found there by those who looked for it before
-                ids = list(dict.fromkeys([*ids, *first(count)]))
+                # what has moved on meanwhile is in the list of no tier but this, where it still may be read
+                ids = order(question, question.tiers, count)
 
         return ask
 
-    def _newest(self, tier: Tier, question: Question, count: int) -> list[str]:
-        return [entry.id for entry in reversed(self._catalog.newest(question.selection([tier]), count))]
+    def _newest(self, question: Question, tiers: Sequence[Tier], count: int) -> list[str]:
+        return [entry.id for entry in reversed(self._catalog.newest(question.selection(tiers), count))]
 
-    def _nearest(self, tier: Tier, question: Question, count: int) -> list[str]:
+    def _nearest(self, question: Question, tiers: Sequence[Tier], count: int) -> list[str]:
         assert question.embedding is not None
-        return self._catalog.nearest(question.selection([tier]), question.embedding, count)
+        return self._catalog.nearest(question.selection(tiers), question.embedding, count)
 
     async def _from_mount(self, tier: Tier, question: Question) -> list[Record]:
         where = _mounted(tier, question.where)

@@ -1,0 +1,375 @@
+"""Lifting: a record is the same after it has been where less is promised, and what is no rider is not taken for one."""
+
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET, Raw
+
+from router.a2m.equality import parse_where
+from router.a2m.errors import A2MError, Code
+from router.a2m.matching import matches
+from router.a2m.records import Draft, Record, digest, record_of
+from router.catalog.catalog import Catalog
+from router.config import parse
+from router.tiers.lifting import RESERVED, delegable, lifted, lowered
+from router.tiers.profile import CannotServe, Profile
+from router.tiers.starting import links_for
+from tests.federated import Foreign, Steered, redone, settings_of, trial
+from tests.servers import javascript
+from tests.servers.core_only import CoreOnly
+
+names = st.text(max_size=6) | st.sampled_from([RESERVED, "a", "1", "01"])
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6)
+    | st.just("\0"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=6,
+)
+texts = st.none() | st.text(max_size=6)
+nasty = st.sampled_from([b'{"a":1.0,"a":2}', b'{"n":1e400}', b'{"x":-0,"2":0,"1":0}', b'{ "s" :\t"\\u2028" }', b"{}"])
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    metadata = draw(st.none() | nasty | st.dictionaries(names, json_values, max_size=4).map(encoded))
+    return Draft(
+        id=draw(st.text(min_size=1, max_size=6)),
+        content=draw(st.text(max_size=20)),
+        created_at="2026-09-21T14:13:20.002Z",
+        role=draw(texts),
+        group=draw(texts),
+        owner=draw(texts),
+        session=draw(texts),
+        key=draw(texts),
+        revision=draw(st.integers(0, 2**62)),
+        uri=draw(texts),
+        media_type=draw(texts),
+        metadata=UNSET if metadata is None else Raw(metadata),
+        embedding=draw(st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4)),
+    )
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def told(draft: Draft, *, like_javascript: bool) -> Record:
+    """A lifted record as its server tells it again."""
+    text = msgspec.json.encode(draft).decode()
+    fields = json.loads(javascript.reencoded(text) if like_javascript else text)
+    fields["created_at"] = "2027-01-01T00:00:00.000Z"
+    return msgspec.json.decode(json.dumps(fields), type=Record)
+
+
+@given(draft=drafts(), vector=st.booleans(), like_javascript=st.booleans())
+def test_what_was_lifted_comes_down_as_it_was(draft: Draft, vector: bool, like_javascript: bool) -> None:
+    back = lowered(told(lifted(draft, vector=vector, tier=None), like_javascript=like_javascript))
+    assert digest(back) == digest(draft)
+
+
+@given(draft=drafts(), like_javascript=st.booleans(), name=names, value=json_values)
+def test_no_server_is_asked_for_what_it_would_take_for_another(
+    draft: Draft, like_javascript: bool, name: str, value: Any
+) -> None:
+    """What meets a `where` meets those of its conditions that are told to the server, by what the server is shown."""
+    members = {} if draft.metadata is UNSET else json.loads(bytes(draft.metadata))
+    for wanted in (value, members.get(name, value)):
+        where = {name: Raw(encoded(wanted))}
+        shown = told(lifted(draft, vector=False, tier=None), like_javascript=like_javascript)
+        if matches(record_of(draft), parse_where(where)):
+            assert matches(shown, parse_where(delegable(where)))
+
+
+def riding(**fields: Any) -> Record:
+    rider = {"created_at": "2026-09-21T14:13:20.002Z", "owner": "forged", **fields}
+    return Record(
+        id="x",
+        content="x",
+        created_at="2027-01-01T00:00:00.000Z",
+        metadata=Raw(encoded({"a": 1, RESERVED: json.dumps(rider)})),
+    )
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        riding(embedding="AAAA"),
+        riding(embedding="?"),
+        riding(embedding=""),
+        riding(embedding=b64encode(bytes(8 * 9000)).decode()),
+        riding(embedding=b64encode(b"\xff" * 8).decode()),
+        riding(revision=2**63),
+        riding(revision=-1),
+        riding(created_at="yesterday"),
+        riding(metadata=[1]),
+        riding(owner=5),
+        Record(id="x", content="x", created_at="-", metadata=Raw(encoded({RESERVED: {"owner": "forged"}}))),
+        Record(id="x", content="x", created_at="-", metadata=Raw(encoded({RESERVED: "no JSON"}))),
+        Record(id="x", content="x", created_at="-", metadata=Raw(b"null")),
+        Record(id="x", content="x", created_at="-"),
+    ],
+)
+def test_what_is_no_rider_is_what_its_server_says(record: Record) -> None:
+    assert lowered(record) is record
+
+
+def test_a_rider_that_is_whole_is_taken() -> None:
+    assert lowered(riding(embedding=b64encode(bytes(8)).decode())).owner == "forged"
+
+
+# --- two tiers at one server
+
+SHARED = """
+[tiers.working]
+kind = "working"
+command = ["-"]
+capacity = 4
+spill_to = "semantic"
+[tiers.semantic]
+kind = "semantic"
+command = ["-"]
+"""
+
+
+class One(CoreOnly):
+    """Every server of this class has the records of all others."""
+
+    everything: Any = None
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if One.everything is None:
+            One.everything = self.__dict__
+        self.__dict__ = One.everything
+
+
+@pytest.mark.anyio
+async def test_two_tiers_at_one_server_lose_nothing_and_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    One.everything = None
+    both = {"working": Foreign(kind=One), "semantic": Foreign(kind=One)}
+    async with trial(settings_of(SHARED), servers=both) as fed:
+        ids = await fed.remember(*"abcdef")
+        with pytest.raises(A2MError, match="seems to lead to the same server"):
+            await fed.call("promote", ids=ids[:1], tier="semantic")
+        await fed.settled()
+        assert len(await fed.timeline()) == 6
+        assert set(ids) <= set(fed.copies())
+    assert any("seem to lead to one server" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        'url = "http://127.0.0.1:9000/"\nremote_tier = "a"',
+        'command = ["some-server", "--file", "x"]',
+    ],
+)
+def test_two_tiers_that_say_that_they_lead_to_one_server_are_refused(one: str, tmp_path: Path) -> None:
+    other = one.replace("127.0.0.1:9000/", "127.0.0.1:9000").replace('"a"', '"b"')
+    text = f'[tiers.one]\nkind = "episodic"\n{one}\n[tiers.two]\nkind = "semantic"\n{other}\n'
+    with pytest.raises(CannotServe, match=r"^tiers\.two\.\w+: it is that of tiers\.one; each tier needs"):
+        links_for(parse(text, base=tmp_path, environ={}), {})
+    if "command" in one:
+        links_for(parse(f"{text}env = {{ A = '1' }}", base=tmp_path, environ={}), {})
+
+
+# --- what is to be redone
+
+KEYED = """
+[tiers.working]
+kind = "working"
+command = ["-"]
+[tiers.semantic]
+kind = "semantic"
+command = ["-"]
+"""
+FOREIGN = {"working": Foreign()}
+
+
+@pytest.mark.anyio
+async def test_the_old_copy_goes_only_when_the_new_one_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    steer = Steered()
+    async with trial(settings_of(KEYED), servers=FOREIGN, weather=steer) as fed:
+        await fed.remember("old", key="k")
+        synced = fed.federation.catalog.synced
+        asked = len(steer.seen)
+
+        async def full() -> None:
+            if redone(fed):
+                raise OSError(28, "disk full")
+            await synced()
+
+        monkeypatch.setattr(fed.federation.catalog, "synced", full)
+        with pytest.raises(A2MError):
+            await fed.remember("new", key="k")
+        assert not [each for each in steer.seen[asked:] if b"memory/forget" in each[1]]
+        monkeypatch.setattr(fed.federation.catalog, "synced", synced)
+        await fed.settled()
+        assert [record["content"] for record in await fed.timeline()] == ["new"]
+
+
+@pytest.mark.anyio
+async def test_another_server_than_last_time_is_told_nothing(tmp_path: Path) -> None:
+    class Another(CoreOnly):
+        def describe(self, params: Any) -> Any:
+            return {**super().describe(params), "name": "another"}
+
+    steer = Steered()
+    async with trial(settings_of(KEYED), servers=FOREIGN, weather=steer, folder=tmp_path) as fed:
+        await fed.remember("old", key="k")
+        steer.refuse("working", "forget")
+        await fed.remember("new", key="k")
+        assert len(redone(fed)) == 1
+    (tmp_path / "working.db").rename(tmp_path / "right")
+    told = Steered()
+    with pytest.raises((CannotServe, BaseExceptionGroup)):
+        async with trial(
+            settings_of(KEYED), servers={"working": Foreign(kind=Another)}, weather=told, folder=tmp_path
+        ) as fed:
+            pass
+    assert {msgspec.json.decode(message)["method"] for _, message in told.seen} == {"memory/describe"}
+    (tmp_path / "right").rename(tmp_path / "working.db")
+    async with trial(settings_of(KEYED), servers=FOREIGN, folder=tmp_path) as fed:
+        await fed.settled()
+        assert [record["content"] for record in await fed.timeline()] == ["new"]
+        assert [*fed.copies().values()] == [["working"]]
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_redone_keeps_nobody_else_waiting() -> None:
+    steer = Steered()
+    async with trial(settings_of(SHARED), servers=FOREIGN, weather=steer) as fed:
+        await fed.remember("old", key="k", group="g")
+        steer.refuse("working", "forget")
+        await fed.call(
+            "remember", records=[{"content": "new", "key": "k", "group": "g"}, {"id": "fresh", "content": "f"}]
+        )
+        await fed.call("remember", records=[{"id": "fresh", "content": "f"}, {"content": "late", "group": "g"}])
+        await fed.remember(*"abcdef")
+        await fed.federation.passes.idle()
+        counts = {tier["name"]: tier["count"] for tier in (await fed.call("describe"))["tiers"]}
+        assert counts == {"working": 4, "semantic": 5}
+        steer.allow("working", "forget")
+        await fed.settled()
+        assert len(await fed.timeline()) == 9
+
+
+# --- one that promises more, or other things, than last time
+
+
+@pytest.mark.anyio
+async def test_a_server_that_comes_to_declare_vectors_finds_those_it_was_never_told(tmp_path: Path) -> None:
+    async with trial(settings_of(KEYED), servers=FOREIGN, folder=tmp_path) as fed:
+        await fed.remember("first", embedding=[1.0, 0.0])
+    better = {"working": Foreign(capabilities=("embeddings",))}
+    async with trial(settings_of(KEYED), servers=better, folder=tmp_path) as fed:
+        await fed.remember("second", embedding=[0.0, 1.0])
+        found = (await fed.call("recall", embedding=[1.0, 0.1]))["records"]
+        assert [record["content"] for record in found] == ["first", "second"]
+
+
+@pytest.mark.anyio
+async def test_a_store_whose_records_were_lifted_goes_on_lifting_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"owner": "alice", "session": "s", "key": "k", "uri": "x:y", "metadata": {"a": 1}}
+    with monkeypatch.context() as lesser:
+        lesser.setattr(Profile, "is_native", False)
+        async with trial(settings_of(KEYED), folder=tmp_path) as fed:
+            await fed.remember("lifted", **fields)
+    async with trial(settings_of(KEYED), folder=tmp_path) as fed:
+        [record] = await fed.timeline(owner="alice", where={"session": "s"})
+        assert {name: record[name] for name in fields} == fields
+        assert await fed.call("promote", ids=[record["id"]], tier="semantic", owner="alice") == {"promoted": 1}
+        await fed.settled()
+        [record] = await fed.timeline(owner="alice", key_prefix="k")
+        assert {name: record[name] for name in fields} == fields
+
+
+@pytest.mark.anyio
+async def test_a_server_that_stops_taking_writes_is_asked_for_none() -> None:
+    async with trial(settings_of(KEYED), servers=FOREIGN) as fed:
+        [id] = await fed.remember("mine", key="k")
+        fed.servers["working"].read_only = True
+        for _ in range(2):
+            with pytest.raises(A2MError) as refused:
+                await fed.remember("new")
+            assert refused.value.code == Code.INTERNAL_ERROR
+        with pytest.raises(A2MError, match="takes no writes"):
+            await fed.remember("other", key="k")
+        assert [record["content"] for record in await fed.timeline()] == ["mine"]
+        assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
+        assert [record["tier"] for record in await fed.timeline()] == ["semantic"]
+
+
+@pytest.mark.anyio
+async def test_a_record_that_is_too_large_once_it_is_lifted_is_refused_before_it_is_written() -> None:
+    text = '[limits]\nmax_message = "1MiB"\n[serve]\nmax_held = "1MiB"\n' + KEYED
+    async with trial(settings_of(text), servers=FOREIGN) as fed:
+        await fed.remember("small")
+        quotes = {"quotes": '"' * 100_000}
+        with pytest.raises(A2MError, match="bytes as its server is told it") as refused:
+            await fed.remember("x", metadata=quotes)
+        assert refused.value.code == Code.QUOTA_EXCEEDED
+        assert [record["content"] for record in await fed.timeline()] == ["small"]
+        [id] = await fed.remember("x", metadata=quotes, tier="semantic")
+        with pytest.raises(A2MError, match="could be moved"):
+            await fed.call("promote", ids=[id], tier="working")
+
+
+# --- the index of vectors
+
+
+@pytest.mark.anyio
+async def test_a_disk_that_fills_up_with_the_first_vector_is_no_trouble_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with trial(settings_of(KEYED), servers=FOREIGN) as fed:
+        enter = Catalog._settle_home
+
+        def failing(self: Catalog, entry: Any) -> int:
+            enter(self, entry)
+            self._index(1, entry.home, [1.0, 0.0])
+            raise OSError(28, "disk full")
+
+        with monkeypatch.context() as full:
+            full.setattr(Catalog, "_settle_home", failing)
+            with pytest.raises(A2MError, match="disk"):
+                await fed.remember("first", embedding=[1.0, 0.0])
+        await fed.settled()
+        await fed.remember("plain")
+        await fed.remember("with a vector", embedding=[1.0, 0.0])
+        found = (await fed.call("recall", embedding=[1.0, 0.0]))["records"]
+        assert [record["content"] for record in found] == ["with a vector"]
+
+
+@pytest.mark.anyio
+async def test_a_record_that_moves_while_an_ordered_recall_goes_on_is_found() -> None:
+    steer = Steered()
+    servers = {"working": Foreign(), "semantic": Foreign()}
+    async with trial(settings_of(KEYED), servers=servers, weather=steer) as fed:
+        [wanted] = await fed.remember("wanted", metadata={"n": [1]})
+        await fed.remember(*map(str, range(30)))
+        hold = steer.hold("working", "recall", after=True)
+        async with anyio.create_task_group() as tasks:
+            found: list[Any] = []
+
+            async def recall() -> None:
+                found.extend((await fed.call("recall", where={"metadata": {"n": [1]}}, limit=1))["records"])
+
+            tasks.start_soon(recall)
+            await hold.reached.wait()
+            assert await fed.call("promote", ids=[wanted], tier="semantic") == {"promoted": 1}
+            hold.release()
+        assert [record["content"] for record in found] == ["wanted"]
