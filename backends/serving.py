@@ -15,8 +15,7 @@ import anyio
 
 from router.a2m.descriptors import standard_streams
 from router.a2m.ending import EndingStream, until_signalled
-from router.a2m.http import CannotListen, HttpServer, Refusal, application
-from router.a2m.server import Answering, Caller
+from router.a2m.server import Answering, Caller, CannotListen, Refusal
 from router.a2m.stdio import serve_lines
 
 # over HTTP nobody can be told apart: `scopes` is not declared and every owner ignored (§6)
@@ -64,6 +63,9 @@ async def serve(program: str, opened: AbstractAsyncContextManager[Served], addre
 
 
 async def _serve_http(program: str, server: Served, host: str, port: int) -> None:
+    # what serves HTTP is half of all that there is to load, and on stdio a tier is started by its router
+    from router.a2m.http import HttpServer, application
+
     http = HttpServer(application(server, admit=_admit, profile=server.describe), host, port)
     async with until_signalled(http.stop), anyio.create_task_group() as tasks:
         host, port = await tasks.start(http.serve)

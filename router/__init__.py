@@ -10,7 +10,6 @@ whole router.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ __all__ = [
     "open_federation",
 ]
 
-__version__ = version("a2m-router")
+__version__ = "0.1.0"
 
 _HOMES = {
     "A2MError": "router.a2m.errors",

@@ -14,9 +14,9 @@ import msgspec
 from router import __version__
 from router.a2m.descriptors import open_missing_streams, standard_streams
 from router.a2m.ending import EndingStream, until_signalled
-from router.a2m.http import CannotListen, HttpServer, application
 from router.a2m.http_limits import HttpLimits
 from router.a2m.messages import Describe
+from router.a2m.server import CannotListen
 from router.a2m.stdio import serve_lines
 from router.app import Federation, running_federation
 from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
@@ -153,6 +153,9 @@ async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
 async def _serve_http(
     federation: Federation, host: str, port: int, options: argparse.Namespace, ending: _Ending
 ) -> None:
+    # what serves HTTP is half of all that there is to load
+    from router.a2m.http import HttpServer, application
+
     serve = federation.settings.serve
     limits = HttpLimits(
         max_requests=serve.max_requests,

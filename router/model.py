@@ -4,6 +4,7 @@
   nothing is logged.
 - The token is sent to the endpoint and told to nobody else: what the endpoint says in an error may hold it, and is
   quoted without it; what the HTTP library says of a broken exchange may, too, and is not quoted.
+- The HTTP library is loaded when there is a model to ask, since most federations have none.
 - Each call has a connection of its own. A summary takes seconds, which makes a kept one worth little, and a kept one
   may be closed by the endpoint just as the next call goes out.
 """
@@ -13,15 +14,16 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
-import httpx
 import msgspec
 import orjson
 
 from router.config import Summarizer
+
+if TYPE_CHECKING:
+    import httpx
 
 MAX_ANSWER: Final = 2**20  # bytes; no summary comes near it
 MAX_QUOTED: Final = 200  # characters of what an endpoint says in an error
@@ -29,14 +31,6 @@ MAX_WAIT: Final = 86_400.0  # seconds; no endpoint can put its callers off for l
 
 _WRONG_ADDRESS: Final = "see that url in [summarizer] is the base address of an OpenAI-compatible endpoint"
 _SECONDS: Final = re.compile(r"[0-9]+")
-# of these nothing can have reached the endpoint; none of their texts holds a header
-_NEVER_SENT: Final = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.UnsupportedProtocol,
-    httpx.InvalidURL,
-    UnicodeError,  # a host's name that no resolver takes
-)
 
 
 class ModelFailed(Exception):
@@ -59,6 +53,8 @@ async def connect_model(settings: Summarizer) -> AsyncIterator["Model"]:
 
     The environment's proxies are not used.
     """
+    import httpx
+
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False, limits=limits) as client:
         yield Model(client, settings)
@@ -71,7 +67,7 @@ class Model:
         client: without a timeout of its own, and not following redirects.
     """
 
-    def __init__(self, client: httpx.AsyncClient, settings: Summarizer) -> None:
+    def __init__(self, client: "httpx.AsyncClient", settings: Summarizer) -> None:
         self.name = settings.model
         self._client = client
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
@@ -89,6 +85,16 @@ class Model:
         Raises:
             ModelFailed: for everything that can go wrong out there.
         """
+        import httpx
+
+        # of these nothing can have reached the endpoint; none of their texts holds a header
+        never_sent = (
+            httpx.ConnectError,
+            httpx.ConnectTimeout,
+            httpx.UnsupportedProtocol,
+            httpx.InvalidURL,
+            UnicodeError,  # a host's name that no resolver takes
+        )
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": text}]
         message = orjson.dumps({"model": self.name, "messages": messages, "temperature": 0})
         try:
@@ -100,7 +106,7 @@ class Model:
                 "see whether it is overloaded; in [summarizer], a smaller max_input gives it less to do and a longer "
                 "timeout more time",
             ) from None
-        except _NEVER_SENT as problem:
+        except never_sent as problem:
             raise self._failed(
                 f"cannot be reached: {str(problem) or type(problem).__name__}",
                 "see that it runs, and that url in [summarizer] is its address",
@@ -113,7 +119,7 @@ class Model:
             raise self._failed(f"answered with more than {MAX_ANSWER:,} bytes, and was not read on", _WRONG_ADDRESS)
         return self._text(body)
 
-    async def _post(self, message: bytes) -> tuple[httpx.Response, bytes | None]:
+    async def _post(self, message: bytes) -> "tuple[httpx.Response, bytes | None]":
         """The answer, and its body; None if that is longer than MAX_ANSWER."""
         # nothing compressed, so that the bytes counted are the bytes held
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -168,7 +174,9 @@ class Model:
             ) from None
         return text
 
-    def _refused(self, response: httpx.Response, body: bytes) -> ModelFailed:
+    def _refused(self, response: "httpx.Response", body: bytes) -> ModelFailed:
+        import httpx
+
         status = response.status_code
         named = f"{status} {httpx.codes.get_reason_phrase(status)}".rstrip()
         return self._failed(
@@ -235,7 +243,7 @@ def _message(body: bytes) -> str:
     return ""
 
 
-def _retry_after(headers: httpx.Headers) -> float | None:
+def _retry_after(headers: "httpx.Headers") -> float | None:
     """The seconds that Retry-After asks for, in either of its forms (RFC 9110 §10.2.3); None if it does not."""
     asked = headers.get("Retry-After", "")
     if _SECONDS.fullmatch(asked):
@@ -250,6 +258,8 @@ def _retry_after(headers: httpx.Headers) -> float | None:
 
 def _moment(http_date: str) -> datetime | None:
     """An HTTP-date, in any of its three forms (RFC 9110 §5.6.7)."""
+    from email.utils import parsedate_to_datetime
+
     try:
         moment = parsedate_to_datetime(http_date)
     except (ValueError, OverflowError):

@@ -8,12 +8,12 @@ import re
 import threading
 import unicodedata
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-# The Python stemmer by name: `snowballstemmer.stemmer` would take PyStemmer where it is installed, and an index
-# written with one release of the English rules would not be found by queries stemmed with another.
-from snowballstemmer.english_stemmer import EnglishStemmer
+if TYPE_CHECKING:
+    from snowballstemmer.english_stemmer import EnglishStemmer
 
 MAX_TOKEN = 64
 """Characters of a token. A longer word is known by its beginning."""
@@ -111,8 +111,14 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 class _Stemmer(threading.local):
     """A stemmer holds the word it works on, so each thread has its own."""
 
-    def __init__(self) -> None:
-        self.english = EnglishStemmer()
+    @cached_property
+    def english(self) -> "EnglishStemmer":
+        # Loaded for the first word, since it comes with thirty other languages. The Python stemmer by name:
+        # `snowballstemmer.stemmer` would take PyStemmer where it is installed, and an index written with one release
+        # of the English rules would not be found by queries stemmed with another.
+        from snowballstemmer.english_stemmer import EnglishStemmer
+
+        return EnglishStemmer()
 
 
 _stemmer = _Stemmer()

@@ -32,6 +32,9 @@ from tests.servers.core_only import CoreOnly
 
 START = 1_790_000_000_000
 
+# tiers in a process catch up in no time; whoever waits longer waits for nothing
+_CATCHING_UP_SECONDS = 20.0
+
 LOCAL = Caller(asserts_owner=True)
 
 # the four tiers, small, so that a few writes make them spill
@@ -219,8 +222,10 @@ class Trial:
         claims = self.federation.catalog.claims
         claim = await claims.take(claims._waiting)
         claim.release()
-        while redone(self):  # noqa: ASYNC110: between two trials nobody holds anything that could be waited for
-            await anyio.sleep(0.01)
+        with anyio.fail_after(_CATCHING_UP_SECONDS):
+            # between two trials nobody holds anything that could be waited for
+            while redone(self):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
 
     def copies(self) -> dict[str, list[str]]:
         """Where copies of each id really are, asked of the tiers' servers behind the router's back."""

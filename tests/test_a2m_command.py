@@ -30,6 +30,7 @@ from router.command.arguments import parser
 from router.command.asking import Asking
 from router.command.exporting import Export, Incomplete, written_whole
 from router.command.importing import Import, NotAnExport, Numbered
+from router.command.streams import Streams, streams
 from router.database import Database, InUse, announced
 from tests.conformance.small_server import Server, listening
 from tests.federated import Trial, settings_of, trial
@@ -76,7 +77,9 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             code = cli.main(arguments)
         except SystemExit as end:
             code = end.code
-        return Called(code, *capfd.readouterr())
+        came = Called(code, *capfd.readouterr())
+        assert "Traceback" not in came.stderr
+        return came
 
     return called
 
@@ -149,17 +152,17 @@ def store(path: Path) -> str:
 # --- commands, one by one
 
 
-def test_it_explains_itself() -> None:
+def test_it_explains_itself(call: Callable[..., Called]) -> None:
     explained = run("--help")
     assert explained.returncode == 0
     for word in ("--http", "--stdio", "--config", "A2M_URL", "A2M_TOKEN", "exit codes", "130", "export", "summarize"):
         assert word in explained.stdout
-    assert run("--version").stdout.startswith("a2m 0.")
-    assert run("recall", "--help").returncode == 0
+    assert call("--version").stdout.startswith("a2m 0.")
+    assert call("recall", "--help").returncode == 0
 
 
-def test_no_token_can_be_given_where_everybody_can_read_it() -> None:
-    assert run("describe", "--token", "secret").returncode == 2
+def test_no_token_can_be_given_where_everybody_can_read_it(call: Callable[..., Called]) -> None:
+    assert call("describe", "--token", "secret").returncode == 2
     options = [option for action in parser()._actions for option in action.option_strings]
     assert [option for option in options if "token" in option] == ["--token-env"]
 
@@ -198,25 +201,30 @@ def test_results_come_as_the_server_gave_them(call: Callable[..., Called]) -> No
         assert ask("forget", "--where", '{"session": "s"}', "--yes") == {"forgotten": 1}
 
 
-def test_options_stand_before_or_after_the_command_and_the_environment_stands_in() -> None:
+def test_options_stand_before_or_after_the_command_and_the_environment_stands_in(
+    call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with small() as (_, url):
         for arguments in (
             ["--http", url, "describe"],
             ["describe", "--http", url],
             ["--json", "describe", "--http", url],
         ):
-            assert json.loads(run(*arguments).stdout)["name"] == "small"
-        assert json.loads(run("describe", env={"A2M_URL": url}).stdout)["name"] == "small"
+            assert json.loads(call(*arguments).stdout)["name"] == "small"
+        monkeypatch.setenv("A2M_URL", url)
+        assert json.loads(call("describe").stdout)["name"] == "small"
 
 
-def test_a_token_comes_from_the_environment() -> None:
+def test_a_token_comes_from_the_environment(call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -> None:
     with small(tokens={"open sesame": "alice"}) as (server, url):
         assert run("remember", "x", "--http", url, env={"A2M_TOKEN": "open sesame"}).returncode == 0
-        other = run("remember", "y", "--http", url, "--token-env", "MINE", env={"MINE": "open sesame"})
-        assert other.returncode == 0
+        monkeypatch.setenv("MINE", "open sesame")
+        assert call("remember", "y", "--http", url, "--token-env", "MINE").returncode == 0
         assert [record["owner"] for record in server.records] == ["alice", "alice"]
-        for env in ({}, {"A2M_TOKEN": "guessed"}):
-            refused = run("remember", "z", "--http", url, env=env)
+        for variables in ({}, {"A2M_TOKEN": "guessed"}):
+            for name, value in variables.items():
+                monkeypatch.setenv(name, value)
+            refused = call("remember", "z", "--http", url)
             assert refused.returncode == 1
             assert "401" in refused.stderr
             assert "A2M_TOKEN" in refused.stderr
@@ -297,9 +305,9 @@ def test_stdin_that_is_no_text_is_refused() -> None:
         assert server.records == []
 
 
-def test_what_an_error_says_cannot_reach_the_terminal_as_a_command() -> None:
+def test_what_an_error_says_cannot_reach_the_terminal_as_a_command(call: Callable[..., Called]) -> None:
     with small() as (_, url):
-        refused = run("recall", "x", "--tier", "\x1b]0;owned\x07", "--http", url)
+        refused = call("recall", "x", "--tier", "\x1b]0;owned\x07", "--http", url)
     assert "\x1b" not in refused.stderr
     assert "\\x1b]0;owned\\x07" in refused.stderr
 
@@ -368,7 +376,15 @@ def on_a_terminal(*arguments: str, typed: bytes = b"") -> Iterator[tuple[int, by
         os.close(leader)
 
 
-def test_a_terminal_shows_tables_and_obeys_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def as_if_shown() -> Iterator[Streams]:
+    """The streams of this process, as if stdout were a terminal."""
+    with streams() as ours:
+        ours.shows = True
+        yield ours
+
+
+def test_a_terminal_shows_tables_and_obeys_nobody(call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     with small() as (server, url):
         server.remember({"records": [{"content": "[bold]Rome\x1b[2J\u202e", "key": "city", "session": "s"}]})
@@ -380,20 +396,21 @@ def test_a_terminal_shows_tables_and_obeys_nobody(monkeypatch: pytest.MonkeyPatc
             assert b"content" in shown
         with on_a_terminal("timeline", "--http", url, "--json") as (_, shown):
             assert json.loads(shown)["records"][0]["key"] == "city"
+        monkeypatch.setattr(cli, "streams", as_if_shown)
         for arguments, word in (
-            (["describe"], b"procedural"),
-            (["fetch", "city"], b"revision"),
-            (["sessions"], b"records"),
-            (["consolidate"], b"moved"),
-            (["recall", "Rome", "--prompt"], b"- [bold]Rome"),
-            (["summarize", "--tier", "working"], b"1 read, 1 written"),
-            (["remember", "x"], b"r3"),
+            (["describe"], "procedural"),
+            (["fetch", "city"], "revision"),
+            (["sessions"], "records"),
+            (["consolidate"], "moved"),
+            (["recall", "Rome", "--prompt"], "- [bold]Rome"),
+            (["summarize", "--tier", "working"], "1 read, 1 written"),
+            (["remember", "x"], "r3"),
         ):
-            with on_a_terminal(*arguments, "--http", url) as (code, shown):
-                assert (code, word in shown) == (0, True), shown
+            came = call(*arguments, "--http", url)
+            assert (came.returncode, word in came.stdout) == (0, True), came
 
 
-@pytest.mark.parametrize(("typed", "code", "left"), [(b"y\n", 0, []), (b"no\n", 1, ["kept"]), (b"\n", 1, ["kept"])])
+@pytest.mark.parametrize(("typed", "code", "left"), [(b"y\n", 0, []), (b"\n", 1, ["kept"])])
 def test_forgetting_by_more_than_ids_is_asked_on_a_terminal(typed: bytes, code: int, left: list[str]) -> None:
     with small() as (server, url):
         server.remember({"records": [{"content": "kept", "tier": "semantic"}]})
@@ -781,7 +798,9 @@ async def test_an_export_without_a_tier_is_none(pages: bool, monkeypatch: pytest
             await exported(fed)
 
 
-def test_a_store_is_exported_page_by_page_and_imported_by_the_command(tmp_path: Path) -> None:
+def test_a_store_is_exported_page_by_page_and_imported_by_the_command(
+    tmp_path: Path, call: Callable[..., Called]
+) -> None:
     lines = [
         json.dumps({"id": f"{number:04}", "content": "x", "created_at": "2026-07-28T10:15:30.123Z"})
         for number in range(1200)
@@ -790,27 +809,27 @@ def test_a_store_is_exported_page_by_page_and_imported_by_the_command(tmp_path: 
     brought = run("import", "--stdio", first, text="\n".join(lines))
     assert (brought.returncode, brought.stderr) == (0, "")
     assert json.loads(brought.stdout) == {"written": 1200, "already_there": 0, "skipped": {}}
-    assert run("export", str(file), "--stdio", first).returncode == 0
+    assert call("export", str(file), "--stdio", first).returncode == 0
     header, *records = file.read_bytes().splitlines()
     assert json.loads(header) == {"format": "a2m-export", "version": 1, "server": "a", "records": 1200}
     assert [json.loads(record)["id"] for record in records] == [f"{number:04}" for number in range(1200)]
     assert file.stat().st_mode & 0o777 == 0o600
-    assert json.loads(run("import", str(file), "--stdio", second).stdout)["written"] == 1200
+    assert json.loads(call("import", str(file), "--stdio", second).stdout)["written"] == 1200
     again = run("export", "--stdio", second)
     assert again.stdout.encode().splitlines()[1:] == records
 
 
-def test_an_import_that_left_something_out_says_so_and_what(tmp_path: Path) -> None:
+def test_an_import_that_left_something_out_says_so_and_what(tmp_path: Path, call: Callable[..., Called]) -> None:
     file = tmp_path / "some.jsonl"
     file.write_text('{"content":"x","tier":"semantic","id":"a"}\n{"content":"y"}\n')
-    partly = run("import", str(file), "--stdio", store(tmp_path / "a.db"))
+    partly = call("import", str(file), "--stdio", store(tmp_path / "a.db"))
     assert partly.returncode == 1
     assert partly.stderr.startswith("a2m: line 1 is skipped: the server declares no tiers")
     assert json.loads(partly.stdout)["written"] == 1
-    whole = run("import", str(file), "--drop", "tier", "--stdio", store(tmp_path / "a.db"))
+    whole = call("import", str(file), "--drop", "tier", "--stdio", store(tmp_path / "a.db"))
     assert (whole.returncode, json.loads(whole.stdout)) == (0, {"written": 1, "already_there": 1, "skipped": {}})
     file.write_text('{"content":"z"}\nnonsense\n')
-    stopped = run("import", str(file), "--stdio", store(tmp_path / "a.db"))
+    stopped = call("import", str(file), "--stdio", store(tmp_path / "a.db"))
     assert stopped.returncode == 1
     assert "a2m: 0 written, 0 already there; it can be repeated" in stopped.stderr
     assert "a2m: line 2 is no record" in stopped.stderr
@@ -887,30 +906,40 @@ def serving(config: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-def test_a_federation_that_a_router_has_is_reached_through_it(tmp_path: Path) -> None:
+def test_a_federation_that_a_router_has_is_reached_through_it(
+    tmp_path: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "federation.toml"
     config.write_text(FEDERATION)
     assert run("remember", "before", cwd=tmp_path).returncode == 0
     with serving(config) as process:
-        assert run("remember", "meanwhile", "--config", str(config)).returncode == 0
+        assert call("remember", "meanwhile", "--config", str(config)).returncode == 0
         process.terminate()
         assert process.wait(PATIENCE) == 0
-    found = json.loads(run("timeline", cwd=tmp_path).stdout)["records"]
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(call("timeline").stdout)["records"]
     assert [record["content"] for record in found] == ["before", "meanwhile"]
 
 
-def test_a_router_with_principals_is_asked_with_a_token(tmp_path: Path) -> None:
+def test_a_router_with_principals_is_asked_with_a_token(
+    tmp_path: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "federation.toml"
     config.write_text(FEDERATION + '[[serve.principals]]\nowner = "alice"\ntoken_env = "A_TOKEN"\n')
     with serving(config):
-        allowed = run("remember", "x", cwd=tmp_path, env={"A_TOKEN": "open sesame", "A2M_TOKEN": "open sesame"})
-        assert (allowed.returncode, allowed.stderr) == (0, "")
-        refused = run("remember", "x", cwd=tmp_path, env={"A_TOKEN": "open sesame"})
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("A_TOKEN", "open sesame")
+        refused = call("remember", "x")
         assert refused.returncode == 1
         assert "A2M_TOKEN" in refused.stderr
+        monkeypatch.setenv("A2M_TOKEN", "open sesame")
+        allowed = call("remember", "x")
+        assert (allowed.returncode, allowed.stderr) == (0, "")
 
 
-def test_a_router_that_nobody_can_join_is_named(tmp_path: Path) -> None:
+def test_a_router_that_nobody_can_join_is_named(
+    tmp_path: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "federation.toml"
     config.write_text(FEDERATION)
     with subprocess.Popen(
@@ -926,7 +955,8 @@ def test_a_router_that_nobody_can_join_is_named(tmp_path: Path) -> None:
         router.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"memory/describe"}\n')
         router.stdin.flush()
         router.stdout.readline()
-        refused = run("describe", cwd=tmp_path)
+        monkeypatch.chdir(tmp_path)
+        refused = call("describe")
         router.stdin.close()
     assert refused.returncode == 1
     assert f"in use by a2m-router (process {router.pid})" in refused.stderr

@@ -70,7 +70,7 @@ ARROWS: dict[str, set[str]] = {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
         *("router.tokens", "router.recovery", "router.app", "router.serve", "router.checking"),
     },
-    "backends": {"router.a2m", "router.text", "router.database", "router.nearest"},
+    "backends": {"router", "router.a2m", "router.text", "router.database", "router.nearest"},
 }
 
 # rooms that the plan names and that are not built yet

@@ -594,6 +594,7 @@ async def crash(folder: Path, step: str) -> Path:
     return after
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @anyio_test
 @pytest.mark.parametrize("step", STEPS)
 async def test_after_a_crash_there_is_the_group_or_its_summary_and_nothing_else(tmp_path: Path, step: str) -> None:

@@ -326,6 +326,23 @@ async def test_the_start_does_not_wait_for_a_tier_that_lies(name: str) -> None:
 
 
 @pytest.mark.anyio
+async def test_what_a_tier_will_not_forget_is_not_taken_for_what_is_written_anew() -> None:
+    async with federation(TIERS, {"liar": Foreign(kind=LIES["ForgetsNothing"])}) as fed:
+        await fed.call("remember", records=[{"id": "a", "content": "old", "tier": "liar"}])
+        assert await fed.call("forget", ids=["a"]) == {"forgotten": 1}
+        await fed.federation.sweeper.idle()
+        refusal = await fed.refused("remember", records=[{"id": "a", "content": "new", "tier": "liar"}])
+        assert refusal.message == (
+            "the tier 'liar' did not take the write: an older copy of a record could not be removed yet; nothing was "
+            "written, try again"
+        )
+        assert await fed.records() == await fed.records("recall") == []
+        await fed.call("remember", records=[{"id": "a", "content": "new", "tier": "semantic"}])
+        for method in ("timeline", "recall"):
+            assert [(record["id"], record["content"]) for record in await fed.records(method)] == [("a", "new")]
+
+
+@pytest.mark.anyio
 async def test_of_an_honest_tier_nothing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with federation(TIERS, {"liar": Foreign()}) as fed:
         witness = await live_with(fed)

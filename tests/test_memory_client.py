@@ -433,6 +433,7 @@ async def test_what_is_raised_in_the_block_comes_out_as_it_is(tmp_path: Path) ->
     assert refused.value.code == Code.UNKNOWN_TIER
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_federation_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         async with router.open_federation(tmp_path / "nothing.toml"):

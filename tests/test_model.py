@@ -349,6 +349,7 @@ REFUSALS: dict[str, tuple[bytes, str, str]] = {  # an answer, what is said of it
 }
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", REFUSALS)
 async def test_what_is_no_text_is_refused_with_its_reason_and_what_to_do(endpoint: Endpoint, case: str) -> None:
@@ -412,6 +413,7 @@ def dates(moment: datetime) -> list[str]:
         ("Sun, 04 May 9999999999999999 03:02:01 GMT", None),
     ],
 )
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_wait_that_an_endpoint_asks_for_comes_with_the_failure(
     endpoint: Endpoint, asked: str, seconds: float | None
 ) -> None:

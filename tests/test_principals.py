@@ -70,6 +70,7 @@ async def common_ground(worlds: TwoWorlds) -> None:
     await worlds.compare(Call("events", {}))
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans())
 def test_whatever_another_does_in_private_nothing_that_can_be_asked_tells_of_it(
@@ -785,6 +786,7 @@ doings = st.lists(
 )
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(30)
 @given(file=files, doings=doings, groups=st.booleans())
 def test_a_file_that_would_publish_is_refused_and_no_other_publishes_unless_it_says_so(

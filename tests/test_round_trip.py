@@ -140,6 +140,7 @@ async def moved_twice(fed: Trial, ids: Sequence[str], session: str, way: str, ow
     assert {after[id].tier for id in ids} == {"semantic"}
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("way", ["promote", "consolidate"])
 @pytest.mark.anyio
 async def test_metadata_is_kept_to_the_byte_through_two_moves(way: str) -> None:

@@ -1,6 +1,7 @@
 """The rules that may never break, each as a property of what clients see.
 
-A2M_EXAMPLES=50 looks fifty times as long.
+What a property does stands apart from the test that draws its examples where test_mixes.py holds foreign servers to it,
+too. A2M_EXAMPLES=50 looks fifty times as long.
 """
 
 import json
@@ -8,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from msgspec import Raw
 from router.a2m.records import Record, vector_bytes
 from router.a2m.timestamps import render
 from tests import histories as h
-from tests.federated import FOUR_TIERS, START, Trial, at_once, settings_of, stored, trial
+from tests.federated import ALL_NATIVE, FOUR_TIERS, START, Mix, Trial, at_once, settings_of, stored, trial
 from tests.histories import TIERS, History, Run, histories, restless, run_history
 
 _TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
@@ -80,13 +81,17 @@ def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, histo
 new_writes = st.builds(h.Write, st.lists(h.new_drafts, min_size=1, max_size=3), h.owners)
 
 
-@examples(15)
-@given(history=histories(st.one_of(new_writes, h.groups, h.moves, h.moves, h.full_reads), first=new_writes))
-def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
-    async def all_there(run: Run) -> None:
-        written = {version.number for version in run.model.versions.values()}
-        assert {run.model.version_of(record).number for record in await run.everything()} == written
+moving = histories(st.one_of(new_writes, h.groups, h.moves, h.moves, h.full_reads), first=new_writes)
 
+
+async def all_there(run: Run) -> None:
+    written = {version.number for version in run.model.versions.values()}
+    assert {run.model.version_of(record).number for record in await run.everything()} == written
+
+
+@examples(15)
+@given(history=moving)
+def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, all_there))
 
 
@@ -95,8 +100,11 @@ def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_ba
 key_writes = st.builds(h.Write, st.lists(h.key_drafts, min_size=1, max_size=2), h.owners)
 
 
+replacing = histories(st.one_of(key_writes, h.moves, h.promotes, h.full_reads, h.full_reads), first=key_writes)
+
+
 @examples(15)
-@given(history=histories(st.one_of(key_writes, h.moves, h.promotes, h.full_reads, h.full_reads), first=key_writes))
+@given(history=replacing)
 def test_2_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
 
@@ -140,36 +148,41 @@ whole_records = st.fixed_dictionaries(
 )
 
 
+several_records = st.lists(whole_records, min_size=1, max_size=4)
+paths = st.lists(st.sampled_from(TIERS), min_size=1, max_size=5)
+
+
+async def moves_change_nothing(
+    records: list[dict[str, Any]], path: Sequence[str], recalls: int, servers: Mix = ALL_NATIVE
+) -> None:
+    """Records are written, recalled so often, and promoted from tier to tier."""
+    async with trial(settings_of(policy="explicit"), servers=servers) as fed:
+        written = msgspec.json.encode({"records": records})
+        ids = msgspec.json.decode(await fed.raw("remember", written))["ids"]
+        for _ in range(recalls):
+            await raw_records(fed, "recall", where={"id": ids[:1]})
+        before = {record.id: record for record in await raw_records(fed, "timeline", embeddings=True)}
+        for given, id in zip(records, ids, strict=True):
+            if "key" not in given:
+                as_written(before[id], given)
+        for tier in path:
+            await fed.call("promote", ids=ids, tier=tier)
+            after = {record.id: record for record in await raw_records(fed, "timeline", embeddings=True)}
+            assert {id: moved(record, tier) for id, record in before.items()} == after
+            assert {id: bits(record) for id, record in before.items()} == {id: bits(r) for id, r in after.items()}
+        await fed.settled()
+        assert {id: [bits(copy) for _, copy in copies] for id, copies in stored(fed).items()} == {
+            id: [bits(record)] for id, record in before.items()
+        }
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(30)
-@given(
-    records=st.lists(whole_records, min_size=1, max_size=4),
-    path=st.lists(st.sampled_from(TIERS), min_size=1, max_size=5),
-    recalls=st.integers(0, 2),
-)
+@given(records=several_records, path=paths, recalls=st.integers(0, 2))
 def test_3_a_move_changes_nothing_but_the_tier(
     anyio_backend: str, records: list[dict[str, Any]], path: list[str], recalls: int
 ) -> None:
-    async def scenario() -> None:
-        async with trial(settings_of(policy="explicit")) as fed:
-            written = msgspec.json.encode({"records": records})
-            ids = msgspec.json.decode(await fed.raw("remember", written))["ids"]
-            for _ in range(recalls):
-                await raw_records(fed, "recall", where={"id": ids[:1]})
-            before = {record.id: record for record in await raw_records(fed, "timeline", embeddings=True)}
-            for given, id in zip(records, ids, strict=True):
-                if "key" not in given:
-                    as_written(before[id], given)
-            for tier in path:
-                await fed.call("promote", ids=ids, tier=tier)
-                after = {record.id: record for record in await raw_records(fed, "timeline", embeddings=True)}
-                assert {id: moved(record, tier) for id, record in before.items()} == after
-                assert {id: bits(record) for id, record in before.items()} == {id: bits(r) for id, r in after.items()}
-            await fed.settled()
-            assert {id: [bits(copy) for _, copy in copies] for id, copies in stored(fed).items()} == {
-                id: [bits(record)] for id, record in before.items()
-            }
-
-    run(anyio_backend, scenario)
+    run(anyio_backend, partial(moves_change_nothing, records, path, recalls))
 
 
 def as_written(record: Record, given: dict[str, Any]) -> None:
@@ -198,17 +211,24 @@ def bits(record: Record) -> tuple[bytes | None, bytes | None]:
 late_writes = st.builds(h.Write, st.lists(st.builds(h.Draft, late=st.integers(0, 5), fields=st.just({})), min_size=1))
 
 
+grouping = histories(st.one_of(h.groups, late_writes, h.moves, h.promotes, h.forgets, h.full_reads))
+
+
 @examples(15)
-@given(history=histories(st.one_of(h.groups, late_writes, h.moves, h.promotes, h.forgets, h.full_reads)))
+@given(history=grouping)
 def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
 
 
 # --- 5
 
+filling = histories(st.one_of(new_writes, h.groups, late_writes, h.promotes))
 
+
+# of all together above it holds on both loops
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(15)
-@given(history=histories(st.one_of(new_writes, h.groups, late_writes, h.promotes)))
+@given(history=filling)
 def test_5_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
     anyio_backend: str, history: History
 ) -> None:
@@ -236,65 +256,75 @@ command = ["-"]
 """
 
 
+class Earning(msgspec.Struct, frozen=True):
+    """A weak record with so many mates, written when so many `others`, all of them stronger, have been."""
+
+    others: int
+    place: int
+    mates: int
+    seed: int
+
+
+earnings = st.builds(Earning, st.integers(3, 8), st.integers(0, 8), st.integers(0, 2), st.integers(0, 2**32))
+
+
+async def promoted_before_spilled(earning: Earning, servers: Mix = ALL_NATIVE) -> None:
+    """The weak one has earned its promotion when the others leave no room for it."""
+    mates = range(earning.mates + 1)
+    weak = [{"id": f"weak{n}", "content": f"weak {n}", "group": "g", "salience": 1e-9} for n in mates]
+    strong = [{"id": f"strong{n}", "content": f"strong {n}"} for n in range(earning.others)]
+    async with trial(settings_of(EARNING), servers=servers, weather=restless(earning.seed)) as fed:
+        await fed.call("remember", records=strong[: earning.place] + weak + strong[earning.place :])
+        for _ in range(2):
+            await fed.call("recall", where={"id": ["weak0"]})
+        report = await fed.call("consolidate")
+        assert (report["promoted"], report["moved"]) == (len(weak), len(strong) - 3)
+        where = {record["id"]: record["tier"] for record in await fed.timeline()}
+        assert {where[record["id"]] for record in weak} == {"honours"}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(15)
-@given(
-    others=st.integers(3, 8),
-    place=st.integers(0, 8),
-    mates=st.integers(0, 2),
-    seed=st.integers(0, 2**32),
-)
-def test_7_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(
-    anyio_backend: str, others: int, place: int, mates: int, seed: int
-) -> None:
-    weak = [{"id": f"weak{n}", "content": f"weak {n}", "group": "g", "salience": 1e-9} for n in range(mates + 1)]
-    strong = [{"id": f"strong{n}", "content": f"strong {n}"} for n in range(others)]
-    records = strong[:place] + weak + strong[place:]
-
-    async def scenario() -> None:
-        async with trial(settings_of(EARNING), weather=restless(seed)) as fed:
-            await fed.call("remember", records=records)
-            for _ in range(2):
-                await fed.call("recall", where={"id": ["weak0"]})
-            report = await fed.call("consolidate")
-            assert (report["promoted"], report["moved"]) == (mates + 1, others - 3)
-            where = {record["id"]: record["tier"] for record in await fed.timeline()}
-            assert {where[record["id"]] for record in weak} == {"honours"}
-
-    run(anyio_backend, scenario)
+@given(earning=earnings)
+def test_7_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backend: str, earning: Earning) -> None:
+    run(anyio_backend, partial(promoted_before_spilled, earning))
 
 
 # --- 8
 
 
-@examples(30)
-@given(
-    written=st.lists(
-        st.tuples(st.sampled_from(TIERS), st.none() | st.integers(START - 3, START + 3)), min_size=1, max_size=14
-    ),
-    limit=st.integers(1, 15),
-    metadata=st.booleans(),
-    seed=st.integers(0, 2**32),
+births = st.lists(
+    st.tuples(st.sampled_from(TIERS), st.none() | st.integers(START - 3, START + 3)), min_size=1, max_size=14
 )
+
+
+async def timelines_ascend(
+    written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int, servers: Mix = ALL_NATIVE
+) -> None:
+    """Records are written to tiers, some with a moment of their own, and told in order: all of them, and so many."""
+    async with trial(settings_of(policy="background"), servers=servers, weather=restless(seed)) as fed:
+        numbers = {}
+        for number, (tier, moment) in enumerate(written):
+            fields = {} if moment is None else {"created_at": render(moment)}
+            [id] = await fed.remember(f"{number}", tier=tier, metadata={"m": 1}, **fields)
+            numbers[id] = number
+        where = {"m": 1} if metadata else {"role": None}
+        answers = [await fed.timeline(where=where), await fed.timeline(where=where, limit=limit)]
+        ordered = sorted(answers[0], key=lambda record: (record["created_at"], numbers[record["id"]]))
+        assert [record["id"] for record in answers[0]] == [record["id"] for record in ordered]
+        assert [record["id"] for record in answers[1]] == [record["id"] for record in ordered[-limit:]]
+        given = {f"{number}": render(moment) for number, (_, moment) in enumerate(written) if moment is not None}
+        assert given.items() <= {record["content"]: record["created_at"] for record in ordered}.items()
+        assert len(ordered) == len(written)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@examples(30)
+@given(written=births, limit=st.integers(1, 15), metadata=st.booleans(), seed=st.integers(0, 2**32))
 def test_8_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
     anyio_backend: str, written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int
 ) -> None:
-    async def scenario() -> None:
-        async with trial(settings_of(policy="background"), weather=restless(seed)) as fed:
-            numbers = {}
-            for number, (tier, moment) in enumerate(written):
-                fields = {} if moment is None else {"created_at": render(moment)}
-                [id] = await fed.remember(f"{number}", tier=tier, metadata={"m": 1}, **fields)
-                numbers[id] = number
-            where = {"m": 1} if metadata else {"role": None}
-            answers = [await fed.timeline(where=where), await fed.timeline(where=where, limit=limit)]
-            ordered = sorted(answers[0], key=lambda record: (record["created_at"], numbers[record["id"]]))
-            assert [record["id"] for record in answers[0]] == [record["id"] for record in ordered]
-            assert [record["id"] for record in answers[1]] == [record["id"] for record in ordered[-limit:]]
-            given = {f"{number}": render(moment) for number, (_, moment) in enumerate(written) if moment is not None}
-            assert given.items() <= {record["content"]: record["created_at"] for record in ordered}.items()
-            assert len(ordered) == len(written)
-
-    run(anyio_backend, scenario)
+    run(anyio_backend, partial(timelines_ascend, written, limit, metadata, seed))
 
 
 # --- 9
@@ -308,6 +338,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
 }
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(15)
 @given(
     records=st.lists(
@@ -354,19 +385,18 @@ def test_9_two_tiers_scores_are_never_compared(
 
 # --- 11
 
+Doings = list[list[tuple[str, bool, bool]]]
 
-@examples(15)
-@given(
-    clients=st.lists(
-        st.lists(st.tuples(st.sampled_from(TIERS), st.booleans(), st.booleans()), min_size=1, max_size=5),
-        min_size=2,
-        max_size=4,
-    ),
-    seed=st.integers(0, 2**32),
+doings = st.lists(
+    st.lists(st.tuples(st.sampled_from(TIERS), st.booleans(), st.booleans()), min_size=1, max_size=5),
+    min_size=2,
+    max_size=4,
 )
-def test_11_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
-    anyio_backend: str, clients: list[list[tuple[str, bool, bool]]], seed: int
-) -> None:
+
+
+async def own_doings_are_seen_at_once(clients: Doings, seed: int, servers: Mix = ALL_NATIVE) -> None:
+    """Clients at work at once, each under a name of its own: a record's tier, whether it has a key, whether it goes."""
+
     async def client(fed: Trial, me: str, writes: list[tuple[str, bool, bool]]) -> None:
         mine: set[str] = set()
         for number, (tier, keyed, forgets) in enumerate(writes):
@@ -388,11 +418,16 @@ def test_11_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_o
         recall = (await fed.call("recall", where={"owner": me}, limit=100))["records"]
         assert {record["id"] for record in timeline} == {record["id"] for record in recall} == mine
 
-    async def scenario() -> None:
-        async with trial(settings_of(FOUR_TIERS, policy="background"), weather=restless(seed)) as fed:
-            await at_once(*(partial(client, fed, f"c{n}", writes) for n, writes in enumerate(clients)))
+    async with trial(settings_of(FOUR_TIERS, policy="background"), servers=servers, weather=restless(seed)) as fed:
+        await at_once(*(partial(client, fed, f"c{n}", writes) for n, writes in enumerate(clients)))
 
-    run(anyio_backend, scenario)
+
+@examples(15)
+@given(clients=doings, seed=st.integers(0, 2**32))
+def test_11_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
+    anyio_backend: str, clients: Doings, seed: int
+) -> None:
+    run(anyio_backend, partial(own_doings_are_seen_at_once, clients, seed))
 
 
 # --- 13

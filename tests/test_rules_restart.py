@@ -193,6 +193,7 @@ BEFORE_THE_FLIP: list[Callable[[Steered], Hold]] = [
 ]
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("step", range(len(BEFORE_THE_FLIP)))
 async def test_a_move_that_had_not_flipped_stays_where_it_was(tmp_path: Path, step: int) -> None:
     folder = await crash(tmp_path, BEFORE_THE_FLIP[step], promote, write_group)
@@ -224,6 +225,7 @@ async def test_what_was_forgotten_before_the_crash_stays_forgotten(tmp_path: Pat
         await one_home_each(fed)
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_replacement_in_place_is_what_its_tier_has(tmp_path: Path, after: bool) -> None:
     async def replace(fed: Trial) -> None:

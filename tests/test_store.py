@@ -713,8 +713,10 @@ def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
     # without a name the store ranks by FTS5's own bm25: the same formula over all that it holds
     plain = alone("recall", query=query, limit=20)["records"]
     scoped = among("recall", query=query, limit=20, owner="a")["records"]
-    assert [record["id"] for record in scoped] == [record["id"] for record in plain]
-    assert [record["score"] for record in scoped] == pytest.approx([record["score"] for record in plain])
+    told = {record["id"]: record["score"] for record in plain}
+    assert {record["id"]: record["score"] for record in scoped} == pytest.approx(told)
+    # the two add in different orders, so records that differ in a score's last bit may have changed places
+    assert [told[record["id"]] for record in scoped] == pytest.approx(sorted(told.values(), reverse=True))
     alone.store.close()
     among.store.close()
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from router import app
 from router.a2m.errors import A2MError, Code
 from router.a2m.jsonrpc import parse_request, render_error
 from router.a2m.messages import Remember
@@ -116,6 +117,7 @@ async def test_a_disk_that_fails_keeps_no_claim(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_no_copy_goes_before_the_note_that_lets_it_go_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_RESTART_SECONDS", 0.01)
     async with trial(settings_of(policy="explicit")) as fed:
         ids = await fed.remember("x", session="s")
 
@@ -170,6 +172,7 @@ async def test_what_no_chosen_ranking_places_is_found_all_the_same() -> None:
         assert [r["content"] for r in (await fed.call("recall", query="pears"))["records"]] == ["pears"]
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_forgetting_more_than_a_tier_can_tell_is_refused_and_forgets_nothing() -> None:
     async with trial() as fed:
         for batch in range(5):
@@ -182,6 +185,7 @@ async def test_forgetting_more_than_a_tier_can_tell_is_refused_and_forgets_nothi
         assert (await fed.call("consolidate"))["counts"]["semantic"] == 5000
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_answers_that_would_be_too_long_are_asked_for_in_parts() -> None:
     async with trial() as fed:
         for place in range(70):

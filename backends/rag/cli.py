@@ -1,7 +1,6 @@
 """a2m-rag: an existing retrieval service as a read-only A2M server, over stdio or HTTP."""
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Service
 from backends.rag.settings import BadFile, arguments_in
 from backends.serving import add_log_level, log_to_stderr, loopback, positive, run, serve
+from router import __version__
 from router.a2m.descriptors import open_missing_streams
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _parsers() -> tuple[_Parser, _Parser]:
         "unless --serve is given.",
         epilog="a2m-rag KIND --help says what each kind takes.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {importlib.metadata.version('a2m-router')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     kinds = parser.add_subparsers(metavar="KIND", required=True)
     http = _http_parser(kinds)
     _python_parser(kinds)

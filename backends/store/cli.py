@@ -1,7 +1,6 @@
 """a2m-store: one A2M server on one SQLite file, over stdio or HTTP."""
 
 import argparse
-import importlib.metadata
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +13,7 @@ from backends.serving import add_log_level, log_to_stderr, loopback, positive, r
 from backends.store.drafts import Limits
 from backends.store.server import Server, serving
 from backends.store.store import Store
+from router import __version__
 from router.a2m.descriptors import open_missing_streams
 from router.a2m.event_log import DEFAULT_RETAINED
 from router.database import DatabaseError
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help="events kept for those who poll for them (default: %(default)s)",
     )
     add_log_level(parser)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {importlib.metadata.version('a2m-router')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
 

@@ -36,7 +36,7 @@ from router.a2m.http_connection import ON_HANG_UP, ConnectionConfig
 from router.a2m.http_limits import DEFAULT_LIMITS, MIN_RATE, RETRY_AFTER, Busy, HttpLimits, Limiter, patience
 from router.a2m.jsonrpc import NULL_ID, render_error, too_long
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
-from router.a2m.server import Answering, Caller
+from router.a2m.server import Answering, Caller, CannotListen, Refusal
 
 if sys.platform != "win32":
     import resource
@@ -56,18 +56,6 @@ _PATIENCE: Final = 4
 _BACKLOG: Final = 128
 # files that the process has open beside its connections: databases, pipes to children
 _OTHER_FILES: Final = 128
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Why a caller does not come in: an HTTP status, a sentence, and headers that go with it."""
-
-    status: int
-    message: str
-    headers: Mapping[str, str] = {}
-
-
-class CannotListen(Exception):
-    """The address cannot be listened on; the message is one sentence that says why."""
 
 
 def application(

@@ -1,4 +1,7 @@
-"""The server end, whatever the binding: a message in, the method found and its parameters read, an answer out."""
+"""The server end, whatever the binding: a message in, the method found and its parameters read, an answer out.
+
+What one binding only needs, and its users must name without loading it, is here, too: `Refusal` and `CannotListen`.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -33,6 +36,18 @@ class Caller(msgspec.Struct, frozen=True):
     asserts_owner: bool
     owner: str | None = None
     channel: Channel | None = None
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a caller does not come in: an HTTP status, a sentence, and headers that go with it."""
+
+    status: int
+    message: str
+    headers: Mapping[str, str] = {}
+
+
+class CannotListen(Exception):
+    """The address cannot be listened on; the message is one sentence that says why."""
 
 
 class Answering(Protocol):

@@ -5,8 +5,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Protocol
 
-from router.a2m.http import Refusal
-from router.a2m.server import Caller
+from router.a2m.server import Caller, Refusal
 
 
 class Principal(Protocol):
