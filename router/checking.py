@@ -9,12 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from router.a2m.errors import A2MError
-from router.a2m.messages import Describe
+from router.a2m.messages import Describe, Recall
 from router.app import Federation
 from router.config import Tier
 from router.tiers.link import Link, TierDown
 from router.tiers.manner import manner_of
 from router.tiers.profile import CannotServe, Profile
+
+# what a mount is asked, to see that it can be
+_QUERY: Final = "is anybody there"
 
 # where nobody says how wide a line may be
 _PIPE_WIDTH: Final = 160
@@ -38,6 +41,8 @@ async def print_check(federation: Federation) -> int:
         mounted = tier in federation.mounts
         if took is None:
             problems.append(f"{tier.name}: {link.reason or 'does not answer'}")
+        elif mounted and (failure := await _failure_of(link)):
+            problems.append(f"{tier.name}: a recall fails: {failure}")
         elif tier.name in federation.problems:
             problems.append(federation.problems[tier.name])
         elif not mounted and not federation.catalog.is_scanned(tier.name):
@@ -79,6 +84,15 @@ def _remarks(tier: Tier, profile: Profile, *, mounted: bool) -> list[str]:
     carried = "owner, session, key, revision, uri, media_type, created_at and metadata ride along"
     chosen = "" if manner.remote is None else f"; of its server's tiers {manner.remote!r} is meant"
     return [f"{tier.name}: lacks {', '.join(lacking)}; lifted: {carried}, vectors are {vectors}{chosen}"]
+
+
+async def _failure_of(link: Link) -> str | None:
+    """Why a mount does not answer a recall; None if it does. What is behind its server may be down all the same."""
+    try:
+        await link.call("memory/recall", Recall(query=_QUERY, limit=1))
+    except (TierDown, A2MError) as problem:
+        return str(problem)
+    return None
 
 
 async def _round_trip(link: Link) -> float | None:

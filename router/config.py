@@ -445,7 +445,7 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
         name=name,
         kind=table.choice("kind", get_args(Kind), "semantic"),
         command=table.texts("command", None),
-        env=table.table("env").strings(),
+        env=_environment(table, around),
         cwd=around.base / table.text("cwd", "."),
         url=table.text("url", None),
         headers=_headers(table, around),
@@ -539,15 +539,25 @@ def _ca_file(table: Table, around: _Surroundings) -> Path | None:
     return path
 
 
+def _environment(table: Table, around: _Surroundings) -> dict[str, str]:
+    at = table.table("env")
+    return {name: _filled(written, name, at, around) for name, written in at.strings().items()}
+
+
+def _filled(written: str, name: str, at: Table, around: _Surroundings) -> str:
+    """A value with the environment's variables filled in; these are tokens, which no other program is given."""
+    for variable in _VARIABLE.findall(written):
+        around.token(variable, at, name, variable)
+    if "${" in _VARIABLE.sub("", written):
+        at.note(name, "after ${ comes a variable's name and }, such as ${HANDBOOK_TOKEN}")
+    return _VARIABLE.sub(lambda found: around.environ.get(found[1], ""), written)
+
+
 def _headers(table: Table, around: _Surroundings) -> dict[str, str]:
     at = table.table("headers")
     headers: dict[str, str] = {}
     for name, written in at.strings().items():
-        for variable in _VARIABLE.findall(written):
-            around.token(variable, at, name, variable)
-        if "${" in _VARIABLE.sub("", written):
-            at.note(name, "after ${ comes a variable's name and }, such as ${HANDBOOK_TOKEN}")
-        value = _VARIABLE.sub(lambda found: around.environ.get(found[1], ""), written).strip(" \t")
+        value = _filled(written, name, at, around).strip(" \t")
         if not _HEADER_NAME.fullmatch(name):
             at.note(name, "this is no name for an HTTP header")
         elif name.lower() in _OWN_HEADERS:

@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 _NEWEST: Final = 500
 
 
+# why a server that is the old one may look like another
+_HINT: Final = "; a server that says no identity is known by its name, and by the command or address that reaches it"
+
+
 class Recovery:
     """Takes tiers into the account of one catalog.
 
@@ -64,8 +68,9 @@ class Recovery:
         known, identity = self._catalog.identity(tier.name), identity_of(tier, profile)
         if known is not None and known != identity and not self._adopt:
             raise CannotServe(
-                f"tiers.{tier.name}: another store is behind this tier than last time ({identity}, not {known}); "
-                "bring the old one back, or start once with --adopt to take the new one as it is"
+                f"tiers.{tier.name}: another store is behind this tier than last time ({identity}, not {known}"
+                f"{_HINT if profile.store.identity is None else ''}); bring the old one back, or start once with "
+                "--adopt to take the new one as it is"
             )
         for other in self._settings.managed:
             # two of a kind may be called alike; only a store knows itself
@@ -98,7 +103,10 @@ class Recovery:
         metrics = {profile.metric: tier.name for tier, profile in profiles if profile.metric is not None}
         if len(metrics) > 1:
             told = ", ".join(f"{name} by {metric}" for metric, name in metrics.items())
-            raise CannotServe(f"tiers: records move between them, but they compare vectors differently: {told}")
+            raise CannotServe(
+                f"tiers: records move between them, but they compare vectors differently: {told}; what is only to "
+                "be read is a mount (mount = true)"
+            )
         for metric in metrics:
             without = [tier.name for tier, profile in profiles if profile.metric is None]
             if metric not in METRICS and without:

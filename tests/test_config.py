@@ -183,6 +183,17 @@ def test_a_child_inherits_no_token_but_what_its_own_table_gives_it() -> None:
     assert got.child_environment(got.tier("near"), environ) == {"PATH": "/bin", "LANG": "de", "H2": "own"}
 
 
+def test_a_tier_s_environment_names_the_tokens_that_it_gets_and_nobody_else() -> None:
+    environ = {"PATH": "/bin", "T": "s3cret"}
+    got = settings(tier("one", 'env = { T = "${T}", URL = "x:${T}@y" }') + tier("two"), **environ)
+    assert got.child_environment(got.tier("one"), environ) == {"PATH": "/bin", "T": "s3cret", "URL": "x:s3cret@y"}
+    assert got.child_environment(got.tier("two"), environ) == {"PATH": "/bin"}
+    with pytest.raises(ConfigError, match=r"^tiers\.one\.env\.T: the environment variable NONE is not set$"):
+        settings(tier("one", 'env = { T = "${NONE}" }'))
+    with pytest.raises(ConfigError, match=r"^tiers\.one\.env\.T: after "):
+        settings(tier("one", 'env = { T = "${" }'))
+
+
 def test_no_token_is_in_a_repr() -> None:
     text = tier("far", 'headers = { A = "${TOKEN}", B = "wr1tten" }', server='url = "http://far.example"')
     text += '[summarizer]\nurl = "http://far.example"\nmodel = "m"\ntoken_env = "WRITER"\n'

@@ -2,7 +2,7 @@
 there before any memory was: a Chroma collection and a search endpoint.
 
 Whatever a test does, a mount's server is told nothing but reads; a tier that may turn out to be one is asked once
-whether it takes writes, by a forget of nothing.
+whether it takes writes, by a forget of what nobody has.
 """
 
 import json

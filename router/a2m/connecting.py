@@ -28,12 +28,18 @@ OnNotification = Callable[[dict[str, Any]], None]
 
 @asynccontextmanager
 async def connect(
-    url: str, token: str | None = None, *, timeout: float = TIMEOUT, owner: str | None = None
+    url: str,
+    token: str | None = None,
+    *,
+    timeout: float = TIMEOUT,
+    owner: str | None = None,
+    ca_file: Path | None = None,
 ) -> AsyncIterator[Memory]:
     """The memory at `url`, over HTTP (§8.3).
 
     Args:
         token: what an `Authorization: Bearer` header shows (§6.1).
+        ca_file: certificates (PEM) to trust instead of the usual authorities.
 
     Raises ValueError for what is no such URL or token, and what all calls raise.
     """
@@ -43,7 +49,7 @@ async def connect(
         if not _TOKEN.fullmatch(token):
             raise ValueError("the token holds what no HTTP header can: expected visible ASCII characters")
         headers = {"Authorization": f"Bearer {token}"}
-    async with connect_http(_checked_url(url), headers=headers) as peer:
+    async with connect_http(_checked_url(url), headers=headers, ca_file=ca_file) as peer:
         yield await greeted(Memory(peer, timeout=timeout, owner=owner))
 
 

@@ -77,6 +77,9 @@ def _common() -> argparse.ArgumentParser:
         help="the federation of this file: the router that has it, if that serves HTTP, else run it here meanwhile",
     )
     which.add_argument("--token-env", metavar="NAME", help="the variable that holds the token (default: A2M_TOKEN)")
+    which.add_argument(
+        "--ca-file", type=Path, metavar="PEM", help="whose certificates to trust (default: A2M_CA_FILE, else the usual)"
+    )
     which.add_argument("--owner", metavar="O", help="whose memory; over HTTP the token says it")
     how = every.add_argument_group("how")
     how.add_argument("--json", action="store_true", help="the result as one line of JSON, on a terminal too")

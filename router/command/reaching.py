@@ -19,6 +19,7 @@ from router.tiers.starting import executable
 
 _DEFAULT_CONFIG: Final = Path("federation.toml")
 _TOKEN_VARIABLE: Final = "A2M_TOKEN"
+_CA_VARIABLE: Final = "A2M_CA_FILE"
 _HOW: Final = (
     "say which memory: --http URL, --stdio COMMAND or --config FILE, or put an address into A2M_URL; "
     "there is no federation.toml in this folder"
@@ -41,6 +42,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     config: Path | None = None
     token_variable: str = _TOKEN_VARIABLE
     token: str | None = None
+    ca_file: Path | None = None
     owner: str | None = None
     timeout: float = TIMEOUT
 
@@ -65,6 +67,9 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
             given["config"] = _DEFAULT_CONFIG
         else:
             raise Unusable(_HOW)
+    ca_file = getattr(options, "ca_file", None) or environ.get(_CA_VARIABLE) or None
+    if ca_file is not None and not Path(ca_file).is_file():
+        raise Unusable(f"--ca-file: there is no file {str(ca_file)!r}")
     variable = getattr(options, "token_env", _TOKEN_VARIABLE)
     if hasattr(options, "token_env") and not environ.get(variable):
         raise Unusable(f"--token-env: there is nothing in the variable {variable}")
@@ -74,6 +79,7 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
         config=given.get("config"),
         token_variable=variable,
         token=environ.get(variable) or None,
+        ca_file=None if ca_file is None else Path(ca_file),
         owner=getattr(options, "owner", None),
         timeout=getattr(options, "timeout", TIMEOUT),
     )
@@ -85,7 +91,7 @@ def reached(way: Way, on_event: OnEvent) -> AbstractAsyncContextManager[Memory]:
     Raises what `connect`, `connect_command` and `open_federation` raise.
     """
     if way.http is not None:
-        return connect(way.http, way.token, timeout=way.timeout, owner=way.owner)
+        return connect(way.http, way.token, timeout=way.timeout, owner=way.owner, ca_file=way.ca_file)
     if way.stdio is not None:
         program, *arguments = way.stdio
         return connect_command(

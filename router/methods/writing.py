@@ -432,7 +432,7 @@ class Writing:
         by_tier: dict[str, list[Draft]] = {}
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
-        calls = [partial(self._copies.write, tier, drafts) for tier, drafts in by_tier.items()]
+        calls = [partial(self._copies.write_new, tier, drafts) for tier, drafts in by_tier.items()]
         found = await outcomes([*calls, self._catalog.synced] if reserved else calls)
         return [
             failure if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS else _as_down(tier, failure)

@@ -17,7 +17,7 @@ import msgspec
 from router.a2m.errors import Code, quota
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
-from router.a2m.records import Draft, Record
+from router.a2m.records import Draft, Record, digest
 from router.tiers.lifting import RESERVED, lifted, lowered
 from router.tiers.link import AnswerTooLong, Link, Refused, TierDown
 from router.tiers.manner import Manner, manner_of
@@ -131,6 +131,19 @@ class Copies:
             raw = await self._call(tier, "memory/remember", Remember(records=chunk))
             if self._decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
                 raise self._untrusted(tier, "answered a write with other ids than it was given")
+
+    async def write_new(self, tier: str, drafts: Sequence[Draft]) -> None:
+        """Write records that are nowhere else. A server that makes no promise to keep what it is given is seen to have
+        kept it."""
+        await self.write(tier, drafts)
+        if self.manner(tier).native:
+            return
+        found = await self.read(tier, [draft.id for draft in drafts if draft.id is not None], embeddings=True)
+        for draft in drafts:
+            copy = found.get(draft.id or "")
+            if copy is None or digest(copy) != digest(draft):
+                what = "does not hold" if copy is None else "has altered"
+                raise self._untrusted(tier, f"{what} a record that it was given: {draft.id!r}")
 
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with

@@ -285,6 +285,8 @@ async def _greet(peer: Peer, timeout: float) -> Profile:
         return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=timeout))
     except A2MError as error:
         raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}") from error
+    except client.NoAnswer as problem:
+        raise BadProfile(f"memory/describe: {problem.reason}; does it flush what it writes, line by line?") from problem
     except Unanswered as problem:
         raise BadProfile(problem.reason) from problem
 
