@@ -23,6 +23,7 @@ from router.a2m.records import Record, digest, draft_of
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
 from router.catalog.entries import Entry
+from router.catalog.lookup import Selection
 from router.policy import Unit, in_batches
 from router.settling import Settling
 from router.sweeping import InTheWay, Sweeper
@@ -37,6 +38,10 @@ _CLAIM_SECONDS: Final = 5.0
 
 # Records moved in one round of calls: enough to share the round trips, few enough to hold in memory with their vectors.
 _ROUND: Final = 200
+
+
+# Other records of a tier that are looked for where a record is found that is still on its way there.
+_WITNESSES: Final = 5
 
 
 class Moved(msgspec.Struct):
@@ -182,7 +187,7 @@ class Moves:
                 ]
             )
         )
-        behind = self._catalog.redone(records).keys()
+        behind = self._catalog.redone(entry.id for entry in entries).keys()
         groups = [
             unit
             for unit in groups
@@ -196,13 +201,21 @@ class Moves:
         return moved
 
     async def _refuse_one_server(self, entries: Sequence[Entry], source: str, target: str) -> None:
-        """Raises TierDown if the target has the records already: then both tiers lead to one server, and what would be
-        removed from the one, after the move, would be the record in the other. A native store says who it is."""
+        """Raises TierDown if both tiers seem to lead to one server: what would be removed from the one, after the move,
+        would be the record in the other. A native store says who it is; of another, the target has what lives in the
+        source, and not only what an earlier move has left there."""
         if self._copies.manner(target).native:
             return
-        if await self._copies.read(target, [entry.id for entry in entries]):
+        ids = [entry.id for entry in entries]
+        there = await self._copies.read(target, ids)
+        if not there:
+            return
+        newest = self._catalog.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
+        others = [entry.id for entry in newest if entry.id not in set(ids)]
+        if not others or await self._copies.read(target, others):
             log.error("%s and %s seem to lead to one server; give each a store of its own", source, target)
             raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
+        await self._copies.remove(target, there)
 
     async def _note_synced(self) -> dict[str, Record]:
         await self._catalog.synced()

@@ -10,14 +10,15 @@ from typing import Final
 
 from router.a2m.messages import Describe
 from router.a2m.records import Record, digest
+from router.a2m.vectors import MAX_WIDTH
 from router.catalog.accounts import Vectors
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry, entry_of
 from router.config import Settings, Tier
 from router.nearest import METRICS
 from router.sweeping import Sweeper
-from router.tiers.copies import CannotList, Copies
-from router.tiers.link import TierDown
+from router.tiers.copies import CannotList, Copies, Untrusted
+from router.tiers.lifting import lowered
 from router.tiers.manner import identity_of, manner_of
 from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe, Profile, read_profile
@@ -225,12 +226,13 @@ class Recovery:
     async def _scan(self, tier: str) -> None:
         adopted = seen = 0
         try:
-            async for page in self._copies.everything(tier):
+            async for whole in self._copies.everything(tier):
+                page = self._own(whole, tier)
                 new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
                 adopted += new
                 if new:
                     self._changed()
-                seen += len(page)
+                seen += len(whole)
                 for entry in refused:
                     log.error("%s: %r is not adopted: its owner's key %r has another record", tier, entry.id, entry.key)
         except CannotList as problem:
@@ -244,12 +246,28 @@ class Recovery:
         if missing > 0:
             log.error("%s: at least %d records that should live there are gone", tier, missing)
 
+    def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
+        """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that
+        a native tier does not tell of, and would become everybody's."""
+        if not self._copies.manner(tier).native:
+            return page
+        own = [record for record in page if lowered(record) is record]
+        if len(own) < len(page):
+            log.error(
+                "%s holds %d records that were written there lifted, as to a lesser server; reach it as it was reached "
+                "then (by its url), and they are taken in",
+                tier,
+                len(page) - len(own),
+            )
+        return own
+
     def _entries(self, page: Sequence[Record], tier: str) -> list[Entry]:
         try:
             return [entry_of(record, tier) for record in page]
         except ValueError as problem:
-            raise TierDown(tier, f"holds a record that is none: {problem}", 60.0, None) from None
+            raise Untrusted(tier, f"holds a record that is none: {problem}") from None
 
 
 def _vectors(records: Iterable[Record]) -> Vectors:
-    return {record.id: record.embedding for record in records if record.embedding is not None}
+    given = ((record.id, record.embedding) for record in records)
+    return {id: vector for id, vector in given if vector is not None and 1 <= len(vector) <= MAX_WIDTH}

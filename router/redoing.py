@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 
+# What an earlier router, or the server that it left behind, was at when it died may land for so long after the start.
+# Readers do not notice: they are served from the catalog.
+_RESUME_SECONDS: Final = 30.0
+
 
 class Redoing:
     """Lets the tiers of one catalog catch up.
@@ -50,16 +54,17 @@ class Redoing:
         self._tiers = {tier.name: tier for tier in tiers}
 
     def resume(self) -> None:
-        """At the start: what an earlier router left undone."""
-        self.begin(id for tier in self._tiers for id in self._catalog.redo_in(tier))
+        """At the start: what an earlier router left undone, when nothing of it can land any more."""
+        self.begin((id for tier in self._tiers for id in self._catalog.redo_in(tier)), after=_RESUME_SECONDS)
 
-    def begin(self, ids: Iterable[str]) -> None:
-        """Let the tiers of these records catch up, each in its own time."""
+    def begin(self, ids: Iterable[str], after: float = 0.0) -> None:
+        """Let the tiers of these records catch up, each in its own time, after so many seconds."""
         for id in ids:
-            self._spawn(partial(self._catch_up, id))
+            self._spawn(partial(self._catch_up, id, after))
 
-    async def _catch_up(self, id: str) -> None:
+    async def _catch_up(self, id: str, after: float) -> None:
         """Returns when the record's tier holds it as it is, or there is nothing to catch up with any more."""
+        await anyio.sleep(after)
         wait = _FIRST_WAIT
         reason = ""
         while (entry := self._catalog.find([id]).get(id)) is not None and self._catalog.redone([id]):

@@ -55,20 +55,31 @@ from tests.test_rules_restart import photograph
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture(autouse=True)
+def at_once_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No earlier router has left anything under way here."""
+    monkeypatch.setattr(router.redoing, "_RESUME_SECONDS", 0.0)
+
+
 # one of the two for each example: what differs between them is not what is drawn here
 loops = st.sampled_from(["asyncio", "trio"])
 
 further = st.lists(st.sampled_from(CAPABILITIES[1:]), max_size=2, unique=True).map(tuple)
-limits = st.sampled_from(
-    [{}, {}, {"max_records_per_call": 2}, {"max_recall_limit": 3}, {"max_records_per_call": 1, "max_recall_limit": 1}]
+limits: Final[Sequence[Mapping[str, int]]] = (
+    {},
+    {},
+    {"max_records_per_call": 2},
+    {"max_recall_limit": 3},
+    {"max_records_per_call": 1, "max_recall_limit": 1},
 )
-foreign = st.builds(Foreign, further, st.booleans(), limits)
 
 
-def mixes(tiers: Sequence[str] = TIERS) -> st.SearchStrategy[Mix]:
+def mixes(tiers: Sequence[str] = TIERS, limits: Sequence[Mapping[str, int]] = limits) -> st.SearchStrategy[Mix]:
     """Which tiers have which foreign servers behind them: one of them is like JavaScript, others may have a store."""
+    foreign = st.builds(Foreign, further, st.booleans(), st.sampled_from(limits))
+    javascript = st.builds(Foreign, further, st.just(True), st.sampled_from(limits))
     others = st.fixed_dictionaries({}, optional=dict.fromkeys(tiers, foreign))
-    javascript = st.builds(Foreign, further, st.just(True), limits)
     return st.builds(lambda mix, tier, server: {**mix, tier: server}, others, st.sampled_from(tiers), javascript)
 
 
@@ -471,6 +482,23 @@ async def test_a_router_that_dies_while_a_tier_catches_up_has_lost_nothing(
         assert_nothing_under_way(fed)
 
 
+@one_loop
+@tiers_with_keys
+async def test_what_is_forgotten_while_its_tier_catches_up_is_gone_after_a_crash(tmp_path: Path, tier: str) -> None:
+    (tmp_path / "before").mkdir()
+    steer = Steered()
+    async with trial(CALM, servers=KEYED, weather=steer, folder=tmp_path / "before") as fed:
+        hold = await replaced(fed, steer, tier, "remember", after=True)
+        assert await fed.call("forget", ids=["x"]) == {"forgotten": 1}
+        folder = photograph(tmp_path / "before", tmp_path / "after")
+        hold.release()
+    async with trial(CALM, servers=KEYED, folder=folder) as fed:
+        await fed.settled()
+        assert [record["content"] for record in await fed.timeline()] == ["other"]
+        assert "x" not in fed.copies()
+        assert_nothing_under_way(fed)
+
+
 @tiers_with_keys
 @steps
 async def test_what_is_forgotten_while_its_tier_catches_up_is_gone(tier: str, method: str, after: bool) -> None:
@@ -586,7 +614,7 @@ async def test_what_a_tier_alters_is_as_it_was_given_and_stays_so(monkeypatch: p
 
 placed = st.lists(st.tuples(nasty, st.sampled_from(TIERS)), min_size=1, max_size=5)
 # how many records a server with a limit of recalls holds cannot be told by what it lists
-listing_all = mixes().filter(lambda mix: all("max_recall_limit" not in server.limits for server in mix.values()))
+listing_all = mixes(limits=[each for each in limits if "max_recall_limit" not in each])
 
 
 @examples(2)
@@ -720,7 +748,7 @@ NAMES: Final[Mapping[str, Sequence[Any]]] = {
 }
 # what no writer gives, or gives for the one record only
 TOLD: Final[Mapping[str, Sequence[Any]]] = {
-    "id": ("r0", "r1", "r7"),
+    "id": ("r0", "r1", "r2", "r3"),
     "key": ("k", "k/r1", "k/r2"),
     "revision": (0, 1),
     "access_count": (0, 1),
@@ -733,7 +761,11 @@ TOLD: Final[Mapping[str, Sequence[Any]]] = {
 }
 plain_records = st.lists(
     st.fixed_dictionaries(
-        {"content": st.sampled_from(NAMES["content"]), "tier": st.sampled_from(TIERS), "keyed": st.booleans()},
+        {
+            "content": st.sampled_from(["beta", *NAMES["content"]]),
+            "tier": st.sampled_from(["working", *TIERS]),
+            "keyed": st.booleans(),
+        },
         optional={
             **{name: st.sampled_from(NAMES[name]) for name in NAMES if name not in ("content", "tier")},
             "metadata": st.dictionaries(
@@ -744,25 +776,31 @@ plain_records = st.lists(
             "embedding": st.sampled_from([[1.0, 0.0], [0.0, 1.0], [0.6, -0.8]]),
         },
     ),
-    min_size=2,
+    min_size=4,
     max_size=10,
 )
-conditions = st.one_of(
-    *(
-        st.tuples(
-            st.just(name), st.sampled_from((*values, None)) | st.lists(st.sampled_from((*values, None)), max_size=3)
-        )
-        for name, values in {**NAMES, **TOLD, "m": VALUES}.items()
-    )
-)
-questions = st.fixed_dictionaries(
-    {},
-    optional={
-        "where": st.lists(conditions, min_size=1, max_size=2).map(dict),
-        "owner": st.sampled_from(["a", "b"]),
-        "tier": st.sampled_from(TIERS),
-        "key_prefix": st.sampled_from(["k", "k/r1", "x"]),
-    },
+
+
+def condition(name: str, values: Sequence[Any]) -> st.SearchStrategy[tuple[str, Any]]:
+    """That a field has a value, or one of several: those that records have, or none at all."""
+    value = st.sampled_from((*values, None))
+    return st.tuples(st.just(name), value | st.lists(value, min_size=1, max_size=4) | st.lists(value, max_size=4))
+
+
+# what is told by the catalog, and what only by the records themselves
+known = st.one_of(*(condition(name, NAMES[name]) for name in ("owner", "session", "role", "group", "tier")))
+conditions = known | st.one_of(*(condition(name, values) for name, values in {**NAMES, **TOLD, "m": VALUES}.items()))
+selectors: Final[Mapping[str, st.SearchStrategy[Any]]] = {
+    "where": st.lists(conditions, min_size=1, max_size=2).map(dict),
+    "owner": st.sampled_from(["a", "b"]),
+    "tier": st.sampled_from(TIERS),
+    "key_prefix": st.sampled_from(["k", "k", "k/r1"]),
+}
+# one selector finds more than all of them do
+questions = st.one_of(
+    st.fixed_dictionaries({"where": known.map(lambda each: dict([each]))}),
+    *(st.fixed_dictionaries({name: selector}) for name, selector in selectors.items()),
+    st.fixed_dictionaries({}, optional=dict(selectors)),
 )
 
 
@@ -805,7 +843,7 @@ def same(one: Any, other: Any) -> bool:
     asked=st.lists(questions, min_size=1, max_size=6),
     limit=st.integers(1, 6),
     # how many records a server may be told by id; by a limit of its own it is asked in parts, for which it must be
-    few_and_mix=st.tuples(st.just(1000), mixes()) | st.tuples(st.just(0), listing_all),
+    few_and_mix=st.one_of(st.tuples(st.just(0), listing_all), st.tuples(st.just(1000), mixes())),
     loop=loops,
 )
 def test_what_is_found_is_what_a_plain_model_says(
@@ -845,12 +883,18 @@ def test_what_is_found_is_what_a_plain_model_says(
 )
 async def test_a_server_that_tells_two_at_once_tells_as_many_as_are_wanted(server: Foreign) -> None:
     async with trial(CALM, servers={"semantic": server}) as fed:
-        drafts = [{"content": f"beta {n}", "embedding": [1.0, n], "role": "tool"} for n in range(7)]
+        drafts = [
+            {"content": f"beta {n}", "embedding": [1.0, n], "role": "tool", "metadata": {"n": n}} for n in range(7)
+        ]
         ids = (await fed.call("remember", records=[{**draft, "tier": "semantic"} for draft in drafts]))["ids"]
         for question in ({"query": "beta"}, {"embedding": [1.0, 0.0]}, {"query": "beta", "where": {"role": "tool"}}):
             found = (await fed.call("recall", **question, limit=100))["records"]
             assert sorted(ids_of(found)) == sorted(ids)
             assert len((await fed.call("recall", **question, limit=5))["records"]) == 5
+        # which one is meant only the record tells, and it is not among the first two
+        assert ids_of((await fed.call("recall", query="beta", where={"n": [3, 10**30]}, limit=1))["records"]) == [
+            ids[3]
+        ]
 
 
 async def finds(fed: Trial, kept: Mapping[str, Kept], question: dict[str, Any], meant: set[str], limit: int) -> None:

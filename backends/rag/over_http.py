@@ -126,6 +126,7 @@ class HttpService:
         except (UnicodeError, httpx.InvalidURL) as problem:
             raise ServiceFailure(f"the query cannot be sent: {problem}") from None
         where = str(request.url.copy_with(query=None))
+        self._client.cookies.clear()  # what one caller's answer has set is no business of the next one's
         try:
             status, media_type, body = await self._sent(request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, UnicodeError) as problem:

@@ -44,6 +44,8 @@ class Threads:
                     outcome.append(call())
             except ServiceFailure as failure:
                 failures.append(failure)
+            except BaseException as problem:  # noqa: BLE001 - whatever ends the thread must not keep its room
+                failures.append(ServiceFailure(f"{what} ended with {type(problem).__name__}"))
             with suppress(RuntimeError):  # nobody is there any more
                 anyio.from_thread.run_sync(finish, token=loop)
 

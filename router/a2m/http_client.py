@@ -112,7 +112,8 @@ class HttpClient:
         timeout: float | None,
         on_unsettled: Callable[[Settled], None] | None = None,
     ) -> Raw:
-        posting = Posting(render_call(next(self._ids), method, params))
+        id = next(self._ids)
+        posting = Posting(render_call(id, method, params))
         answered = False
         certain: Settled | None = None
         try:
@@ -121,6 +122,10 @@ class HttpClient:
             body = self._plain(answer)
             answered = answer.status < 500  # a gateway's 502 or 504 does not end what is behind it
             reply = self._read(answer.status, body)
+            if reply.error is None and bytes(reply.id) != str(id).encode():
+                raise NoAnswer(
+                    f"an answer to another call: id {bytes(reply.id)!r:.80}", self._settled_by(answer.status)
+                )
         except TimeoutError:
             certain = self._certain(posting)
             what = "answer" if posting.sent else "connection"

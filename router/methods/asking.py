@@ -161,16 +161,15 @@ class Asking:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
-        return await self._enough(tier, asked, question, self._known)
+        kept, _ = await self._enough(tier, asked, question, self._known)
+        return kept
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
         """What gets what a lifted tier's server ranks itself."""
-        few = self._few(tier, question)
-        if self._most(tier) < question.wanted:
-            everything = few if few is not None else self._catalog.few(question.selection([tier]), _FEW)
-            if everything is not None:
-                return partial(self._in_parts, tier, question, everything)
-        return partial(self._from_lifted, tier, question, few)
+        few = everything = self._few(tier, question)
+        if self._most(tier) < question.limit and everything is None:
+            everything = self._catalog.few(question.selection([tier]), _FEW)
+        return partial(self._from_lifted, tier, question, few, everything)
 
     async def _in_parts(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
         """The ranking of a server that tells fewer records at once than are wanted: asked of a few ids at a time, it
@@ -184,7 +183,9 @@ class Asking:
         parts = [self._keep(part, question) async for part in self._copies.parts(tier.name, ids, asked)]
         return _one_ranking(parts)[: question.limit]
 
-    async def _from_lifted(self, tier: Tier, question: Question, few: Sequence[str] | None) -> list[Record]:
+    async def _from_lifted(
+        self, tier: Tier, question: Question, few: Sequence[str] | None, everything: Sequence[str] | None
+    ) -> list[Record]:
         if few == []:
             return []
         where = delegable(question.where.given)
@@ -194,7 +195,8 @@ class Asking:
             where=(where if few is None else {**where, "id": raw_json(few)}) or None,
             embeddings=question.embeddings or question.embedding is not None,
         )
-        return await self._enough(tier, asked, question, partial(self._keep, question=question))
+        kept, is_cut = await self._enough(tier, asked, question, partial(self._keep, question=question))
+        return await self._in_parts(tier, question, everything) if is_cut and everything is not None else kept
 
     def _in_order(self, tier: Tier, question: Question, order: "_Order") -> Ask:
         """What gets the records of a lifted tier in an order that the catalog knows."""
@@ -241,20 +243,22 @@ class Asking:
             where=where or None,
             embeddings=question.embeddings or vector is not None or _EMBEDDING in question.where.rest,
         )
-        return await self._enough(tier, asked, question, partial(self._show, tier, question))
+        kept, _ = await self._enough(tier, asked, question, partial(self._show, tier, question))
+        return kept
 
     async def _enough(
         self, tier: Tier, asked: Recall, question: Question, keep: Callable[[list[Record]], list[Record]]
-    ) -> list[Record]:
+    ) -> tuple[list[Record], bool]:
         """What of a tier's candidates is kept. Where copies that are only waiting to be removed, or that are not meant,
-        fill its answer, so that not even the wanted number is left, it is asked for more."""
+        fill its answer, so that not even the wanted number is left, it is asked for more; and whether more is wanted
+        than it tells at once."""
         most = self._most(tier)
         limit = min(question.limit, most)
         while True:
             found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
             kept = keep(found)
             if len(found) < limit or len(kept) >= min(question.wanted, len(found)) or limit == most:
-                return kept
+                return kept, len(found) >= limit == most and len(kept) < question.wanted
             limit = min(_MORE * limit, most)
 
     def _most(self, tier: Tier) -> int:

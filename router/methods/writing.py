@@ -261,6 +261,7 @@ class Writing:
         try:
             await self._check_known(plan)
             await self._make_way(new + [r.entry for r in replacements])
+            await self._refuse_what_is_there(plan)
             later = self._later(plan)
             told = [replacement for replacement in replacements if replacement.entry.id not in later]
             before = await self._read_replaced(told)
@@ -384,6 +385,15 @@ class Writing:
                 await self._sweeper.clear(tier, there)
             except A2MError as refused:
                 raise _as_down(tier, refused) from refused
+
+    async def _refuse_what_is_there(self, plan: _Plan) -> None:
+        """A lesser server may hold what others have written to it, under an id that a caller has chosen, too. Raises
+        TierDown for that, before anything is noted that would have it cleared away."""
+        chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
+        for tier, there in _by_home(chosen).items():
+            if not self._copies.manner(tier).native:
+                for id in await self._copies.read(tier, [entry.id for entry in there]):
+                    raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
 
     async def _read_replaced(self, replacements: Sequence[Replacement]) -> dict[str, Record]:
         """The records that are to be replaced where they are, vectors included: what is written back if it fails.

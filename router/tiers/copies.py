@@ -299,7 +299,16 @@ class Copies:
         return asked
 
     def _lowered(self, tier: str, records: list[Record]) -> list[Record]:
-        return records if self.manner(tier).native else [lowered(record) for record in records]
+        manner = self.manner(tier)
+        if manner.native:
+            return records
+        as_written = [lowered(record) for record in records]
+        if not manner.vectors:
+            # what a server that declares no vectors calls one is none
+            for told, record in zip(records, as_written, strict=True):
+                if told is record:
+                    record.embedding = None
+        return as_written
 
     def _ranked(self, tier: str, records: list[Record], limit: int | None) -> list[Record]:
         """An answer to a recall, if it is one: each record once, best first (§5.3)."""
