@@ -236,22 +236,18 @@ class Moves:
 
         Raises Altered.
         """
-        left = list(records)
+        left = [draft_of(record) for record in records]
         if not left:
             return
         for _ in range(2):
-            await self._copies.write(target, [draft_of(record) for record in left])
-            found = await self._copies.read(target, [record.id for record in left], embeddings=True)
-            left = [record for record in left if not _same(record, found.get(record.id))]
+            await self._copies.write(target, left)
+            unkept = await self._copies.unkept(target, left)
+            left = [draft for draft in left if draft.id in unkept]
             if not left:
                 return
             # a tier that holds an id keeps the old content and still answers with the id
-            await self._copies.remove(target, [record.id for record in left])
+            await self._copies.remove(target, unkept)
         raise Altered(f"{target} does not keep what it is given: {left[0].id!r} came back altered")
-
-
-def _same(record: Record, copy: Record | None) -> bool:
-    return copy is not None and digest(copy) == digest(record)
 
 
 def _all_well(found: Sequence[dict[str, Record] | A2MError | TierDown | OSError]) -> list[dict[str, Record]]:

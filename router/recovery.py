@@ -82,10 +82,7 @@ class Recovery:
                 )
         if not manner.vectors:
             if self._catalog.metric() not in METRICS:
-                raise CannotServe(
-                    f"tiers.{tier.name}: its server has no vectors, and the router cannot index them by "
-                    f"{self._catalog.metric()}, as the federation compares them; only by {' and '.join(METRICS)}"
-                )
+                raise _not_indexable(tier.name, self._catalog.metric(), "the federation")
             return
         width, metric = self._catalog.dimensions(), self._catalog.metric()
         strays = self._catalog.strays(tier.name, "", 1)  # a vector among them may have fixed its width; they go
@@ -111,10 +108,7 @@ class Recovery:
         for metric in metrics:
             without = [tier.name for tier, profile in profiles if profile.metric is None]
             if metric not in METRICS and without:
-                raise CannotServe(
-                    f"tiers.{without[0]}: its server has no vectors, and the router cannot index them by {metric}, as "
-                    f"{metrics[metric]} compares them; only by {' and '.join(METRICS)}"
-                )
+                raise _not_indexable(without[0], metric, metrics[metric])
             self._catalog.set_metric(metric)
 
     async def welcome(self, tier: Tier) -> None:
@@ -211,8 +205,7 @@ class Recovery:
         holds = read_profile(raw).store.records
         expected = self._catalog.records_in(tier)
         if holds is None:
-            profile = self._copies.link(tier).profile
-            count = min(_NEWEST, (profile.max_recall_limit if profile else None) or _NEWEST)
+            count = min(_NEWEST, self._copies.recall_limit(tier, _NEWEST))
             newest, are_all = await self._copies.newest(tier, count)
             known = self._catalog.find(record.id for record in newest)
             if len(known) == len(newest) and (len(newest) == expected or not are_all):
@@ -266,6 +259,13 @@ class Recovery:
             return [entry_of(record, tier) for record in page]
         except ValueError as problem:
             raise Untrusted(tier, f"holds a record that is none: {problem}") from None
+
+
+def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:
+    return CannotServe(
+        f"tiers.{tier}: its server has no vectors, and the router cannot index them by {metric}, as {whose} compares "
+        f"them; only by {' and '.join(METRICS)}"
+    )
 
 
 def _vectors(records: Iterable[Record]) -> Vectors:

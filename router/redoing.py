@@ -18,9 +18,9 @@ from typing import Final
 import anyio
 
 from router.a2m.errors import A2MError
-from router.a2m.records import Draft, digest
+from router.a2m.records import Draft
 from router.catalog.catalog import Catalog
-from router.catalog.claims import Name, group_name, names_of
+from router.catalog.claims import record_names
 from router.catalog.entries import Entry
 from router.config import Tier
 from router.settling import Spawn
@@ -68,7 +68,7 @@ class Redoing:
         wait = _FIRST_WAIT
         reason = ""
         while (entry := self._catalog.find([id]).get(id)) is not None and self._catalog.redone([id]):
-            claim = await self._catalog.claims.take(_names(entry))
+            claim = await self._catalog.claims.take(record_names(id, entry.owner, entry.key))
             try:
                 problem = await self._try(id)
             finally:
@@ -103,8 +103,7 @@ class Redoing:
         if entry.id not in await self._copies.remove(entry.home, [entry.id]):
             return "it does not forget what it held"
         await self._copies.write(entry.home, [draft])
-        copy = (await self._copies.read(entry.home, [entry.id], embeddings=True)).get(entry.id)
-        if copy is None or digest(copy) != entry.digest:
+        if await self._copies.unkept(entry.home, [draft]):
             return "it does not keep the record as it is given"
         await self._catalog.readers.grace()
         if self._catalog.redone([entry.id]):  # else it was forgotten meanwhile, and its copy is noted
@@ -117,8 +116,3 @@ class Redoing:
         profile = self._copies.link(tier).profile
         if profile is None or identity_of(self._tiers[tier], profile) != self._catalog.identity(tier):
             raise TierDown(tier, "another server is behind it", 60.0, None)
-
-
-def _names(entry: Entry) -> list[Name]:
-    """What is claimed while a tier catches up: the record and its key; its group may go on."""
-    return [name for name in names_of(entry) if name != group_name(entry.owner, entry.group or "")]

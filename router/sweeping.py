@@ -18,7 +18,7 @@ from router.a2m.errors import A2MError
 from router.a2m.records import Record, digest, draft_of
 from router.catalog.accounts import UNACCOUNTED, NotedStray
 from router.catalog.catalog import Catalog
-from router.catalog.claims import Name, id_name, key_name
+from router.catalog.claims import Name, record_names
 from router.catalog.entries import Entry, Stray
 from router.config import Tier
 from router.settling import Settling
@@ -167,9 +167,8 @@ class Sweeper:
             if stray.kind == Stray.SUPERSEDED and stray.id in entries and entries[stray.id].home != tier
         ]
         seen = await self._seen_at_home(superseded, tier)
-        safe = set(seen)
         unwanted = {stray.id for stray in strays if stray.id not in entries or stray.kind != Stray.SUPERSEDED}
-        leaving = (safe | unwanted) - set(at_home)
+        leaving = (seen.keys() | unwanted) - set(at_home)
         if leaving:
             # a note that a power cut could take back must not cost the copy it would need then
             await self._catalog.synced()
@@ -191,12 +190,14 @@ class Sweeper:
                 log.error("%s and %s seem to lead to one server; give each a store of its own", tier, home)
 
     async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> dict[str, Record]:
-        """Those of the records that left `tier` which were read at their homes just now, vectors included."""
+        """Those of the records that left `tier` which were read at their homes just now; vectors included, where they
+        may have to be restored."""
+        whole = not self._copies.manner(tier).native
         seen: dict[str, Record] = {}
         for home in dict.fromkeys(entry.home for entry in entries):
             there = [entry for entry in entries if entry.home == home]
             try:
-                found = await self._copies.read(home, [entry.id for entry in there], embeddings=True)
+                found = await self._copies.read(home, [entry.id for entry in there], embeddings=whole)
                 seen.update(found)
                 lost = [entry for entry in there if entry.id not in found]
                 if lost:
@@ -217,7 +218,4 @@ class Sweeper:
 
 
 def _names(stray: NotedStray) -> set[Name]:
-    names = {id_name(stray.id)}
-    if stray.key is not None:
-        names.add(key_name(stray.owner, stray.key))
-    return names
+    return set(record_names(stray.id, stray.owner, stray.key))

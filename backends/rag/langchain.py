@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.rag.importing import library, made
 from backends.rag.mapping import shown
-from backends.rag.service import CannotStart, Result
+from backends.rag.service import ByWords, CannotStart, Result
 from backends.rag.threads import Threads
 
 
@@ -28,19 +28,13 @@ def langchain_service(reference: str) -> "LangChainService":
     return LangChainService(reference, found)
 
 
-class LangChainService:
+class LangChainService(ByWords):
     """A `Service`. How many documents are wanted is told to retrievers that can be told: as `k`."""
-
-    lists = False
-    metric = None
 
     def __init__(self, reference: str, retriever: Any) -> None:
         self._reference = reference
         self._asked = _asking(retriever)
         self._threads = Threads()
-
-    async def dimensions(self) -> int | None:
-        return None
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         def documents() -> list[Result]:
@@ -54,9 +48,6 @@ class LangChainService:
 
         found: list[Result] = await self._threads.run(self._reference, documents)
         return found
-
-    async def listed(self, most: int, *, vectors: bool) -> list[Result]:
-        return []
 
 
 def _asking(retriever: Any) -> Callable[[str, int], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from backends.rag.importing import library, made
 from backends.rag.mapping import shown
-from backends.rag.service import CannotStart, Result
+from backends.rag.service import ByWords, CannotStart, Result
 from backends.rag.threads import Threads
 
 
@@ -25,24 +25,18 @@ def llamaindex_service(reference: str) -> "LlamaIndexService":
     return LlamaIndexService(reference, found, schema.MetadataMode.NONE)
 
 
-class LlamaIndexService:
+class LlamaIndexService(ByWords):
     """A `Service`. How many nodes are wanted is told to retrievers that have a `similarity_top_k`.
 
     Args:
         bare: the library's name for a text without metadata in it.
     """
 
-    lists = False
-    metric = None
-
     def __init__(self, reference: str, retriever: Any, bare: Any) -> None:
         self._reference = reference
         self._retriever = retriever
         self._bare = bare
         self._threads = Threads()
-
-    async def dimensions(self) -> int | None:
-        return None
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         def nodes() -> list[Result]:
@@ -59,6 +53,3 @@ class LlamaIndexService:
     def _result(self, node: Any) -> Result:
         content = node.get_content(metadata_mode=self._bare)
         return Result({"content": content, "metadata": node.metadata, "document": node.ref_doc_id}, id=node.node_id)
-
-    async def listed(self, most: int, *, vectors: bool) -> list[Result]:
-        return []

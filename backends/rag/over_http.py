@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from backends.rag.filling import asks, filled, filled_text
 from backends.rag.mapping import Path, shown
-from backends.rag.service import CannotStart, Result, ServiceFailure
+from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure
 from router.a2m.equality import atom, number_atom
 
 MAX_ANSWER: Final = 16 * 2**20
@@ -90,14 +90,12 @@ def _check_parameters(request: Any) -> None:
             )
 
 
-class HttpService:
+class HttpService(ByWords):
     """A `Service`. It holds connections, and nothing else.
 
     Args:
         client: without a timeout of its own, and not following redirects.
     """
-
-    metric = None
 
     def __init__(self, client: httpx.AsyncClient, search: Endpoint, listing: Endpoint | None, max_answer: int) -> None:
         self._client = client
@@ -108,9 +106,6 @@ class HttpService:
     @property
     def lists(self) -> bool:
         return self._listing is not None
-
-    async def dimensions(self) -> int | None:
-        return None
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         return await self._asked(self._search, query, limit)

@@ -15,7 +15,7 @@ import anyio
 
 from backends.rag.importing import named
 from backends.rag.mapping import shown
-from backends.rag.service import CannotStart, Result, ServiceFailure, foreign
+from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, foreign
 from backends.rag.threads import Threads
 
 
@@ -106,10 +106,8 @@ class Embedding:
         return numbers
 
 
-class PythonService:
+class PythonService(ByWords):
     """A `Service` made of a function, and of one without arguments that lists everything, if there is one."""
-
-    metric = None
 
     def __init__(self, search: Function, listing: Function | None) -> None:
         self._search = search
@@ -118,9 +116,6 @@ class PythonService:
     @property
     def lists(self) -> bool:
         return self._listing is not None
-
-    async def dimensions(self) -> int | None:
-        return None
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         return [Result(item) for item in await self._search.items(query, limit, most=limit)]

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -67,28 +67,41 @@ class Service(Protocol):
         ...
 
 
-@contextmanager
-def foreign(what: str) -> Iterator[None]:
+class ByWords:
+    """What a `Service` is that takes no vectors from callers; one that can list says so itself."""
+
+    metric: str | None = None
+
+    @property
+    def lists(self) -> bool:
+        return False
+
+    async def dimensions(self) -> int | None:
+        return None
+
+    async def listed(self, most: int, *, vectors: bool) -> list[Result]:
+        return []
+
+
+def foreign(what: str) -> AbstractContextManager[None]:
     """Whatever is raised inside, by code that is not ours and that is called `what`, becomes a ServiceFailure."""
-    try:
-        yield
-    except ServiceFailure:
-        raise
-    except (Exception, SystemExit) as problem:  # noqa: BLE001 - nothing is known of it
-        said = told(problem)
-        raise ServiceFailure(f"{what} raised {type(problem).__name__}" + (f": {said}" if said else "")) from None
+    return _turned_into(ServiceFailure, f"{what} raised ")
+
+
+def starting(what: str) -> AbstractContextManager[None]:
+    """Whatever is raised inside, by code that is not ours, becomes a CannotStart that begins with `what`."""
+    return _turned_into(CannotStart, f"{what}: ")
 
 
 @contextmanager
-def starting(what: str) -> Iterator[None]:
-    """Whatever is raised inside, by code that is not ours, becomes a CannotStart that begins with `what`."""
+def _turned_into(failure: type[Exception], beginning: str) -> Iterator[None]:
     try:
         yield
-    except CannotStart:
+    except failure:
         raise
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - nothing is known of it
         said = told(problem)
-        raise CannotStart(f"{what}: {type(problem).__name__}" + (f": {said}" if said else "")) from None
+        raise failure(f"{beginning}{type(problem).__name__}" + (f": {said}" if said else "")) from None
 
 
 def told(problem: BaseException) -> str:

@@ -322,8 +322,7 @@ class Accounts:
         self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
         self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
         self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
-        if self._indexed and self._width is not None:
-            self._execute("DELETE FROM nearest WHERE rowid = ?", (entry.seq,))
+        self._index(entry.seq, entry.home, None)
 
     def _settle_home(self, entry: Entry) -> int:
         """A reserved record becomes one; on purpose, so a note that its id was forgotten ends. Returns its

@@ -32,11 +32,14 @@ def group_name(owner: str | None, group: str) -> Name:
     return ("group", _owner(owner), group)
 
 
+def record_names(id: str, owner: str | None, key: str | None) -> list[Name]:
+    """What is claimed by whoever changes a record, or a copy of it, and not its group: its id, its owner's key."""
+    return [id_name(id)] if key is None else [id_name(id), key_name(owner, key)]
+
+
 def names_of(entry: Entry) -> list[Name]:
     """What is claimed by whoever changes a record: its id, its owner's key, its owner's group."""
-    names = [id_name(entry.id)]
-    if entry.key is not None:
-        names.append(key_name(entry.owner, entry.key))
+    names = record_names(entry.id, entry.owner, entry.key)
     if entry.group is not None:
         names.append(group_name(entry.owner, entry.group))
     return names

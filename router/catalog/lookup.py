@@ -104,9 +104,13 @@ class Lookup(Accounts):
         )
         return [id for (id,) in rows]
 
+    def is_redoing(self) -> bool:
+        """Whether any tier does not hold a record yet as it is."""
+        return self._execute("SELECT 1 FROM redo LIMIT 1").get is not None
+
     def redone(self, ids: Iterable[str]) -> dict[str, Draft]:
         """Those of `ids` that their tier does not hold yet as they are, and what they are."""
-        if self._execute("SELECT 1 FROM redo LIMIT 1").get is None:
+        if not self.is_redoing():
             return {}
         found = ((id, self._execute("SELECT draft FROM redo WHERE id = ?", (id,)).get) for id in ids)
         return {id: msgspec.json.decode(draft, type=Draft) for id, draft in found if draft is not None}

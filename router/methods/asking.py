@@ -116,6 +116,8 @@ class Asking:
 
     def overlay(self, lists: dict[str, list[Record]], question: Question) -> None:
         """Put what has been replaced in place of what tiers that have not caught up answered; waits for nothing."""
+        if not self._catalog.is_redoing():
+            return
         managed = [tier for tier in question.tiers if tier not in self._mounts]
         pending = {tier.name: self._catalog.redo_in(tier.name) for tier in managed}
         redone = self._catalog.redone(id for ids in pending.values() for id in ids)
@@ -137,17 +139,18 @@ class Asking:
     def _recall(self, tier: Tier, question: Question) -> Ask:
         if tier in self._mounts:
             return partial(self._from_mount, tier, question)
-        if self._copies.manner(tier.name).native:
-            return partial(self._from_native, tier, question)
         manner = self._copies.manner(tier.name)
-        by_words = self._by_its_own_ranking(tier, question)
+        if manner.native:
+            return partial(self._from_native, tier, question)
         if question.query is None and question.embedding is None:
             # a server's own times are those of its writes
             return self._in_order(tier, question, self._newest)
         if question.embedding is None or manner.vectors:
-            return by_words
+            return self._by_its_own_ranking(tier, question)
         by_vector = self._in_order(tier, question, self._nearest)
-        return by_vector if question.query is None else partial(_blended, by_words, by_vector)
+        if question.query is None:
+            return by_vector
+        return partial(_blended, self._by_its_own_ranking(tier, question), by_vector)
 
     async def _from_native(self, tier: Tier, question: Question) -> list[Record]:
         profile = self._copies.link(tier.name).profile
@@ -167,19 +170,14 @@ class Asking:
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
         """What gets what a lifted tier's server ranks itself."""
         few = everything = self._few(tier, question)
-        if self._most(tier) < question.limit and everything is None:
+        if self._copies.recall_limit(tier.name, _MOST) < question.limit and everything is None:
             everything = self._catalog.few(question.selection([tier]), _FEW)
         return partial(self._from_lifted, tier, question, few, everything)
 
     async def _in_parts(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
         """The ranking of a server that tells fewer records at once than are wanted: asked of a few ids at a time, it
         tells all that it finds. Only places count: scores of two calls are never compared (§5.3)."""
-        asked = Recall(
-            query=question.query,
-            embedding=question.embedding,
-            where=delegable(question.where.given) or None,
-            embeddings=question.embeddings or question.embedding is not None,
-        )
+        asked = _of_a_lifted_tier(question)
         parts = [self._keep(part, question) async for part in self._copies.parts(tier.name, ids, asked)]
         return _one_ranking(parts)[: question.limit]
 
@@ -188,22 +186,15 @@ class Asking:
     ) -> list[Record]:
         if few == []:
             return []
-        where = delegable(question.where.given)
-        asked = Recall(
-            query=question.query,
-            embedding=question.embedding,
-            where=(where if few is None else {**where, "id": raw_json(few)}) or None,
-            embeddings=question.embeddings or question.embedding is not None,
-        )
+        asked = _of_a_lifted_tier(question)
+        if few is not None:
+            asked.where = {**(asked.where or {}), "id": raw_json(few)}
         kept, is_cut = await self._enough(tier, asked, question, partial(self._keep, question=question))
         return await self._in_parts(tier, question, everything) if is_cut and everything is not None else kept
 
-    def _in_order(self, tier: Tier, question: Question, order: "_Order") -> Ask:
+    def _in_order(self, tier: Tier, question: Question, order: _Order) -> Ask:
         """What gets the records of a lifted tier in an order that the catalog knows."""
-        asked = Recall(
-            where=delegable(question.where.given) or None,
-            embeddings=question.embeddings or question.embedding is not None,
-        )
+        asked = msgspec.structs.replace(_of_a_lifted_tier(question), query=None, embedding=None)
         prepared = order(question, [tier], question.limit)
 
         async def ask() -> list[Record]:
@@ -252,7 +243,7 @@ class Asking:
         """What of a tier's candidates is kept. Where copies that are only waiting to be removed, or that are not meant,
         fill its answer, so that not even the wanted number is left, it is asked for more; and whether more is wanted
         than it tells at once."""
-        most = self._most(tier)
+        most = self._copies.recall_limit(tier.name, _MOST)
         limit = min(question.limit, most)
         while True:
             found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
@@ -260,11 +251,6 @@ class Asking:
             if len(found) < limit or len(kept) >= min(question.wanted, len(found)) or limit == most:
                 return kept, len(found) >= limit == most and len(kept) < question.wanted
             limit = min(_MORE * limit, most)
-
-    def _most(self, tier: Tier) -> int:
-        """How many records a tier is asked for at once, at most."""
-        profile = self._copies.link(tier.name).profile
-        return (profile.max_recall_limit if profile else None) or _MOST
 
     # --- all that is meant
 
@@ -285,10 +271,7 @@ class Asking:
         return [record async for page in self._copies.pages(tier.name, asked) for record in page]
 
     async def _among(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        asked = Recall(
-            query=question.query, where=delegable(question.where.given) or None, embeddings=question.embeddings
-        )
-        return self._keep(await self._copies.among(tier.name, ids, asked), question)
+        return self._keep(await self._copies.among(tier.name, ids, _of_a_lifted_tier(question)), question)
 
     async def _mounted_timeline(self, tier: Tier, question: Question) -> list[Record]:
         where = _mounted(tier, question.where)
@@ -312,8 +295,7 @@ class Asking:
         return partial(self._lifted_search, tier, question, self._catalog.ids(question.selection([tier])))
 
     async def _native_search(self, tier: Tier, question: Question) -> list[Record]:
-        profile = self._copies.link(tier.name).profile
-        most = (profile.max_recall_limit if profile else None) or _MOST_MATCHES
+        most = self._copies.recall_limit(tier.name, _MOST_MATCHES)
         asked = Recall(
             query=question.query,
             where=question.where.sent,
@@ -396,6 +378,16 @@ def _prepared(prepare: Callable[[Tier, Question], Ask], tier: Tier, question: Qu
         raise failure
 
     return fail
+
+
+def _of_a_lifted_tier(question: Question) -> Recall:
+    """What of a question a lifted tier's server is told."""
+    return Recall(
+        query=question.query,
+        embedding=question.embedding,
+        where=delegable(question.where.given) or None,
+        embeddings=question.embeddings or question.embedding is not None,
+    )
 
 
 def _mounted(tier: Tier, where: Filter) -> dict[str, Raw] | None:

@@ -216,18 +216,16 @@ class Readings:
     async def _known_and_mounted(self, question: Question, read: Reading) -> "_Part":
         """A timeline by what the catalog knows; mounts, which it does not know, answer for themselves."""
         mounted = [tier for tier in question.tiers if tier in self._mounts]
-        if not mounted:
-            part = await self._known(question, read)
-        else:
-            found: list[_Part | Failure] = await outcomes(
-                [partial(self._known, question, read), partial(self._mounted, question, mounted)]
-            )
-            for failure in failures_in(found):
-                raise failure
-            parts = [part for part in found if isinstance(part, tuple)]
-            part = [each for placed, _ in parts for each in placed], [down for _, silent in parts for down in silent]
-        self._refuse_if_nothing(question.tiers, part[1])
-        return part
+        looks = [partial(self._known, question, read)]
+        if mounted:
+            looks.append(partial(self._mounted, question, mounted))
+        found: list[_Part | Failure] = await outcomes(looks)
+        for failure in failures_in(found):
+            raise failure
+        parts = [part for part in found if isinstance(part, tuple)]
+        degraded = [down for _, silent in parts for down in silent]
+        self._refuse_if_nothing(question.tiers, degraded)
+        return [each for placed, _ in parts for each in placed], degraded
 
     async def _known(self, question: Question, read: Reading) -> "_Part":
         """The newest of a timeline in the catalog, read where they live."""

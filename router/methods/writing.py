@@ -275,7 +275,7 @@ class Writing:
                 if not failures and told:
                     undo.attempted = True
                     failures = await self._tell_tiers(
-                        [(d, r.entry.home) for _, d, r in plan.replaced if r in told], reserved=False
+                        [(d, r.entry.home) for _, d, r in plan.replaced if r.entry.id not in later], reserved=False
                     )
                 if failures:
                     raise _answer(failures[0])

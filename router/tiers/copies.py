@@ -88,6 +88,11 @@ class Copies:
         """The link to a tier."""
         return self._links[tier]
 
+    def recall_limit(self, tier: str, otherwise: int) -> int:
+        """How many records `tier` tells in one recall; `otherwise` where its server does not say."""
+        profile = self._links[tier].profile
+        return (None if profile is None else profile.max_recall_limit) or otherwise
+
     def manner(self, tier: str) -> Manner:
         """How `tier` is spoken to."""
         profile = self._links[tier].profile
@@ -138,12 +143,17 @@ class Copies:
         await self.write(tier, drafts)
         if self.manner(tier).native:
             return
-        found = await self.read(tier, [draft.id for draft in drafts if draft.id is not None], embeddings=True)
-        for draft in drafts:
-            copy = found.get(draft.id or "")
-            if copy is None or digest(copy) != digest(draft):
-                what = "does not hold" if copy is None else "has altered"
-                raise self._untrusted(tier, f"{what} a record that it was given: {draft.id!r}")
+        for id, copy in (await self.unkept(tier, drafts)).items():
+            what = "does not hold" if copy is None else "has altered"
+            raise self._untrusted(tier, f"{what} a record that it was given: {id!r}")
+
+    async def unkept(self, tier: str, drafts: Sequence[Draft]) -> dict[str, Record | None]:
+        """The ids of those records that `tier` does not hold as they were given, vectors included, and what it holds
+        instead."""
+        given = {draft.id: draft for draft in drafts if draft.id is not None}
+        found = await self.read(tier, given, embeddings=True)
+        copies = {id: found.get(id) for id in given}
+        return {id: copy for id, copy in copies.items() if copy is None or digest(copy) != digest(given[id])}
 
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with

@@ -52,10 +52,9 @@ def identity_of(tier: Tier, profile: Profile) -> str:
 
 def _remote(tier: Tier, profile: Profile) -> str | None:
     place = f"tiers.{tier.name}"
-    there = ", ".join(map(repr, profile.tiers))
     if tier.remote_tier is not None:
         if tier.remote_tier not in profile.tiers:
-            has = f"has {there}" if there else "declares no tiers"
+            has = f"has {', '.join(map(repr, profile.tiers))}" if profile.tiers else "declares no tiers"
             raise CannotServe(f"{place}.remote_tier: the server {profile.name!r} {has}, not {tier.remote_tier!r}")
         return tier.remote_tier
     if tier.mount or not profile.tiers:
@@ -63,6 +62,7 @@ def _remote(tier: Tier, profile: Profile) -> str | None:
     alike = [name for name, remote in profile.tiers.items() if remote.kind == tier.kind]
     if len(profile.tiers) == 1 or len(alike) == 1:
         return (alike or list(profile.tiers))[0]
+    there = ", ".join(map(repr, profile.tiers))
     raise CannotServe(
         f"{place}: the server {profile.name!r} has several tiers, {there}; say which one is meant: remote_tier"
     )
