@@ -14,10 +14,12 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
+from router.a2m.budget import budget
 from router.a2m.errors import A2MError
 from router.a2m.event_log import EventLog
-from router.a2m.server import Dispatcher
-from router.catalog.catalog import Catalog
+from router.a2m.http_client import SETTLING
+from router.a2m.server import Dispatcher, Gate
+from router.catalog.catalog import Catalog, Torn
 from router.config import Settings
 from router.distilling import Distilling
 from router.methods.asking import Asking
@@ -32,12 +34,12 @@ from router.methods.writing import Writing
 from router.model import Model, connect_model
 from router.moves import Moves
 from router.passes import Passes
-from router.policy import strength
+from router.policy import Unit, strength
 from router.recovery import Recovery
 from router.redoing import Redoing
 from router.settling import Settling
 from router.summarizing import Extracts, ModelSummaries, Summarizer
-from router.sweeping import Sweeper
+from router.sweeping import MAY_STILL_LAND, Sweeper
 from router.tiers.copies import Copies, Untrusted
 from router.tiers.link import Link, TierDown
 from router.tiers.mounts import Mounts
@@ -86,7 +88,7 @@ class Federation:
         self._clock = clock
         self.mounts = mounts = Mounts(settings.tiers)
         copies = Copies(links, mounts, settings.limits.max_message)
-        settling = Settling(copies, self._spawn)
+        settling = Settling(catalog, copies, self._spawn)
         self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
         self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)
         self.moves = Moves(catalog, copies, self.sweeper, settling)
@@ -104,9 +106,11 @@ class Federation:
             clock,
         )
         self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, tell, clock)
-        self.recovery = Recovery(settings, catalog, copies, self.sweeper, mounts, events.break_off, adopt=adopt)
+        self.recovery = Recovery(
+            settings, catalog, copies, self.sweeper, mounts, events.break_off, adopt=adopt, gather=self._gather
+        )
         asking = Asking(catalog, copies, mounts)
-        resolving = Resolving(settings, catalog, asking, mounts)
+        resolving = Resolving(settings, catalog, copies, asking, mounts)
         wake = self.passes.wake
         writing = Writing(
             settings,
@@ -129,10 +133,14 @@ class Federation:
         self.methods = Methods(
             settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events
         )
-        self.answer = Dispatcher(self.methods.table(), CAPABILITIES)
-        self.problems: dict[str, str] = {}  # why a tier that is up takes no part, by its name
+        self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
         self._welcoming: dict[str, anyio.CancelScope] = {}
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why tiers that are up take no part, by their names."""
+        return {name: link.obstacle for name, link in self.links.items() if link.obstacle is not None}
 
     async def start(self) -> None:
         """Recover, and wait until every tier has joined, or has shown that it does not come up by itself.
@@ -158,6 +166,10 @@ class Federation:
             raise CannotServe("\n".join(problems))
         self.recovery.agree_on_metric(profiles)
         self._redoing.resume()
+        for tier in self.settings.managed:
+            # of a tier's own process nothing is left that could land
+            if tier.url is not None and self.catalog.has_notes(tier.name):
+                self.sweeper.hold(tier.name, SETTLING)
         for link in self.links.values():
             link.on_change(self._tier_changed)
             if link.status == "up":
@@ -171,12 +183,18 @@ class Federation:
             self._tasks.start_soon(_kept_running, self.passes.run)
         self._tasks.start_soon(_kept_running, self._keep_house)
 
+    async def _gather(self, torn: Torn) -> None:
+        """Moves the part of a torn group that is in one tier to where the rest of it is."""
+        unit = Unit(torn.ids, 0.0, len(torn.ids), torn.owner, torn.group)
+        await self.moves.carry_out([unit], torn.source, torn.target)
+
     def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start work that outlives the call it began in. A fault of it is its own, and goes to the log."""
+        """Start work that outlives the call it began in, and that call's time. A fault of it goes to the log."""
 
         async def guarded() -> None:
             try:
-                await function()
+                with budget(None):
+                    await function()
             except Exception:
                 log.exception("background work failed; what is left undone is noted in the catalog")
 
@@ -193,31 +211,38 @@ class Federation:
             earlier.cancel()
         with anyio.CancelScope() as scope:
             self._welcoming[link.name] = scope
+            link.obstacle = None
             while link.status == "up":
-                self.problems.pop(link.name, None)
                 try:
                     if link.profile is not None:
                         self.recovery.check(self.settings.tier(link.name), link.profile)
+                    if self.sweeper.held_for(link.name):
+                        self._welcomed[link.name].set()  # what it is known to hold can be read meanwhile
+                        link.obstacle = MAY_STILL_LAND
+                        await anyio.sleep(self.sweeper.held_for(link.name))
+                        link.obstacle = None
                     await self.recovery.welcome(self.settings.tier(link.name))
+                    link.obstacle = None
                 except Untrusted as problem:
                     log.error("%s: not taken into the account: %s", link.name, problem)
-                    self.problems[link.name] = f"tiers.{problem}"
+                    link.obstacle = f"tiers.{problem}"
                     self._welcomed[link.name].set()  # nobody waits for a server to become what it says it is
                     await anyio.sleep(_DISTRUST_SECONDS)
                     continue
                 except (TierDown, A2MError, OSError) as problem:
                     log.warning("%s: not taken into the account yet: %s", link.name, problem)
+                    link.obstacle = f"not taken into the account yet: {problem}"
                     await anyio.sleep(_WELCOME_SECONDS)
                     continue
                 except CannotServe as problem:
                     log.error("%s", problem)
-                    self.problems[link.name] = str(problem)
+                    link.obstacle = str(problem)
                     if not self.settings.tier(link.name).mount:
                         self.catalog.set_scanned(link.name, False)
                 except Exception as problem:
                     # what no one has thought of must not look as if the tier were just slow
                     log.exception("%s: could not be taken into the account", link.name)
-                    self.problems[link.name] = f"{link.name}: {problem}; the log has the whole story"
+                    link.obstacle = f"{link.name}: {problem}; the log has the whole story"
                 break
             self._welcomed[link.name].set()
             self.sweeper.wake()

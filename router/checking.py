@@ -11,6 +11,7 @@ from rich.table import Table
 from router.a2m.errors import A2MError
 from router.a2m.messages import Describe, Recall
 from router.app import Federation
+from router.catalog.exchanging import REBUILDING
 from router.config import Tier
 from router.tiers.link import Link, TierDown
 from router.tiers.manner import manner_of
@@ -36,29 +37,29 @@ async def print_check(federation: Federation) -> int:
     remarks = []
     for tier in federation.settings.tiers:
         link = federation.links[tier.name]
-        took = await _round_trip(link)
+        took, silent = await _round_trip(link)
         profile = link.profile
         mounted = tier in federation.mounts
-        if took is None:
-            problems.append(f"{tier.name}: {link.reason or 'does not answer'}")
-        elif mounted and (failure := await _failure_of(link)):
-            problems.append(f"{tier.name}: a recall fails: {failure}")
-        elif tier.name in federation.problems:
-            problems.append(federation.problems[tier.name])
-        elif not mounted and not federation.catalog.is_scanned(tier.name):
-            problems.append(f"{tier.name}: what it holds could not be taken into the account")
+        failure = silent or (mounted and await _failure_of(link)) or _obstacle(federation, tier, link)
+        if failure:
+            problems.append(failure if failure.startswith(f"tiers.{tier.name}") else f"{tier.name}: {failure}")
         if profile is not None:
             remarks += _remarks(tier, profile, mounted=mounted)
+        if not mounted:
+            remarks += _set_aside(federation, tier)
         table.add_row(
             tier.name,
             f"{tier.kind}, mounted" if mounted else tier.kind,
-            link.status,
+            _state(link, failure),
             link.describe_status().transport,
             profile.name if profile else "–",
             ", ".join(sorted(profile.capabilities)) if profile else "–",
             "–" if mounted else f"{federation.catalog.records_in(tier.name):,}",
             "–" if took is None else f"{took * 1000:.1f} ms",
         )
+    damage = federation.catalog.damage()
+    if damage is not None:
+        problems.append(f"{federation.settings.state}: damaged: {damage}; {REBUILDING}")
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
     for line in [*remarks, *problems]:
@@ -91,15 +92,38 @@ async def _failure_of(link: Link) -> str | None:
     try:
         await link.call("memory/recall", Recall(query=_QUERY, limit=1))
     except (TierDown, A2MError) as problem:
-        return str(problem)
+        return f"a recall fails: {problem}"
     return None
 
 
-async def _round_trip(link: Link) -> float | None:
-    """Seconds that a describe takes; None without an answer."""
+def _state(link: Link, failure: str | None) -> str:
+    """A link's state in a word or two; the reason stands below the table."""
+    return f"{link.status}, takes no part" if failure and link.status == "up" else link.status
+
+
+def _obstacle(federation: Federation, tier: Tier, link: Link) -> str | None:
+    """Why a tier whose server answers takes no part."""
+    if link.obstacle is not None or tier in federation.mounts or federation.catalog.is_scanned(tier.name):
+        return link.obstacle
+    so_far = federation.catalog.records_in(tier.name)
+    return f"what it holds is still being taken into the account, {so_far:,} records so far"
+
+
+def _set_aside(federation: Federation, tier: Tier) -> list[str]:
+    return [
+        f"{tier.name}: {stray.id!r} is set aside and not shown: its owner's key {stray.key!r} has another record; "
+        "it is taken in at the next start when that is forgotten, or forgotten itself by its id"
+        for stray in federation.catalog.set_aside(tier.name)
+    ]
+
+
+async def _round_trip(link: Link) -> tuple[float | None, str | None]:
+    """Seconds that a describe takes; without an answer, why there is none."""
     began = time.perf_counter()
     try:
         await link.call("memory/describe", Describe())
-    except (TierDown, A2MError):
-        return None
-    return time.perf_counter() - began
+    except TierDown as problem:
+        return None, problem.reason
+    except A2MError as problem:
+        return None, str(problem)
+    return time.perf_counter() - began, None

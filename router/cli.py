@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = msgspec.structs.replace(
                 settings, serve=msgspec.structs.replace(settings.serve, http=_bind(options.http, settings.serve))
             )
-        code = anyio.run(_run, settings, options, backend_options={"use_uvloop": sys.platform != "win32"})
+        work = _rebuild if options.rebuild else _run
+        code = anyio.run(work, settings, options, backend_options={"use_uvloop": sys.platform != "win32"})
     except* ConfigError as problems:
         print(f"{_PROGRAM}: {options.config} cannot be used:\n{_sentence(problems)}", file=sys.stderr)
         code = 1
@@ -81,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         "--adopt",
         action="store_true",
         help="take another store behind a tier than last time as it is, with all that it holds",
+    )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="make the catalog anew from what the tiers hold and what can be read of the old one, and end: 0 if that "
+        "is done. The old files are kept",
     )
     parser.add_argument(
         "--log-level",
@@ -137,6 +144,26 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
     return 1 if options.check else 0
 
 
+async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
+    """Makes the catalog anew; returns the exit code."""
+    from router.rebuilding import print_rebuilt, progress, rebuild
+
+    links = links_for(settings, os.environ)
+    scope = anyio.CancelScope()
+    done = None
+    try:
+        async with until_signalled(scope.cancel):
+            with scope, progress() as watch:
+                done = await rebuild(settings, links, watch, adopt=options.adopt)
+    except* OSError as problems:
+        raise DatabaseError(f"{settings.state}: could not be made anew: {_sentence(problems)}") from None
+    if done is None:
+        log.info("stopped; the catalog is as it was")
+        return 1
+    print_rebuilt(done, settings)
+    return 0
+
+
 async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
     if sys.stdin.isatty():
         print(
@@ -147,7 +174,16 @@ async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
     with standard_streams() as (source, sink):
         requests = EndingStream(source)
         ending.close = requests.end
-        await serve_lines(federation.answer, requests, sink, max_message=federation.settings.limits.max_message)
+        settings = federation.settings
+        await serve_lines(
+            federation.answer,
+            requests,
+            sink,
+            max_message=settings.limits.max_message,
+            # what is more than may be under way is read, and refused; what is more than that is not read
+            max_underway=2 * settings.serve.max_requests,
+            max_held=settings.serve.max_held,
+        )
 
 
 async def _serve_http(

@@ -66,7 +66,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     http: str | None = None  # host:port; None is stdio
     origins: tuple[str, ...] = ()  # lower-case
     principals: tuple[Principal, ...] = ()
-    max_requests: int = 256  # under way at once
+    timeout: float = 60.0  # seconds that a request may take all in all; passes that one asks for have no such bound
+    max_requests: int = 256  # under way at once, whichever way they come
     max_connections: int = 1024
     max_held: int = 256 * 2**20  # bytes of request bodies held at once, over all requests; at least limits.max_message
     max_header: int = 32 * 2**10  # bytes in a request's head
@@ -137,6 +138,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     mount: bool = False
     weight: float = 1.0
     timeout: float = 5.0  # seconds
+    max_calls: int = 256  # of clients' requests under way at once; as many more wait for their turn
 
     def __repr__(self) -> str:  # the headers and the environment hold tokens
         return f"Tier({self.name!r}, kind={self.kind!r}, mount={self.mount})"
@@ -310,6 +312,7 @@ def _serve(table: Table, around: _Surroundings) -> Serve:
         http=table.text("http", None),
         origins=tuple(origins),
         principals=_principals(table.tables("principals"), around),
+        timeout=table.duration("timeout", default.timeout, example="60s"),
         max_requests=table.integer("max_requests", default.max_requests, least=1),
         max_connections=table.integer("max_connections", default.max_connections, least=1),
         max_held=table.size("max_held", default.max_held),
@@ -466,6 +469,7 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
         mount=mount,
         weight=table.number("weight", 1.0),
         timeout=table.duration("timeout", 5.0, example="2s"),
+        max_calls=table.integer("max_calls", 256, least=1),
     )
     table.refuse_the_rest()
     _check_server(tier, table)

@@ -4,15 +4,19 @@ Rules:
 - a file is used by one process at a time; the lock says by whom, and where that process can be reached if it said so;
 - commits do not wait for the disk. What must outlive a power cut is followed by `sync`, which makes every commit before
   it durable; it may run on another thread than the one that commits, and one call serves all who wait;
+- a sync that failed is not made good by one that succeeds: what the log holds is written anew first. Until then nothing
+  is confirmed, and nothing goes from the log into the database, which a power cut would leave half new;
 - a schema that is newer than the program is refused, an older one is brought up in one transaction.
 """
 
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,9 +24,19 @@ from typing import Final
 
 import apsw
 
+from router.wal import write_all_anew, write_anew
+
+log = logging.getLogger(__name__)
+
 # How long a starting process waits for one that is just ending: a router that is started again at once finds its
 # predecessor's children still closing their files.
 _HANDOVER_SECONDS: Final = 2.0
+
+# Pages in the log when they go into the database, which is what SQLite does by itself.
+_CHECKPOINT: Final = 1_000
+
+# How long a commit and a log that is written anew wait for each other, milliseconds.
+_BUSY: Final = 10_000
 
 _MAGIC: Final = b"SQLite format 3\0"
 
@@ -36,6 +50,10 @@ _LONGEST_LOCK: Final = 4096
 
 class DatabaseError(Exception):
     """A file that cannot be used, in a sentence that names it and says why."""
+
+
+class Damaged(DatabaseError):
+    """What is in the file cannot be used: it is no database, or damaged, or of a newer schema."""
 
 
 class InUse(DatabaseError):
@@ -69,19 +87,27 @@ class Database:
         self._wal: int | None = None
         self._lock: int | None = None
         self._depth = 0
+        self._frames = 0  # in the log, with the last commit
+        self._checkpoint_at = _CHECKPOINT
+        self._syncing = threading.Lock()  # held by the one thread that syncs
+        self._doubtful = False  # since a sync has failed, until the log has been written anew
         try:
             if path is not None:
                 _make_folder(path.parent)
-                self._lock = self._resources.enter_context(_lock(path, holder))
+                self._lock = self._resources.enter_context(locked(path, holder))
                 _refuse_other_files(path)
                 if not path.exists():
                     # memories are their owner's alone; what SQLite puts beside the file is made like it
                     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                _renew_log(path)
             self.connection = apsw.Connection(":memory:" if path is None else str(path), statementcachesize=256)
             self._resources.callback(self.connection.close)
             if prepare is not None:
                 prepare(self.connection)
             self._open(schema, int.from_bytes(application, "big"))
+        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as problem:
+            self._resources.close()
+            raise Damaged(f"{path}: damaged: {problem}") from problem
         except apsw.Error as problem:
             self._resources.close()
             raise DatabaseError(f"{path}: cannot be used as a database: {problem}") from problem
@@ -122,9 +148,23 @@ class Database:
             raise
 
     def sync(self) -> None:
-        """Make everything committed so far outlive a power cut. Blocks; may be called on any thread."""
-        if self._wal is not None:
-            os.fdatasync(self._wal)
+        """Make everything committed so far outlive a power cut. Blocks; may be called on any thread.
+
+        Raises OSError when the disk does not confirm it: what was committed is there, and may not outlive a power cut.
+        """
+        if self._wal is None:
+            return
+        with self._syncing:
+            if self._doubtful:
+                self._write_log_anew(self._wal)
+            try:
+                os.fdatasync(self._wal)
+            except OSError:
+                self._doubtful = True
+                raise
+            if self._doubtful:
+                self._doubtful = False
+                log.warning("%s: the disk works again; what it may have dropped has been written anew", self.path)
 
     def announce(self, text: str) -> None:
         """Tell those who find the file in use where this process is reached, in one line; for as long as it is open.
@@ -140,10 +180,16 @@ class Database:
             os.ftruncate(self._lock, len(whole))
 
     def close(self) -> None:
-        """Sync and close the file, then let others have it."""
+        """Sync and close the file, then let others have it. Raises OSError as `sync` does, when it is closed."""
         self._lock = None
-        self.sync()
-        self._resources.close()
+        try:
+            self.sync()
+        except OSError:
+            # the log stays, for the next one who opens it to write anew
+            self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            raise
+        finally:
+            self._resources.close()
 
     def _open(self, schema: Sequence[Migration], application: int) -> None:
         found = self.connection.pragma("application_id")
@@ -152,7 +198,7 @@ class Database:
         if found != application and not (found == 0 and empty):
             raise DatabaseError(f"{self.path}: this file belongs to another program")
         if version > len(schema):
-            raise DatabaseError(
+            raise Damaged(
                 f"{self.path}: written by a newer version (schema {version}; this one knows {len(schema)}); "
                 "use that version, or another file"
             )
@@ -160,6 +206,8 @@ class Database:
             # in WAL mode NORMAL writes the log without waiting; `sync` waits where it matters
             self.connection.pragma("journal_mode", "wal")
             self.connection.pragma("synchronous", "normal")
+            self.connection.set_busy_timeout(_BUSY)
+            self.connection.set_wal_hook(self._committed)
         self.connection.pragma("foreign_keys", True)
         self.connection.pragma("cache_size", -32_000)
         with self.transaction() as connection:
@@ -176,7 +224,29 @@ class Database:
             self._wal = os.open(f"{self.path}-wal", os.O_RDWR)
             self._resources.callback(os.close, self._wal)
             self.sync()
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
+
+    def _committed(self, connection: apsw.Connection, name: str, frames: int) -> int:
+        """Called by SQLite after each commit. A log that has grown long goes into the database once it is durable."""
+        self._frames = frames
+        if frames >= self._checkpoint_at:
+            try:
+                self.sync()
+                connection.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._checkpoint_at = _CHECKPOINT
+            except (OSError, apsw.Error) as problem:
+                # the commit stands, and the log can take more of them
+                self._doubtful |= not isinstance(problem, apsw.FullError)
+                self._checkpoint_at = frames + _CHECKPOINT
+                log.warning("%s: the log of changes grows, it cannot be emptied: %s", self.path, problem)
+        return apsw.SQLITE_OK
+
+    def _write_log_anew(self, wal: int) -> None:
+        """What the disk may have dropped, it is given again. Nobody commits meanwhile, on whatever thread."""
+        with _disk_errors(), contextlib.closing(apsw.Connection(str(self.path))) as other:
+            other.set_busy_timeout(_BUSY)
+            other.execute("BEGIN IMMEDIATE")
+            write_anew(wal, self._frames)
 
 
 def announced(path: Path) -> str | None:
@@ -218,13 +288,16 @@ def _disk_errors() -> Iterator[None]:
         yield
     except apsw.FullError as problem:
         raise OSError(errno.ENOSPC, "disk full") from problem
+    except apsw.BusyError as problem:
+        raise OSError(errno.EBUSY, "what the disk may have dropped is still being written anew") from problem
     except (apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError) as problem:
         raise OSError(errno.EIO, f"the disk failed: {problem}") from problem
 
 
 @contextlib.contextmanager
-def _lock(path: Path, holder: str) -> Iterator[int]:
-    """The descriptor of the lock beside `path`; whoever has it may write into it from the second line on."""
+def locked(path: Path, holder: str) -> Iterator[int]:
+    """The file at `path` is this process's alone; yields the descriptor of the lock beside it, into which whoever has it
+    may write from the second line on. Raises InUse."""
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + _HANDOVER_SECONDS
@@ -257,7 +330,20 @@ def _refuse_other_files(path: Path) -> None:
     if path.is_file() and path.stat().st_size > 0:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise DatabaseError(f"{path}: this file is not a database")
+                raise Damaged(f"{path}: this file is not a database")
+
+
+def _renew_log(path: Path) -> None:
+    # left by a process that died; the disk may have refused to write some of it, and would never say so again
+    try:
+        wal = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        write_all_anew(wal)
+        os.fdatasync(wal)
+    finally:
+        os.close(wal)
 
 
 def _make_folder(folder: Path) -> None:
@@ -267,8 +353,8 @@ def _make_folder(folder: Path) -> None:
         raise DatabaseError(f"{folder}: a file stands where a folder is needed") from None
 
 
-def _sync_folder(folder: Path) -> None:
-    # a new file's name is durable only once its folder is
+def sync_folder(folder: Path) -> None:
+    """What the files in a folder are called outlives a power cut: a new name is durable only once its folder is."""
     if sys.platform != "win32":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -15,6 +15,7 @@ What dies before 5 leaves the group as it was, and at most an unwanted copy of a
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Final
 
 import anyio
@@ -183,13 +184,8 @@ class Distilling:
                 failure = problem
                 raise
             finally:
-                try:
-                    self._catalog.give_up([entry], target)
-                    await self._catalog.synced()
-                finally:
-                    for claim in claims:
-                        self._settling.release(claim, [failure])
-                    self._sweeper.wake(source, target)
+                await self._settling.release(claims, [failure], note=partial(self._catalog.give_up, [entry], target))
+                self._sweeper.wake(source, target)
         return done
 
     def _check(self, *tiers: str) -> None:

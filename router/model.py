@@ -20,6 +20,7 @@ import anyio
 import msgspec
 import orjson
 
+from router.a2m.budget import left
 from router.config import Summarizer
 
 if TYPE_CHECKING:
@@ -96,13 +97,14 @@ class Model:
             UnicodeError,  # a host's name that no resolver takes
         )
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": text}]
+        allowed = min(self._timeout, left())
         message = orjson.dumps({"model": self.name, "messages": messages, "temperature": 0})
         try:
-            with anyio.fail_after(self._timeout):
+            with anyio.fail_after(allowed):
                 response, body = await self._post(message)
         except TimeoutError:
             raise self._failed(
-                f"gave no whole answer within {self._timeout:g} s",
+                f"gave no whole answer within {allowed:.3g} s",
                 "see whether it is overloaded; in [summarizer], a smaller max_input gives it less to do and a longer "
                 "timeout more time",
             ) from None

@@ -12,11 +12,13 @@ The steps, in their order; ARCHITECTURE's table says what remains when anything 
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import anyio
 import msgspec
 
+from router.a2m.budget import left
 from router.a2m.errors import A2MError
 from router.a2m.events import Place
 from router.a2m.records import Record, digest, draft_of
@@ -136,9 +138,10 @@ class Moves:
                 moved = await self._copy_and_flip(groups, source, target, salience)
             except (TierDown, A2MError, Altered, InTheWay, OSError) as problem:
                 failure = problem
-                self._catalog.give_up([entry for unit in groups for entry in unit], target)
             finally:
-                self._settling.release(claim, [failure])
+                # of those that have no new home; and what has one is durable before the claim goes
+                given_up = partial(self._catalog.give_up, [entry for unit in groups for entry in unit], target)
+                await self._settling.release([claim], [failure], note=given_up if groups else None)
                 self._sweeper.wake(source, target)
         if isinstance(failure, InTheWay):
             return await self._move(units, source, target, salience)
@@ -160,7 +163,7 @@ class Moves:
             if claim is not None:
                 claim.release()
             names = needed
-            with anyio.move_on_after(_CLAIM_SECONDS):
+            with anyio.move_on_after(min(_CLAIM_SECONDS, left())):
                 claim = await self._catalog.claims.take(names)
                 continue
             return None
@@ -195,10 +198,7 @@ class Moves:
         ]
         await self.write(target, [records[entry.id] for unit in groups for entry in unit])
         vectors = {id: record.embedding for id, record in records.items() if record.embedding is not None}
-        moved = self._catalog.flip(groups, target, salience, vectors)
-        self._catalog.give_up(entries, target)
-        await self._catalog.synced()
-        return moved
+        return self._catalog.flip(groups, target, salience, vectors)
 
     async def _refuse_one_server(self, entries: Sequence[Entry], source: str, target: str) -> None:
         """Raises TierDown if both tiers seem to lead to one server: what would be removed from the one, after the move,

@@ -2,18 +2,31 @@
 
 Only here are records adopted: an id that the catalog does not know is never shown by a read. A tier takes part in
 writes, forgets and passes once all that it holds is accounted for.
+
+Rules:
+- what a tier holds is compared with the account once in the life of a router, at a cost that does not grow with it: how
+  many records, and which are its newest. Whoever adds records behind the router's back adds new ones, and whoever only
+  removes them changes the count; so an exchange is noticed, too. Only where they differ is all of it read;
+- a record that should be there is lost when it was asked for by its id, after a scan that did not find it, and no other
+  copy is noted. Then it leaves the account, so that nothing waits for it; what it has earned is kept for its return;
+- of two records at one owner's key one is set aside: kept where it is, named in the log and by --check, forgotten by
+  its id like any other. It is taken in when the key is free;
+- a scan that is cut off begins anew: its tier is not accounted for before `end_scan`, and what has been adopted by then
+  is adopted already.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from router.a2m.messages import Describe
 from router.a2m.records import Record, digest
 from router.a2m.vectors import MAX_WIDTH
 from router.catalog.accounts import Vectors
-from router.catalog.catalog import Catalog
+from router.catalog.catalog import Catalog, Torn
+from router.catalog.claims import id_name
 from router.catalog.entries import Entry, entry_of
+from router.catalog.lookup import Selection
 from router.config import Settings, Tier
 from router.nearest import METRICS
 from router.sweeping import Sweeper
@@ -25,9 +38,18 @@ from router.tiers.profile import CannotServe, Profile, read_profile
 
 log = logging.getLogger(__name__)
 
-# A server that does not say how many records it holds is asked for so many of the newest.
+# A server that does not say how many records it holds is asked for so many of the newest; after a crash, each is.
 _NEWEST: Final = 500
 
+# One that does is asked for so many, to see that they are those that are accounted for.
+_WITNESSES: Final = 100
+
+
+# Records that are asked for by id in one step of looking for those that are lost.
+_STEP: Final = 500
+
+# Ids that one line of the log names; it says how many there are.
+_NAMED: Final = 20
 
 # why a server that is the old one may look like another
 _HINT: Final = "; a server that says no identity is known by its name, and by the command or address that reaches it"
@@ -39,6 +61,8 @@ class Recovery:
     Args:
         changed: called when records came into the account, or went, that no event tells of.
         adopt: another server behind a tier than last time is taken as it is.
+        gather: moves a part of a group to where the rest of it is; without, it stays torn for those who can.
+        watch: is told of each page of a scan: the tier, how many records were read, and of how many if that is known.
     """
 
     def __init__(
@@ -51,6 +75,8 @@ class Recovery:
         changed: Callable[[], None],
         *,
         adopt: bool = False,
+        gather: Callable[[Torn], Awaitable[object]] | None = None,
+        watch: Callable[[str, int, int | None], None] = lambda tier, read, of: None,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -59,6 +85,8 @@ class Recovery:
         self._mounts = mounts
         self._changed = changed
         self._adopt = adopt
+        self._gather = gather
+        self._watch = watch
         self._counted: set[str] = set()
 
     def check(self, tier: Tier, profile: Profile) -> None:
@@ -120,6 +148,7 @@ class Recovery:
         profile = self._copies.link(name).profile
         assert profile is not None
         identity = identity_of(tier, profile)
+        unheard_of = self._catalog.identity(name) is None
         another = self._catalog.identity(name) not in (None, identity)
         self._catalog.set_identity(name, identity)
         if another:
@@ -136,6 +165,16 @@ class Recovery:
         if name not in self._counted or not self._catalog.is_scanned(name):
             await self._count(tier)
             self._counted.add(name)
+        if unheard_of and (holds := self._catalog.records_in(name)):
+            log.warning(
+                "%s: its %d records were in no account. If there was a catalog before this one, what it alone knew is "
+                "lost with it: accesses and salience count anew, and what was forgotten while its tier was down may be "
+                "there again",
+                name,
+                holds,
+            )
+        await self._take_in_what_was_set_aside(name)
+        await self._gather_groups()
 
     async def _keep_manner(self, tier: Tier, profile: Profile) -> None:
         """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
@@ -171,15 +210,19 @@ class Recovery:
         return True
 
     async def _finish_writes(self, tier: str) -> None:
-        reserved, replacing = self._catalog.unfinished(tier)
-        # of what this router has under way itself, somebody holds a claim and will settle it
-        ids = [entry.id for entry in reserved if self._catalog.is_left_over(entry.id)]
-        replaced = [id for id in replacing if self._catalog.is_left_over(id)]
+        while True:
+            reserved, replaced = self._catalog.unfinished(tier)
+            ids = [entry.id for entry in reserved]
+            held = [id_name(id) for id in [*ids, *replaced] if not self._catalog.is_left_over(id)]
+            if not held:
+                break
+            # who has the claim may be at work on this, and will settle it; or on another copy, and never will
+            (await self._catalog.claims.take(held)).release()
         if not ids and not replaced:
             return
         found = await self._copies.read(tier, [*ids, *replaced], embeddings=True)
         digests = {id: digest(record) for id, record in found.items()}
-        there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved if entry.id in set(ids)}
+        there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved}
         kept = self._catalog.recover_reservations(tier, there, _vectors(found.values()))
         for id in replaced:
             self._catalog.settle_replacement(id, digests.get(id))
@@ -197,27 +240,31 @@ class Recovery:
             # until all is accounted for, nothing is written there that a page read before might bring back
             self._catalog.set_scanned(name, False)
             await self._scan(name)
-            self._catalog.set_scanned(name, True)
+            if self._catalog.end_scan(name).changed:
+                self._changed()
 
     async def _agrees(self, tier: str) -> bool:
-        """Whether a tier seems to hold what it should: by its count, or by the newest of what it tells."""
+        """Whether a tier seems to hold what it should, by its count and by the newest of what it tells."""
         raw = await self._copies.link(tier).call("memory/describe", Describe())
         holds = read_profile(raw).store.records
-        expected = self._catalog.records_in(tier)
-        if holds is None:
-            count = min(_NEWEST, self._copies.recall_limit(tier, _NEWEST))
-            newest, are_all = await self._copies.newest(tier, count)
-            known = self._catalog.find(record.id for record in newest)
-            if len(known) == len(newest) and (len(newest) == expected or not are_all):
-                return True
-            log.info("%s tells of others than the %d records that are accounted for: scanning", tier, expected)
-            return False
-        if holds != expected:
+        expected, may_hold = self._catalog.records_in(tier), self._catalog.may_hold(tier)
+        if holds is not None and holds not in may_hold:
             log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, expected)
-        return holds == expected
+            return False
+        most = _WITNESSES if holds is not None and self._catalog.ended_well else _NEWEST
+        count = min(most, self._copies.recall_limit(tier, most))
+        newest, are_all = await self._copies.newest(tier, count)
+        accounted = self._catalog.accounted(tier, (record.id for record in newest))
+        if len(accounted) == len(newest) and (holds is not None or not are_all or len(newest) in may_hold):
+            return True
+        log.info("%s tells of others than the %d records that are accounted for: scanning", tier, expected)
+        return False
 
     async def _scan(self, tier: str) -> None:
-        adopted = seen = 0
+        adopted = seen = there = 0
+        profile = self._copies.link(tier).profile
+        said = None if profile is None else profile.store.records
+        self._watch(tier, 0, said)
         try:
             async for whole in self._copies.everything(tier):
                 page = self._own(whole, tier)
@@ -226,18 +273,65 @@ class Recovery:
                 if new:
                     self._changed()
                 seen += len(whole)
+                there += sum(entry.home == tier for entry in self._catalog.find(e.id for e in page).values())
+                self._watch(tier, seen, said)
                 for entry in refused:
-                    log.error("%s: %r is not adopted: its owner's key %r has another record", tier, entry.id, entry.key)
+                    log.error(
+                        "%s: %r is set aside, and not shown: its owner's key %r has another record. It is taken in at "
+                        "the next start when that is forgotten; or forget this one, by its id",
+                        tier,
+                        entry.id,
+                        entry.key,
+                    )
         except CannotList as problem:
             raise CannotServe(
                 f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "
                 "a mount (mount = true)"
             ) from None
-        missing = self._catalog.records_in(tier) - seen - len(self._catalog.redo_in(tier))
-        if seen or missing:
+        # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
+        lost = await self._lose_what_is_gone(tier) if there < self._catalog.records_in(tier) else 0
+        if seen or lost:
             log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
-        if missing > 0:
-            log.error("%s: at least %d records that should live there are gone", tier, missing)
+
+    async def _lose_what_is_gone(self, tier: str) -> int:
+        """Take out of the account what `tier` does not hold, asked for by id; returns how many records that are.
+
+        Looks at all that should be there: for the scan, which does, too."""
+        lost: list[str] = []
+        after: int | None = 0
+        while after is not None:
+            page, after = self._catalog.walk(Selection(tiers=[tier]), after, _STEP)
+            found = await self._copies.read(tier, [entry.id for entry in page])
+            lost += [entry.id for entry in self._catalog.lose(entry for entry in page if entry.id not in found)]
+        if lost:
+            self._changed()
+            log.error(
+                "%s: %d records that should live there are gone: %s%s",
+                tier,
+                len(lost),
+                ", ".join(lost[:_NAMED]),
+                ", …" if len(lost) > _NAMED else "",
+            )
+        return len(lost)
+
+    async def _take_in_what_was_set_aside(self, tier: str) -> None:
+        """Records whose owners' keys had others, and have none any more."""
+        free = self._catalog.free_again(tier)
+        if free:
+            found = list((await self._copies.read(tier, free, embeddings=True)).values())
+            page = self._own(found, tier)
+            adopted, _ = self._catalog.adopt(self._entries(page, tier), _vectors(page))
+            self._catalog.strike(tier, set(free) - {record.id for record in found})
+            if adopted:
+                self._changed()
+                log.info("%s: %d records that were set aside are taken in, their keys are free", tier, adopted)
+
+    async def _gather_groups(self) -> None:
+        """Groups of which two tiers hold a part each are made whole, as far as both can be reached."""
+        for torn in self._catalog.decide_groups().torn:
+            if self._gather is not None:
+                await self._gather(torn)
+        self._catalog.decide_groups()  # a second copy of what has been gathered is one too many now
 
     def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
         """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that

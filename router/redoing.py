@@ -18,6 +18,7 @@ from typing import Final
 import anyio
 
 from router.a2m.errors import A2MError
+from router.a2m.http_client import SETTLING
 from router.a2m.records import Draft
 from router.catalog.catalog import Catalog
 from router.catalog.claims import record_names
@@ -34,9 +35,9 @@ log = logging.getLogger(__name__)
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 
-# What an earlier router, or the server that it left behind, was at when it died may land for so long after the start.
-# Readers do not notice: they are served from the catalog.
-_RESUME_SECONDS: Final = 30.0
+# What an earlier router was at when it died may land at a tier that is reached over HTTP for so long after the start; a
+# tier's own process has been ended by then, if it was left behind. Readers do not notice: the catalog serves them.
+_RESUME_SECONDS: Final = SETTLING
 
 
 class Redoing:
@@ -55,7 +56,8 @@ class Redoing:
 
     def resume(self) -> None:
         """At the start: what an earlier router left undone, when nothing of it can land any more."""
-        self.begin((id for tier in self._tiers for id in self._catalog.redo_in(tier)), after=_RESUME_SECONDS)
+        for name, tier in self._tiers.items():
+            self.begin(self._catalog.redo_in(name), after=_RESUME_SECONDS if tier.url is not None else 0.0)
 
     def begin(self, ids: Iterable[str], after: float = 0.0) -> None:
         """Let the tiers of these records catch up, each in its own time, after so many seconds."""
@@ -108,6 +110,7 @@ class Redoing:
         await self._catalog.readers.grace()
         if self._catalog.redone([entry.id]):  # else it was forgotten meanwhile, and its copy is noted
             self._catalog.end_redo(entry, draft.embedding)
+            self._sweeper.wake()  # copies elsewhere wait until the record can be read at its home
         return None
 
     def _check(self, tier: str) -> None:

@@ -1,11 +1,21 @@
-"""Settling: what becomes of a claim when a tier has not answered."""
+"""Settling: what becomes of a claim when a tier, or the catalog's disk, has not done its part yet."""
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import anyio
+
+from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
+
+log = logging.getLogger(__name__)
+
+# How long a change that the catalog's disk did not take waits before it is tried again.
+_FIRST_WAIT: Final = 0.5
+_LONGEST_WAIT: Final = 30.0
 
 
 class Spawn(Protocol):
@@ -16,35 +26,65 @@ class Spawn(Protocol):
 
 class Settling:
     """Keeps claims while a tier's answer is open: nothing more is written or removed for their ids until it is certain
-    that a call whose outcome is unknown cannot land any more."""
+    that a call whose outcome is unknown cannot land any more. Likewise while the catalog's disk does not take what has
+    to be noted of them."""
 
-    def __init__(self, copies: Copies, spawn: Spawn) -> None:
+    def __init__(self, catalog: Catalog, copies: Copies, spawn: Spawn) -> None:
+        self._catalog = catalog
         self._copies = copies
         self._spawn = spawn
 
-    def release(
+    async def release(
         self,
-        claim: Claim,
+        claims: Sequence[Claim],
         failures: Sequence[object] = (),
+        *,
+        note: Callable[[], None] | None = None,
         then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Release `claim`: at once if nothing is open, else when every call among `failures` is settled and `then` is
-        done."""
+        """Make `note`, durably, and release the claims: at once if nothing is open, else when every call among
+        `failures` is settled and `then` is done.
+
+        `note` is a change of the catalog, which may be made more than once: where the disk does not take it, that is
+        said in the log, and it is tried again until it does.
+        """
+        if note is not None and await self._noted(note):
+            note = None
         open_calls = [
             f for f in failures if isinstance(f, TierDown) and f.settled is not None and not f.settled.is_set()
         ]
-        if not open_calls and then is None:
-            claim.release()
+        if not open_calls and note is None and then is None:
+            for claim in claims:
+                claim.release()
             return
 
         async def settle() -> None:
             try:
+                if note is not None:
+                    await self.until_noted(note)
                 for failure in open_calls:
                     assert failure.settled is not None
                     await self._copies.link(failure.tier).settle(failure.settled)
                 if then is not None:
                     await then()
             finally:
-                claim.release()
+                for claim in claims:
+                    claim.release()
 
         self._spawn(settle)
+
+    async def until_noted(self, note: Callable[[], None]) -> None:
+        """Returns when a change of the catalog has been made, and is durable."""
+        wait = _FIRST_WAIT
+        while not await self._noted(note):
+            await anyio.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    async def _noted(self, note: Callable[[], None]) -> bool:
+        try:
+            note()
+            await self._catalog.synced()
+        except OSError as problem:
+            log.error("the catalog's disk does not take what has to be noted; it is tried again: %s", problem)
+            return False
+        return True

@@ -3,7 +3,7 @@
 Rules:
 - it trusts nothing: a copy that a move left behind goes only after the record was read at its home in the same sweep;
   if the home has lost it, the copy becomes home, but only with the digest that the catalog holds;
-- copies of what was forgotten, replaced or given up go without asking;
+- copies of what was forgotten, replaced or given up go without asking; what was set aside stays, and is in the way;
 - no copy goes while a read is under way that may still need it;
 - what somebody has a claim on is left for later; a copy in a record's home is never touched.
 """
@@ -16,7 +16,7 @@ import anyio
 
 from router.a2m.errors import A2MError
 from router.a2m.records import Record, digest, draft_of
-from router.catalog.accounts import UNACCOUNTED, NotedStray
+from router.catalog.accounts import NotedStray
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Name, record_names
 from router.catalog.entries import Entry, Stray
@@ -28,7 +28,13 @@ from router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
 
+# why a tier is not touched for a while after the router has died
+MAY_STILL_LAND: Final = "a call of an earlier router may still land there"
+
 _PAGE: Final = 200
+
+# copies that go only when the record was read at its home
+_SEEN_FIRST: Final = frozenset({Stray.SUPERSEDED, Stray.EQUAL})
 
 # How long a tier that refused to forget is left alone.
 _PAUSE_SECONDS: Final = 5.0
@@ -51,15 +57,26 @@ class Sweeper:
         self._by_name = {tier.name: tier for tier in tiers}
         self._tiers = list(self._by_name)
         self._due: set[str] = set()  # tiers to be swept
+        self._held: dict[str, float] = {}  # tiers where an earlier router's calls may still land, and until when
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
-        self._passed_over: dict[Name, str] = {}  # what others had claimed, and in which tier it waits
+        self._passed_over: dict[Name, set[str]] = {}  # what others had claimed, and in which tiers it waits
+        self._put_off: set[str] = set()  # tiers whose copies stay, since a home that is up did not answer
         self._lost: set[str] = set()  # ids of which the log has said that their home has lost them
 
     def wake(self, *tiers: str) -> None:
         """There is something to remove in `tiers`, or what could not be reached can be now; in all without a name."""
         self._due.update(tiers or self._tiers)
         self._wanted.set()
+
+    def hold(self, tier: str, seconds: float) -> None:
+        """Leave the strays of `tier` alone for so long: what an earlier router had under way there may still land, and
+        would be nobody's if its note were gone by then."""
+        self._held[tier] = anyio.current_time() + seconds
+
+    def held_for(self, tier: str) -> float:
+        """The seconds for which the strays of `tier` are left alone yet; none if they are not."""
+        return max(0.0, self._held.get(tier, 0.0) - anyio.current_time())
 
     async def run(self) -> None:
         """Sweep whenever woken. Ends only by being cancelled."""
@@ -94,7 +111,8 @@ class Sweeper:
                 for stray in page:
                     claim = self._catalog.claims.take_if_free(_names(stray))
                     if claim is None:
-                        self._passed_over.update(dict.fromkeys(_names(stray), tier))
+                        for name in _names(stray):
+                            self._passed_over.setdefault(name, set()).add(tier)
                     else:
                         claims.append(claim)
                         mine.append(stray)
@@ -103,8 +121,7 @@ class Sweeper:
                 failures.append(failure)
                 raise
             finally:
-                for claim in claims:
-                    self._settling.release(claim, failures)
+                await self._settling.release(claims, failures)
 
     def check(self, tier: str, *, writes: bool = True) -> None:
         """Raises TierDown unless `tier` can be reached and all that it holds is accounted for; for `writes`, unless its
@@ -117,8 +134,8 @@ class Sweeper:
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
         if writes and not self._mounts.takes_writes(self._by_name[tier]):
             raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.is_scanned(tier):
-            raise TierDown(tier, UNACCOUNTED, 1.0, None)
+        if not self._catalog.is_accounted(tier):
+            raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
         """Make sure that no stray of these ids, or at these owners' keys, is left in `tier`, before they are written.
@@ -128,6 +145,9 @@ class Sweeper:
         """
         strays = self._catalog.strays_in_the_way(tier, entries)
         if strays:
+            wait = self.held_for(tier)
+            if wait:
+                raise TierDown(tier, MAY_STILL_LAND, wait, None)
             await self._catalog.readers.grace()
             await self._remove(tier, self._catalog.still_noted(tier, strays))
             left = {stray.id for stray in self._catalog.strays_in_the_way(tier, entries)}
@@ -142,19 +162,22 @@ class Sweeper:
         return {name for stray in strays for name in _names(stray)}
 
     def _on_release(self, names: frozenset[Name]) -> None:
-        tiers = {self._passed_over.pop(name) for name in names if name in self._passed_over}
+        tiers = {tier for name in names for tier in self._passed_over.pop(name, ())}
         if tiers:
             self.wake(*tiers)
 
     async def _try(self, tier: str) -> bool:
         if self._copies.link(tier).status != "up" or not self._mounts.takes_writes(self._by_name[tier]):
             return True  # its coming back wakes us
+        if self.held_for(tier):
+            return False
+        self._put_off.discard(tier)
         try:
             await self.sweep(tier)
         except (TierDown, A2MError) as problem:
             log.warning("%s: strays stay for now: %s", tier, problem)
             return False
-        return True
+        return tier not in self._put_off
 
     async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> None:
         """Remove those copies that may go. The caller has claimed them, and let the reads under way end."""
@@ -164,10 +187,14 @@ class Sweeper:
         superseded = [
             entries[stray.id]
             for stray in strays
-            if stray.kind == Stray.SUPERSEDED and stray.id in entries and entries[stray.id].home != tier
+            if stray.kind in _SEEN_FIRST and stray.id in entries and entries[stray.id].home != tier
         ]
         seen = await self._seen_at_home(superseded, tier)
-        unwanted = {stray.id for stray in strays if stray.id not in entries or stray.kind != Stray.SUPERSEDED}
+        unwanted = {
+            stray.id
+            for stray in strays
+            if stray.kind != Stray.ASIDE and (stray.id not in entries or stray.kind not in _SEEN_FIRST)
+        }
         leaving = (seen.keys() | unwanted) - set(at_home)
         if leaving:
             # a note that a power cut could take back must not cost the copy it would need then
@@ -199,11 +226,15 @@ class Sweeper:
             try:
                 found = await self._copies.read(home, [entry.id for entry in there], embeddings=whole)
                 seen.update(found)
-                lost = [entry for entry in there if entry.id not in found]
+                # one that its home has yet to catch up with is not lost: that it has caught up wakes us
+                redone = self._catalog.redone(entry.id for entry in there)
+                lost = [entry for entry in there if entry.id not in found and entry.id not in redone]
                 if lost:
                     await self._bring_home(lost, tier)
             except (TierDown, A2MError) as problem:
                 log.info("%s: copies stay until %s can be read: %s", tier, home, problem)
+                if self._copies.link(home).status == "up":  # else its coming back wakes us
+                    self._put_off.add(tier)
         return seen
 
     async def _bring_home(self, lost: Sequence[Entry], tier: str) -> None:

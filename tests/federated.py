@@ -349,7 +349,10 @@ async def trial(
 
         return connected
 
-    links = {tier.name: Link(tier.name, connect(tier.name), timeout=tier.timeout) for tier in settings.tiers}
+    links = {
+        tier.name: Link(tier.name, connect(tier.name), timeout=tier.timeout, most_calls=tier.max_calls)
+        for tier in settings.tiers
+    }
     catalog = Catalog(None if folder is None else folder / "router.db", settings.managed, strength, threads=False)
     try:
         async with (

@@ -34,7 +34,7 @@ from tests.federated import (
     stored,
     trial,
 )
-from tests.model import Model, Object, Selector, Version
+from tests.model import Model, Object, Selector, Version, none_excused
 
 SHARED: Final = ("procedural",)
 TIERS: Final = ("working", "episodic", "semantic", "procedural")
@@ -230,8 +230,16 @@ def restless(seed: int) -> Weather:
     return weather
 
 
+class Unheard(Exception):
+    """Nobody has told what came of a call: its caller gave up, or the router died."""
+
+
 class Run:
-    """A history under way: the federation and the model beside it."""
+    """A history under way: the federation and the model beside it.
+
+    What an operation comes to is told the model in each of its three ways: an answer, an error, or nothing. Here, where
+    nothing fails, an error is raised; another kind of run may `bear` it.
+    """
 
     def __init__(self, fed: Trial, clock: Clock) -> None:
         self.fed = fed
@@ -264,7 +272,13 @@ class Run:
                 await self._read(operation)
             case Fetch(key=key, owner=owner):
                 begin = self.model.tick()
-                answer = await self._raw("fetch", key=key, owner=owner)
+                try:
+                    answer = await self._raw("fetch", key=key, owner=owner)
+                except Unheard:
+                    return
+                except A2MError as refused:
+                    self.bear(refused)
+                    return
                 self.model.end_fetch(begin, owner, key, msgspec.json.decode(answer, type=_Fetched).record)
             case Promote():
                 await self._promote(operation)
@@ -272,15 +286,27 @@ class Run:
                 await self._forget(operation)
             case Reinforce(which=which, amount=amount):
                 begin, ids = self.model.tick(), self._ids(which)
-                await self.fed.call("reinforce", ids=ids, amount=amount)
-                self.model.end_reinforce(begin, ids, amount)
+                try:
+                    await self._raw("reinforce", ids=ids, amount=amount)
+                except Unheard:
+                    self.model.leave_reinforce(ids)
+                else:
+                    self.model.end_reinforce(begin, ids, amount)
             case Consolidate():
-                await self.fed.call("consolidate")
+                await self._moved("consolidate")
             case Close(session=session, owner=owner):
                 await self._moved("session/close", session=session, owner=owner)
 
     async def everything(self) -> list[Record]:
         return await self._records("timeline", embeddings=True)
+
+    def bear(self, refused: A2MError) -> None:
+        """An operation was answered with an error, and has changed nothing."""
+        raise refused
+
+    async def shown(self, method: str, **params: Any) -> tuple[list[Record], Callable[[Version], bool]]:
+        """The records of an answer, and which others it may lack: none of them, where nothing fails."""
+        return await self._records(method, **params), none_excused
 
     # --- operations
 
@@ -300,7 +326,15 @@ class Run:
                 version.group_mates = mates
         begun = self.model.begin_write(versions)
         sent = [self._sent(version, draft) for version, draft in zip(versions, write.records, strict=True)]
-        answer = await self._raw("remember", records=sent, owner=write.owner, session=session)
+        try:
+            answer = await self._raw("remember", records=sent, owner=write.owner, session=session)
+        except Unheard:
+            self.model.leave_write(begun)
+            return
+        except A2MError as refused:
+            self.model.refuse_write(begun)
+            self.bear(refused)
+            return
         ids = msgspec.json.decode(answer, type=_Ids).ids
         self.model.end_write(begun, {v.number: id for v, id in zip(versions, ids, strict=True)})
 
@@ -355,15 +389,32 @@ class Run:
             "embeddings": read.embeddings,
         }
         if read.method == "timeline":
-            records = await self._records("timeline", **params)
-            self.model.end_timeline(begin, selector, records, embeddings=read.embeddings, limit=read.limit)
+            try:
+                records, excused = await self.shown("timeline", **params)
+            except Unheard:
+                return
+            except A2MError as refused:
+                self.bear(refused)
+                return
+            self.model.end_timeline(
+                begin, selector, records, embeddings=read.embeddings, limit=read.limit, excused=excused
+            )
             return
         vector = read.embedding if any("embedding" in v.fields for v in self.model.versions.values()) else None
-        records = await self._records("recall", **params, query=read.query, embedding=vector)
+        try:
+            records, excused = await self.shown("recall", **params, query=read.query, embedding=vector)
+        except Unheard:
+            self.model.leave_recall()
+            return
+        except A2MError as refused:
+            self.bear(refused)
+            return
         if vector is not None:
             # what has no vector need not be found by one
             selector = msgspec.structs.replace(selector, uncertain=True)
-        self.model.end_recall(begin, selector, records, embeddings=read.embeddings, limit=read.limit or 8)
+        self.model.end_recall(
+            begin, selector, records, embeddings=read.embeddings, limit=read.limit or 8, excused=excused
+        )
 
     async def _promote(self, promote: Promote) -> None:
         ids = self._ids(promote.which)
@@ -382,15 +433,23 @@ class Run:
             query=forget.query,
         )
         begin = self.model.begin_forget(selector)
-        answer = await self._raw(
-            "forget",
-            ids=ids,
-            owner=forget.owner,
-            where=forget.where or None,
-            tier=forget.tier,
-            key_prefix=forget.key_prefix,
-            query=forget.query,
-        )
+        try:
+            answer = await self._raw(
+                "forget",
+                ids=ids,
+                owner=forget.owner,
+                where=forget.where or None,
+                tier=forget.tier,
+                key_prefix=forget.key_prefix,
+                query=forget.query,
+            )
+        except Unheard:
+            self.model.leave_forget(begin, selector)
+            return
+        except A2MError as refused:
+            self.model.refuse_forget(begin, selector)
+            self.bear(refused)
+            return
         self.model.end_forget(begin, selector, msgspec.json.decode(answer, type=_Forgotten).forgotten)
 
     def _ids(self, which: Sequence[int]) -> tuple[str, ...]:
@@ -446,10 +505,15 @@ async def run_history(
 
 async def check_the_end(run: Run) -> None:
     """Nothing is under way: what is there is what was written, each record once, and every account agrees."""
-    fed = run.fed
     records = await run.everything()
     run.model.check_the_end(records)
-    assert_nothing_under_way(fed)
+    assert_nothing_under_way(run.fed)
+    check_the_tiers(run, records)
+
+
+def check_the_tiers(run: Run, records: Sequence[Record]) -> None:
+    """`records`: everything. Each tier holds what lives there, as it was written, and nothing else."""
+    fed = run.fed
     copies = stored(fed)
     assert {id: [tier for tier, _ in held] for id, held in copies.items()} == {r.id: [r.tier] for r in records}
     for record in records:

@@ -4,6 +4,12 @@ Every operation has a beginning and an end; between the two it may take effect a
 that a client can name: a generated one by its content, one with an explicit id by the id, a keyed one by owner and key.
 For each object the model keeps its touches: which operations may have changed it, and what it may be after each. A read
 may show whatever a touch has left that is not certainly overwritten before the read began, and nothing else.
+
+Where things fail an operation may have an error for an answer, or none:
+- a write that was refused has not happened. Only what it replaced may be seen replaced until `decide`, since a tier
+  that replaces in place has to be told to take it back;
+- one whose caller never heard may have happened wholly or not at all. Which, is open until `decide`: nothing is under
+  way then, everything is seen, and what it is seen to be it stays.
 """
 
 import struct
@@ -51,6 +57,11 @@ ABSENT: Final = State(0, None)
 
 Answer = Literal["yes", "no", "maybe"]
 Matching = Callable[[Version], Answer]
+
+
+def none_excused(version: "Version") -> bool:
+    """Every tier answers: nothing may be missing."""
+    return False
 
 
 class Touch(msgspec.Struct, eq=False):
@@ -123,6 +134,9 @@ class Model:
         self._reinforced: list[tuple[int, int, tuple[str, ...], float]] = []
         self._salience_unknown: set[str] = set()  # ids and groups
         self._recalled: dict[tuple[str, str], int] = {}
+        self._recalls_unheard = 0
+        self._unheard: list[list[Written]] = []  # the batches of which nobody knows
+        self._refused: list[tuple[Object, Touch]] = []  # replacements that may still have to be taken back
         self._created: dict[int, str] = {}
         self._created_by_id: dict[str, str] = {}
 
@@ -142,7 +156,7 @@ class Model:
         self.versions[number] = version
         return version
 
-    def begin_write(self, versions: list[Version]) -> list[tuple[Version, Touch, int]]:
+    def begin_write(self, versions: list[Version]) -> "list[Written]":
         """Of a batch; for each object the version that counts, and how many rewrites lead to it."""
         begin = self.tick()
         last: dict[Object, tuple[Version, int]] = {}
@@ -158,7 +172,7 @@ class Model:
             writes.append((version, touch, times))
         return writes
 
-    def end_write(self, writes: list[tuple[Version, Touch, int]], ids: Mapping[int, str]) -> None:
+    def end_write(self, writes: "list[Written]", ids: Mapping[int, str]) -> None:
         end = self.tick()
         for version, touch, times in writes:
             before = self._allowed(version.object, touch.begin, end, without=touch)
@@ -176,6 +190,23 @@ class Model:
                     after.add(state)
             touch.effects = frozenset(after)
             touch.end = end
+
+    def refuse_write(self, writes: "list[Written]") -> None:
+        """Its caller got an error: nothing of the batch is or becomes visible."""
+        for version, touch, _ in writes:
+            before = self._allowed(version.object, touch.begin, self.tick(), without=touch)
+            if version.object[0] == "key" and before != {ABSENT}:
+                self._refused.append((version.object, touch))
+            else:
+                self._touches[version.object].remove(touch)
+
+    def leave_write(self, writes: "list[Written]") -> None:
+        """Its caller never heard: all of the batch is there, or becomes so, or nothing of it."""
+        self._unheard.append(writes)
+
+    def die(self) -> None:
+        """Whoever had to take a refused replacement back is no more; what stands in its tier then is what holds."""
+        self._refused.clear()
 
     # --- forgetting
 
@@ -208,6 +239,26 @@ class Model:
             touch.matching = None
         assert least <= forgotten <= most, f"{forgotten} forgotten, expected {least} to {most}: {selector}"
 
+    def refuse_forget(self, begin: int, selector: Selector) -> None:
+        """Its caller got an error: nothing is forgotten."""
+        self._forgetting.remove((begin, selector))
+        for touches in self._touches.values():
+            touches[:] = [touch for touch in touches if touch.begin != begin]
+
+    def leave_forget(self, begin: int, selector: Selector) -> None:
+        """Its caller never heard: whatever it meant may be gone, or not."""
+        end = self.tick()
+        self._forgetting.remove((begin, selector))
+        for object, touches in self._touches.items():
+            touch = next(t for t in touches if t.begin == begin)
+            before = self._allowed(object, begin, end, without=touch)
+            if all(selector.forgets(self.versions[state.number]) == "no" for state in before - {ABSENT}):
+                touches.remove(touch)
+                continue
+            touch.effects = before | {ABSENT}
+            touch.end = end
+            touch.matching = None
+
     # --- reads
 
     def end_read(
@@ -219,8 +270,12 @@ class Model:
         embeddings: bool = False,
         limit: int | None = None,
         newest: bool = False,
+        excused: Callable[[Version], bool] = none_excused,
     ) -> None:
-        """Of a timeline (`newest`: its limit keeps the newest) or a recall (`limit` keeps whatever is best)."""
+        """Of a timeline (`newest`: its limit keeps the newest) or a recall (`limit` keeps whatever is best).
+
+        `excused`: whether a record may be missing, since it lives in a tier that the answer says it had to do without.
+        """
         end = self.tick()
         self._consistent(records, selector)
         shown = {self._check(record, begin, end, selector, embeddings) for record in records}
@@ -230,9 +285,9 @@ class Model:
         if limit is not None and newest and len(records) == limit:
             oldest = min(parse(record.created_at) for record in records)
             must = [v for v in must if v.object[0] == "new" and "created_at" not in v.fields and v.began > oldest]
-        elif limit is not None and len(records) == limit:
-            must = []
-        missing = [version for version in must if version.object not in shown]
+        elif limit is not None and (len(records) == limit or (newest and excused is not none_excused)):
+            must = []  # the newest may all live where nobody answers
+        missing = [version for version in must if version.object not in shown and not excused(version)]
         assert not missing, f"not shown: {missing}, shown: {[record.content for record in records]}"
 
     def end_timeline(self, begin: int, selector: Selector, records: list[Record], **options: Any) -> None:
@@ -251,16 +306,19 @@ class Model:
         for record in records:
             self._recalled[record.id, record.created_at] = self._recalled.get((record.id, record.created_at), 0) + 1
 
+    def leave_recall(self) -> None:
+        """Its caller never heard: what it would have been answered may have been counted."""
+        self._recalls_unheard += 1
+
     def end_fetch(self, begin: int, owner: str | None, key: str, record: Record | None) -> None:
         end = self.tick()
         selector = Selector(owner=owner)
         own: Object = ("key", owner, key)
-        allowed = set(self._allowed(own, begin, end)) if own in self._touches else {ABSENT}
+        allowed = set(self._allowed(own, begin, end))
         if record is None:
             assert ABSENT in allowed, f"{own} is there"
             nobodys: Object = ("key", None, key)
-            if nobodys in self._touches:
-                assert ABSENT in self._allowed(nobodys, begin, end), f"{nobodys} is there"
+            assert ABSENT in self._allowed(nobodys, begin, end), f"{nobodys} is there"
             return
         object = self._check(record, begin, end, selector, embeddings=False)
         assert object == own or (object == ("key", None, key) and ABSENT in allowed), f"{record} is not at {own}"
@@ -269,6 +327,10 @@ class Model:
 
     def end_reinforce(self, begin: int, ids: tuple[str, ...], amount: float) -> None:
         self._reinforced.append((begin, self.tick(), ids, amount))
+
+    def leave_reinforce(self, ids: tuple[str, ...]) -> None:
+        """Its caller never heard: what they have earned is not followed any more."""
+        self._salience_unknown.update(ids)
 
     def begin_promote(self, ids: Collection[str | None]) -> None:
         """One that adds salience: to what it moves, whole groups, and to nothing else; which is not followed here."""
@@ -283,9 +345,38 @@ class Model:
         begin = self.tick()
         self.end_timeline(begin, Selector(), records, embeddings=True)
         for record in records:
-            assert record.access_count == self._recalled.get((record.id, record.created_at), 0), record
+            recalled = self._recalled.get((record.id, record.created_at), 0)
+            assert recalled <= record.access_count <= recalled + self._recalls_unheard, (recalled, record)
             salience = self._salience(record)
             assert salience is None or record.salience == salience, (record, salience)
+
+    def decide(self, records: list[Record]) -> None:
+        """Everything is there and seen, vectors included, and nothing is under way: what was open is open no more."""
+        for object, touch in self._refused:
+            self._touches[object].remove(touch)
+        self._refused.clear()
+        self.check_the_end(records)
+        shown = {self.version_of(record).object: record for record in records}
+        for batch in self._unheard:
+            alone = [version for version, touch, _ in batch if self._touches[version.object][-1] is touch]
+            there = {v.object in shown and self.version_of(shown[v.object]) is v for v in alone if self._is_sole(v)}
+            assert len(there) < 2, f"a batch of which only a part is there: {alone}, shown: {list(shown)}"
+        self._unheard.clear()
+        now = self.tick()
+        for object, touches in list(self._touches.items()):
+            record = shown.get(object)
+            if record is None:
+                del self._touches[object]
+                continue
+            self.version_of(record).id = record.id  # of an unheard write this is the first that is heard
+            state = State(self.version_of(record).number, record.revision if object[0] == "key" else None)
+            begun = [touch for touch in touches if touch.begin > 0]
+            if len(begun) == 1 and begun[0].end is not None and begun[0].effects == {state}:
+                self._touches[object] = begun
+            else:
+                self._salience_unknown.add(record.id)
+                first = begun[0]
+                self._touches[object] = [Touch(first.begin, first.end or now, frozenset({state}))]
 
     def version_of(self, record: Record) -> Version:
         return self.versions[int(record.content.split()[0][1:])]
@@ -319,6 +410,8 @@ class Model:
         return self._touches[object]
 
     def _allowed(self, object: Object, begin: int, end: int, without: Touch | None = None) -> frozenset[State]:
+        if object not in self._touches:
+            return _NOTHING
         touches = [touch for touch in self._touches[object] if touch.begin <= end and touch is not without]
         done = [touch for touch in touches if touch.end is not None]
         allowed: set[State] = set()
@@ -332,6 +425,10 @@ class Model:
             ):
                 allowed.add(ABSENT)
         return frozenset(allowed)
+
+    def _is_sole(self, version: Version) -> bool:
+        """Whether nothing else that was there, or may be, has the name of what was written."""
+        return len(self._touches[version.object]) == 2 and self._touches[version.object][0].effects == _NOTHING
 
     def _must(self, object: Object, begin: int, end: int, selector: Selector) -> Version | None:
         allowed = self._allowed(object, begin, end)
@@ -396,6 +493,12 @@ class Model:
                     return None
                 salience += amount
         return salience
+
+
+# a write's part in one object: the version that counts, and how many rewrites lead to it
+Written: TypeAlias = tuple[Version, Touch, int]
+
+_NOTHING: Final = frozenset({ABSENT})
 
 
 def packed(vector: Iterable[float]) -> bytes:

@@ -16,12 +16,13 @@ ROOT = Path(__file__).parent.parent
 ARROWS: dict[str, set[str]] = {
     "router.a2m": set(),
     "router.text": set(),
-    "router.database": set(),
+    "router.wal": set(),
+    "router.database": {"router.wal"},
     "router.logs": set(),
     "router.tokens": set(),
     "router.table": set(),
     "router.config": {"router.table"},
-    "router.model": {"router.config"},
+    "router.model": {"router.a2m", "router.config"},
     "router.policy": set(),
     "router.nearest": set(),
     "router.fusion": {"router.text"},
@@ -65,12 +66,16 @@ ARROWS: dict[str, set[str]] = {
         *("router", "router.a2m", "router.config", "router.database", "router.logs", "router.tiers", "router.opening"),
     },
     "router.serve": {"router.a2m", "router.config", "router.tiers", "router.methods"},
-    "router.checking": {"router.a2m", "router.config", "router.tiers", "router.app"},
+    "router.rebuilding": {
+        *("router.a2m", "router.catalog", "router.config", "router.database", "router.policy", "router.recovery"),
+        *("router.settling", "router.sweeping", "router.tiers"),
+    },
+    "router.checking": {"router.a2m", "router.catalog", "router.config", "router.tiers", "router.app"},
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
-        *("router.tokens", "router.recovery", "router.app", "router.serve", "router.checking"),
+        *("router.tokens", "router.recovery", "router.rebuilding", "router.app", "router.serve", "router.checking"),
     },
-    "backends": {"router", "router.a2m", "router.text", "router.database", "router.nearest"},
+    "backends": {"router", "router.a2m", "router.text", "router.database", "router.nearest", "router.table"},
 }
 
 # rooms that the plan names and that are not built yet

@@ -200,6 +200,9 @@ class Model(RuleBasedStateMachine):
             self.strays.pop((new.home, new.id), None)
             self.note(old, old.home, Stray.UNWANTED)
             self.due.discard(new.id)
+        for place, (kind, owner, key) in self.strays.items():
+            if place[1] == new.id and kind == Stray.EQUAL:
+                self.strays[place] = (Stray.UNWANTED, owner, key)
         self.living[new.id] = msgspec.structs.replace(
             new,
             seq=old.seq,
@@ -207,6 +210,43 @@ class Model(RuleBasedStateMachine):
             accessed_at=old.accessed_at,
             salience=old.salience if replacement.salience is None else replacement.salience,
         )
+
+    def decide_groups(self) -> None:
+        """A group with equal copies in two tiers, both read through, is to live in the one that holds all of it."""
+        further = {"working": 0, "episodic": 1, "procedural": 1.5, "semantic": 2}  # where both hold all
+        pairs: dict[tuple[str | None, str | None, str, str], None] = {}
+        for (tier, id), (kind, *_) in sorted(self.strays.items(), key=lambda s: (NAMES.index(s[0][0]), s[0][1])):
+            record = self.living.get(id)
+            if kind == Stray.EQUAL and record is not None and record.home != tier:
+                upper, lower = sorted((tier, record.home), key=lambda name: further[name])
+                if "procedural" in (upper, lower) and "semantic" not in (upper, lower):
+                    upper, lower = (
+                        "procedural",
+                        ({upper, lower} - {"procedural"}).pop(),
+                    )  # it is shared, and no way leads
+                if not {upper, lower} & self.unscanned:
+                    pairs[record.owner, record.group, upper, lower] = None
+        for owner, group, upper, lower in pairs:
+            unit = [record for record in self.living.values() if (record.owner, record.group) == (owner, group)]
+            in_upper = [record for record in unit if record.home == upper]
+            in_lower = [record for record in unit if record.home == lower]
+            also_lower = [record for record in in_upper if self.is_equal(lower, record)]
+            also_upper = [record for record in in_lower if self.is_equal(upper, record)]
+            if len(also_lower) == len(in_upper):
+                home, other, coming, staying = lower, upper, also_lower, also_upper
+            elif len(also_upper) == len(in_lower):
+                home, other, coming, staying = upper, lower, also_upper, also_lower
+            else:
+                continue
+            for record in coming:
+                del self.strays[home, record.id]
+                self.alter(record.id, home=home)
+                self.due.discard(record.id)
+            for record in [*coming, *staying]:
+                self.note(record, other, Stray.SUPERSEDED)
+
+    def is_equal(self, tier: str, record: Entry) -> bool:
+        return (tier, record.id) in self.strays and self.strays[tier, record.id][0] == Stray.EQUAL
 
     def strike_out(self, record: Entry) -> None:
         """It is no more, and nothing late brings it back."""
@@ -422,6 +462,15 @@ class Model(RuleBasedStateMachine):
         for id in dict.fromkeys(wanted):
             old = self.living.get(id)
             if old is None:
+                for (tier, named), (kind, owner, key) in sorted(
+                    self.strays.items(), key=lambda s: NAMES.index(s[0][0])
+                ):
+                    if (named, kind) == (id, Stray.ASIDE) and (scope.owner is None or owner in (None, scope.owner)):
+                        self.strays[tier, named] = (Stray.UNWANTED, owner, key)
+                        self.forgotten.add((id, None))
+                        expected.append(
+                            Entry(id=id, home=tier, owner=owner, key=key, created_at=5000, digest=b"", access_count=0)
+                        )
                 if self.unscanned:
                     self.forgotten.add((id, scope.owner))
             elif self.holds(scope, old):
@@ -467,13 +516,19 @@ class Model(RuleBasedStateMachine):
         for each in held:
             current = self.living.get(each.id)
             known = current is not None and current.home == tier
-            if (tier, each.id) in self.strays or self.is_reserved(each.id) or known:
+            noted = self.strays.get((tier, each.id), (None,))[0]
+            if noted is not None and not (noted == Stray.ASIDE and current is None):
+                continue
+            if self.is_reserved(each.id) or known:
                 continue
             if self.was_forgotten(each):
                 self.note(each, tier, Stray.UNWANTED)
+            elif current is not None and current.group is not None and current.digest == each.digest:
+                self.note(each, tier, Stray.EQUAL)
             elif current is not None and not is_better(each, current):
                 self.note(each, tier, Stray.SUPERSEDED)
             elif self.has_taken_key(each):
+                self.note(each, tier, Stray.ASIDE)
                 expected.append(each)
             elif current is not None:
                 self.replace(Replacement(each, current.version))
@@ -481,10 +536,12 @@ class Model(RuleBasedStateMachine):
             else:
                 self.written += 1
                 self.living[each.id] = msgspec.structs.replace(each, seq=self.written)
+                self.strays.pop((tier, each.id), None)
                 count += 1
         assert (adopted, refused) == (count, expected)
-        self.catalog.set_scanned(tier, True)
+        self.catalog.end_scan(tier)
         self.unscanned.discard(tier)
+        self.decide_groups()
 
     # --- what both must say
 
@@ -612,7 +669,7 @@ class Model(RuleBasedStateMachine):
             assert noted == [
                 (id, tier, *stray)
                 for (tier, id), stray in sorted(self.strays.items())
-                if tier == name and stray[0] != Stray.PENDING
+                if tier == name and stray[0] in (Stray.SUPERSEDED, Stray.UNWANTED)
             ]
             assert [stray.id for stray in self.catalog.strays(name, "1", 2)] == [id for id, *_ in noted if id > "1"][:2]
 

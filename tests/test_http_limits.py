@@ -518,21 +518,7 @@ async def test_a_body_that_is_too_long_is_not_held(declared: bool) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_may_finish_though_its_client_is_gone_and_keeps_its_place_until_then() -> None:
-    gate = Gate()
-    async with served(gate, HttpLimits(max_requests=1)) as server:
-        async with server.wire() as wire:
-            await wire.send(posted(CALL))
-            await gate.until(lambda: gate.begun == 1)
-        assert is_busy(await server.call())
-        gate.open.set()
-        await server.until_there_is_room()
-        assert gate.ended >= 2
-
-
-@pytest.mark.anyio
-async def test_a_call_whose_client_is_gone_for_long_is_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.a2m.http._GRACE", 0)
+async def test_a_call_whose_client_is_gone_is_called_off() -> None:
     gate = Gate()
     async with served(gate, HttpLimits(max_requests=1)) as server:
         async with server.wire() as wire:
@@ -541,6 +527,24 @@ async def test_a_call_whose_client_is_gone_for_long_is_called_off(monkeypatch: p
         await gate.until(lambda: gate.ended == 1)
         gate.open.set()
         await server.until_there_is_room()
+
+
+@pytest.mark.anyio
+async def test_what_must_be_finished_is_though_its_client_is_gone_and_keeps_its_place_until_then() -> None:
+    gate = Gate()
+
+    async def finished(message: bytes, caller: Caller) -> bytes | None:
+        with anyio.CancelScope(shield=True):
+            return await gate(message, caller)
+
+    async with served(finished, HttpLimits(max_requests=1)) as server:
+        async with server.wire() as wire:
+            await wire.send(posted(CALL))
+            await gate.until(lambda: gate.begun == 1)
+        assert is_busy(await server.call())
+        gate.open.set()
+        await server.until_there_is_room()
+        assert gate.ended >= 2
 
 
 @pytest.mark.anyio

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from router.a2m.client import Connection, Settled, connect_local
 from router.a2m.errors import A2MError
 from router.a2m.server import Caller
 from router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
-from router.tiers.link import Link, LinkStatus, TierDown
+from router.a2m.budget import budget, left
+from router.tiers.link import PATIENCE, Link, LinkStatus, Overloaded, TierDown
 from router.tiers.profile import BadProfile, Store, read_profile
 
 DESCRIBED: dict[str, Any] = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": ["core"]}
@@ -51,6 +53,7 @@ class Tier:
         self.dies_at_once = False
         self.deaf = False  # takes calls and does not answer
         self.greets_after = 0.0
+        self.takes = 0.0  # seconds to answer
         self._die = anyio.Event()
 
     def die(self) -> None:
@@ -80,6 +83,8 @@ class Tier:
         self.calls.append((anyio.current_time(), method))
         if method == "memory/describe":
             await anyio.sleep(self.greets_after)
+        else:
+            await anyio.sleep(self.takes)
         if self.deaf or method == "memory/remember":
             await anyio.sleep_forever()
         if method == "memory/fetch":
@@ -231,14 +236,13 @@ async def test_five_failures_in_a_row_open_the_breaker_and_a_greeting_closes_it(
             await link.call("memory/recall", {})
         assert anyio.current_time() == opened
         assert (failure.value.retry_after, failure.value.settled) == (0.5, None)
-        await anyio.sleep(8)
+        await anyio.sleep(20)
         tier.deaf = False
         await link.wait_up()
-        # one at a time: a greeting after 0.5 s, the next 1 s after that one's deadline of 5 s, ...
+        # one at a time: a greeting after 0.5 s, the next 1 s after that one's deadline of 30 s
         assert [(round(at - opened, 3), method) for at, method in tier.calls] == [
             (0.5, "memory/describe"),
-            (6.5, "memory/describe"),
-            (13.5, "memory/describe"),
+            (31.5, "memory/describe"),
         ]
         assert len(tier.starts) == 1
 
@@ -276,11 +280,116 @@ async def test_a_connection_that_stays_deaf_is_replaced() -> None:
         tier.deaf = True
         for _ in range(5):
             await failing(link)
-        await anyio.sleep(100)
-        greetings = [at for at, method in tier.calls if method == "memory/describe"]
-        assert len([at for at in greetings if at < tier.starts[1]]) == 1 + 5
+        opened = anyio.current_time()
+        await anyio.sleep(2000)
+        # a server that takes long to start gets twice the time with every trial
+        silences = [b - a for a, b in pairwise([opened, *tier.starts[1:]])]
+        assert len(silences) > 3
+        for number, silence in enumerate(silences):
+            assert PATIENCE * 2**number <= silence <= PATIENCE * 2**number + 100
         tier.deaf = False
         await link.wait_up()
+
+
+@simulated
+async def test_a_server_that_is_slow_is_not_taken_for_dead() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        tier.takes = 8.0
+        for _ in range(20):
+            with pytest.raises(TierDown, match="no answer within 5 s"):
+                await link.call("memory/recall", {})
+        assert link.status == "up"
+        await anyio.sleep(10)
+        tier.takes = tier.greets_after = 20.0
+        async with anyio.create_task_group() as tasks:
+            for _ in range(7):
+                tasks.start_soon(failing, link)
+        assert link.status == "down"  # nothing at all was heard of it for as long as it has
+        await link.wait_up()
+        assert len(tier.starts) == 1
+
+
+@simulated
+async def test_a_call_that_is_given_little_time_says_nothing_of_its_tier() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        for _ in range(20):
+            with pytest.raises(TierDown):
+                await link.call("memory/remember", {}, timeout=1)
+            with budget(2), pytest.raises(TierDown):
+                await link.call("memory/remember", {})
+        assert link.status == "up"
+
+
+@simulated
+async def test_the_calls_of_a_request_share_its_time() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        tier.takes = 3.0
+        began = anyio.current_time()
+        with budget(8):
+            await link.call("memory/recall", {})
+            await link.call("memory/recall", {})
+            with pytest.raises(TierDown, match="no answer within 2 s"):
+                await link.call("memory/recall", {})
+            assert left() == 0
+        assert anyio.current_time() - began == pytest.approx(8)
+        await link.call("memory/recall", {})
+
+
+@simulated
+async def test_more_calls_than_there_may_be_are_refused_at_once() -> None:
+    tier = Tier()
+    link = Link("episodic", tier.connect, timeout=5, most_calls=2, random=lambda: 1.0)
+    ends: list[tuple[float, str]] = []
+
+    async def recall() -> None:
+        try:
+            await link.call("memory/recall", {})
+        except TierDown as refused:
+            ends.append((anyio.current_time(), refused.reason))
+        else:
+            ends.append((anyio.current_time(), "answered"))
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(link.run)
+        await link.wait_up()
+        tier.takes = 1.0
+        async with anyio.create_task_group() as calls:
+            with budget(60):
+                for _ in range(7):
+                    calls.start_soon(recall)
+            calls.start_soon(recall)  # in the background nobody waits, and nothing is refused
+        assert ends == [(0, "overloaded")] * 3 + [(1, "answered")] * 3 + [(2, "answered")] * 2
+        with budget(60):
+            await recall()
+        assert (link.status, ends[-1]) == ("up", (3, "answered"))
+        tasks.cancel_scope.cancel()
+
+
+@simulated
+async def test_a_call_does_not_wait_longer_for_its_turn_than_for_its_answer() -> None:
+    tier = Tier()
+    link = Link("episodic", tier.connect, timeout=5, most_calls=1, random=lambda: 1.0)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(link.run)
+        await link.wait_up()
+        with budget(60):
+            tasks.start_soon(failing_write, link)
+        await anyio.sleep(2)
+        with budget(2), pytest.raises(Overloaded):
+            await link.call("memory/recall", {})
+        assert anyio.current_time() == pytest.approx(4)
+        tasks.cancel_scope.cancel()
+
+
+async def failing_write(link: Link) -> None:
+    with pytest.raises(TierDown):
+        await link.call("memory/remember", {})
 
 
 @simulated
@@ -368,7 +477,8 @@ async def test_a_write_to_a_deaf_tier_is_settled_when_its_connection_is_replaced
             await link.call("memory/remember", {})
         assert failure.value.settled is not None
         await link.settle(failure.value.settled)
-        assert len(tier.starts) == 1  # its connection has ended, and the next has not begun
+        # its connection has ended, and the next has at most begun
+        assert anyio.current_time() >= PATIENCE
 
 
 @simulated

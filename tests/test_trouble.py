@@ -1,5 +1,6 @@
 """When a tier refuses, loses or answers too much: what the caller sees, and that nothing else suffers from it."""
 
+import errno
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from router.a2m.jsonrpc import parse_request, render_error
 from router.a2m.messages import Remember
 from router.a2m.records import Draft
 from router.catalog.catalog import Catalog
-from tests.federated import FOUR_TIERS, LOCAL, Trial, settings_of, trial
+from tests.federated import FOUR_TIERS, LOCAL, Trial, assert_nothing_under_way, settings_of, trial
 
 pytestmark = pytest.mark.anyio
 
@@ -114,6 +115,60 @@ async def test_a_disk_that_fails_keeps_no_claim(monkeypatch: pytest.MonkeyPatch)
                 await fed.call("remember", records=[{"id": "x", "content": "x", "key": "k", "group": "g"}])
         assert no_claims_held(fed)
         assert await fed.call("remember", records=[{"id": "x", "content": "x"}]) == {"ids": ["x"]}
+
+
+class FullDisk:
+    """Makes changes of the catalog fail for want of room, for as long as it is `full`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *changes: str) -> None:
+        self.full = True
+        for name in changes:
+            patch.setattr(Catalog, name, self._failing(getattr(Catalog, name)))
+
+    def _failing(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def attempted(*given: Any, **named: Any) -> Any:
+            if self.full:
+                raise OSError(errno.ENOSPC, "disk full")
+            return change(*given, **named)
+
+        return attempted
+
+
+async def test_a_write_that_failed_for_want_of_room_is_undone_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = {"id": "x", "content": "x", "key": "k", "group": "g"}
+    async with trial() as fed:
+        disk = FullDisk(monkeypatch, "commit_write", "abandon")
+        with pytest.raises(A2MError, match="the catalog's disk is full: nothing was written") as failure:
+            await fed.call("remember", records=[record])
+        assert failure.value.data == {"reason": "disk full"}
+        assert await fed.timeline() == []
+        # as long as nobody can note what is to become of its copy, nobody else writes it
+        assert not no_claims_held(fed)
+        disk.full = False
+        await fed.settled()
+        assert fed.copies() == {}
+        assert await fed.call("remember", records=[record]) == {"ids": ["x"]}
+        await fed.settled()
+        assert_nothing_under_way(fed)
+
+
+async def test_a_move_that_failed_for_want_of_room_is_undone_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with trial(settings_of(policy="explicit")) as fed:
+        [id] = await fed.remember("x", session="s")
+        disk = FullDisk(monkeypatch, "flip", "give_up")
+        with pytest.raises(A2MError, match="disk full"):
+            await fed.call("promote", ids=[id], tier="semantic")
+        assert [(r["id"], r["tier"]) for r in await fed.timeline()] == [(id, "working")]
+        disk.full = False
+        await fed.settled()
+        assert fed.copies() == {id: ["working"]}
+        assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
+        await fed.settled()
+        assert fed.copies() == {id: ["semantic"]}
 
 
 async def test_no_copy_goes_before_the_note_that_lets_it_go_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:

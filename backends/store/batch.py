@@ -6,6 +6,7 @@ and those who only read are answered from what is there.
 """
 
 import contextlib
+import errno
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import apsw
 import msgspec
 
 from backends.store.store import Store
-from router.a2m.errors import A2MError, Code
+from router.a2m.errors import DISK_FULL, A2MError, Code
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -28,14 +29,13 @@ def carry_out(store: Store, calls: Sequence[Call], *, durable: bool) -> list[Any
     try:
         outcomes = _together(store, calls)
     except (apsw.Error, OSError) as problem:
-        return _nothing_kept(store, calls, str(problem))
+        return _nothing_kept(store, calls, _reason(problem))
     if durable and any(call.writes for call in calls):
         try:
             store.sync()
         except OSError as problem:
-            return [
-                _unsure(str(problem)) if call.writes else outcome for call, outcome in zip(calls, outcomes, strict=True)
-            ]
+            unsure = _unsure(_reason(problem))
+            return [unsure if call.writes else outcome for call, outcome in zip(calls, outcomes, strict=True)]
     return outcomes
 
 
@@ -117,4 +117,10 @@ def _look(connection: apsw.Connection, call: Call) -> Any:
     try:
         return _attempt(connection, call.run)
     except (apsw.Error, OSError) as problem:
-        return A2MError(Code.INTERNAL_ERROR, f"the store cannot be read: {problem}", {"reason": str(problem)})
+        return A2MError(Code.INTERNAL_ERROR, f"the store cannot be read: {problem}", {"reason": _reason(problem)})
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, OSError):
+        return DISK_FULL if problem.errno == errno.ENOSPC else problem.strerror or str(problem)
+    return DISK_FULL if isinstance(problem, apsw.FullError) else str(problem)

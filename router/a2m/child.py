@@ -131,6 +131,10 @@ class _Child:
             await self.process.wait()
             await self._silent.wait()
         connection.lose(self._ending() or reason)
+        # what nobody reads would keep it from coming to its end
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                await self._stdout.receive()
 
     async def watch(self, connection: Connection) -> None:
         """Ends the connection when the child has ended, even if a process of its own still holds its output."""

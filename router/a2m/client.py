@@ -9,6 +9,7 @@
 """
 
 import logging
+import math
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -52,7 +53,11 @@ class Unanswered(Exception):
 
 
 class NoAnswer(Unanswered):
-    """The deadline has passed, or what came cannot be read. The connection may be well."""
+    """What came cannot be read, or nothing came. The connection may be well."""
+
+
+class TooLate(NoAnswer):
+    """The call's deadline has passed. The server may be well, and slow."""
 
 
 class AnswerTooLong(NoAnswer):
@@ -73,6 +78,11 @@ class Peer(Protocol):
     @property
     def reason(self) -> str | None: ...
 
+    @property
+    def heard(self) -> float:
+        """When the server last answered anything, also what nobody waited for any more, in the event loop's time;
+        -inf before the first time."""
+
     async def call(
         self,
         method: str,
@@ -88,7 +98,7 @@ class Peer(Protocol):
             on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
                 the call will be settled, unless it already is.
 
-        Raises A2MError for an answer that is an error, NoAnswer and ConnectionLost for none.
+        Raises A2MError for an answer that is an error, NoAnswer (TooLate, AnswerTooLong) and ConnectionLost for none.
         """
 
 
@@ -110,6 +120,7 @@ class Connection:
     ) -> None:
         self.lost = anyio.Event()
         self.reason: str | None = None
+        self.heard = -math.inf
         self._name = name
         self._max_message = max_message
         self._on_notification = on_notification
@@ -153,7 +164,7 @@ class Connection:
             case None if self.reason is not None:
                 raise ConnectionLost(self.reason, certain)
             case None:
-                raise NoAnswer(f"no answer within {timeout:g} s", certain)
+                raise TooLate(f"no answer within {round(timeout, 2):g} s", certain)
             case _TooLong():
                 raise AnswerTooLong(f"an answer of more than {self._max_message:,} bytes", settled())
             case MalformedMessage() as malformed:
@@ -260,6 +271,7 @@ class Connection:
         id = int(text) if text.isdigit() and len(text) < 20 else 0
         if not 0 < id <= self._last_id:
             return False
+        self.heard = anyio.current_time()
         waiting = self._waiting.get(id)
         if waiting is not None and not waiting.over.is_set():
             waiting.reply = reply

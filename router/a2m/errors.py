@@ -3,6 +3,7 @@
 Errors are raised where the mistake is seen and become answers in one place, the dispatcher.
 """
 
+import errno
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final
@@ -24,6 +25,16 @@ class Code(IntEnum):
     QUOTA_EXCEEDED = -32006
     PROTOCOL_NOT_SUPPORTED = -32007
     EMBEDDING_MISMATCH = -32008
+
+
+# Why a call was not begun: as many are under way as there may be. In an error's data, as `reason`.
+OVERLOADED: Final = "overloaded"
+
+# After so many seconds it may be tried again what found no room.
+RETRY_AFTER: Final = 1
+
+# Why nothing was written: there is no room. In an error's data, as `reason`.
+DISK_FULL: Final = "disk full"
 
 
 # Errors of a server behind that are the caller's to hear; any other is the federation's own trouble.
@@ -71,3 +82,21 @@ def quota(where: str, limit: int, came: int, unit: str) -> A2MError:
         f"{where}: at most {limit:,} {unit} in one call, {came:,} came",
         {"parameter": where, "limit": limit},
     )
+
+
+def overloaded(sentence: str, more: Mapping[str, Any] | None = None) -> A2MError:
+    """INTERNAL_ERROR for a call that was not begun, since too many are under way."""
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"no room for this call: {sentence}; try again in a while",
+        {"reason": OVERLOADED, "retry_after": RETRY_AFTER, **(more or {})},
+    )
+
+
+def disk_failed(problem: OSError, whose: str = "the") -> A2MError:
+    """INTERNAL_ERROR for a disk that did not take, or give, what the call needed."""
+    if problem.errno == errno.ENOSPC:
+        sentence = f"{whose} disk is full: nothing was written; try again when there is room"
+        return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": DISK_FULL})
+    reason = problem.strerror or str(problem)
+    return A2MError(Code.INTERNAL_ERROR, f"{whose} disk failed: {reason}", {"reason": reason})

@@ -4,13 +4,13 @@ What is decided, in this order and before any JSON-RPC work: is the head of bear
 (403, 401), is there such a door (404, 405), is it JSON (415), of this version (400), is there room for it (503), is it
 of bearable size (413), does it come in time (408). From there on, errors are answers with 200.
 
-A client that hangs up does not call back what it has begun. That may finish, and keeps its place in the limits until it
-has; after 10 s it is cancelled.
+A client that hangs up has what it has begun cancelled. Where that must be finished all the same, as a write that a tier
+has been told of, it keeps its place in the limits until it is.
 """
 
-import asyncio
 import errno
 import logging
+import math
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -31,12 +31,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER, speaks
-from router.a2m.errors import A2MError, Code
+from router.a2m.errors import RETRY_AFTER, A2MError, Code
 from router.a2m.http_connection import ON_HANG_UP, ConnectionConfig
-from router.a2m.http_limits import DEFAULT_LIMITS, MIN_RATE, RETRY_AFTER, Busy, HttpLimits, Limiter, patience
+from router.a2m.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
 from router.a2m.jsonrpc import NULL_ID, render_error, too_long
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
-from router.a2m.server import Answering, Caller, CannotListen, Refusal
+from router.a2m.server import Answering, Caller, CannotListen, NoRoom, Refusal
 
 if sys.platform != "win32":
     import resource
@@ -47,8 +47,7 @@ WELL_KNOWN: Final = "/.well-known/a2m-server.json"
 ALIVE: Final = "/healthz"
 READY: Final = "/readyz"
 
-# calls under way when the server is asked to stop, or when their client hangs up, get this long; a deadline of a tier
-# (5 s by default) fits into it
+# calls under way when the server is asked to stop get this long; a deadline of a tier (5 s by default) fits into it
 _GRACE: Final = 10
 # a body of up to this many times its limit is read to its end before it is refused
 _PATIENCE: Final = 4
@@ -241,13 +240,8 @@ class _Calls:
             # what may be left of the body is not worth reading, so the connection cannot be used again
             return _error(413, too_long(self._max_message), {"Connection": "close"})
         with anyio.CancelScope() as call:
-
-            def let_go() -> None:
-                call.deadline = asyncio.get_running_loop().time() + _GRACE
-
-            scope.get("state", {})[ON_HANG_UP] = let_go
-            reply = await self._answer(message, scope["caller"])
-            return Response(status_code=202) if reply is None else Response(reply, media_type="application/json")
+            scope.get("state", {})[ON_HANG_UP] = call.cancel
+            return _answered(await self._answer(message, scope["caller"]))
         return Response(status_code=400)  # called off; to nobody
 
     async def _body(self, receive: Receive, length: int, asks_first: bool, hold: Callable[[int], None]) -> bytes | None:
@@ -363,6 +357,16 @@ class _Door:
 
 def _refused(refusal: Refusal) -> Response:
     return Response(refusal.message + "\n", refusal.status, dict(refusal.headers), "text/plain")
+
+
+def _answered(reply: bytes | None) -> Response:
+    """The answer to a call; one that found no room is told as HTTP tells it, too, for those who distribute calls."""
+    if reply is None:
+        return Response(status_code=202)
+    if isinstance(reply, NoRoom):
+        again = {"Retry-After": str(math.ceil(reply.retry_after))}
+        return Response(reply, 503, again, media_type="application/json")
+    return Response(reply, media_type="application/json")
 
 
 def _busy(busy: Busy) -> Response:

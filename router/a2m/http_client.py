@@ -10,6 +10,7 @@ Over both a redirect is an answer like others, the environment's proxies are not
 """
 
 import asyncio
+import math
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -26,7 +27,7 @@ import msgspec
 from msgspec import Raw
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
-from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, Unanswered, settled
+from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, TooLate, Unanswered, settled
 from router.a2m.errors import A2MError
 from router.a2m.http_exchange import Answer, Broken, Exchange, Posting
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
@@ -98,6 +99,7 @@ class HttpClient:
     ) -> None:
         self.lost = anyio.Event()
         self.reason: str | None = None
+        self.heard = -math.inf
         self._exchange = exchange
         self._secrets = secrets
         self._max_message = max_message
@@ -122,14 +124,15 @@ class HttpClient:
             body = self._plain(answer)
             answered = answer.status < 500  # a gateway's 502 or 504 does not end what is behind it
             reply = self._read(answer.status, body)
-            if reply.error is None and bytes(reply.id) != str(id).encode():
-                raise NoAnswer(
-                    f"an answer to another call: id {bytes(reply.id)!r:.80}", self._settled_by(answer.status)
-                )
+            self.heard = anyio.current_time()
+            # an error that could not tell whose it was has no id
+            if bytes(reply.id) != str(id).encode() and (reply.error is None or bytes(reply.id) != b"null"):
+                answered = False
+                raise NoAnswer(f"an answer to another call: id {bytes(reply.id)!r:.80}", self._certain(posting))
         except TimeoutError:
             certain = self._certain(posting)
             what = "answer" if posting.sent else "connection"
-            raise NoAnswer(f"no {what} within {timeout:g} s", certain) from None
+            raise TooLate(f"no {what} within {round(timeout, 2):g} s", certain) from None
         except Broken as problem:
             certain = self._certain(posting)
             what = "the connection broke" if posting.sent else "cannot be reached"

@@ -18,7 +18,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from router.a2m.http_limits import RETRY_AFTER, HttpLimits
+from router.a2m.errors import RETRY_AFTER
+from router.a2m.http_limits import HttpLimits
 
 # in the `state` of a request's scope, what its application wants called when the client hangs up before it is answered;
 # to wait for that with `receive` takes a task more for each call, and more time than all the rest that is done here

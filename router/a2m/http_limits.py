@@ -11,8 +11,6 @@ from typing import Final
 
 import msgspec
 
-# after that many seconds a refused caller may try again
-RETRY_AFTER: Final = 1
 # bytes a second. Slower than this, after a first idle_timeout, no body need come, and no answer be taken
 MIN_RATE: Final = 8 * 2**10
 

@@ -3,10 +3,11 @@
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import aiohttp.abc
+import aiohttp.connector
 import anyio
 
 from router.a2m.http_exchange import KEPT_ALIVE, Answer, Broken, Exchange, Posting, reason_of
@@ -20,7 +21,7 @@ async def exchange_over_aiohttp(
     url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_message: int
 ) -> AsyncIterator[Exchange]:
     """Carries messages to `url` while the block lasts; see `connect_http`."""
-    connector = aiohttp.TCPConnector(
+    connector = _Connector(
         limit=0,
         keepalive_timeout=KEPT_ALIVE,
         ssl=tls or True,
@@ -39,6 +40,19 @@ async def exchange_over_aiohttp(
     finally:
         with anyio.move_on_after(_CLOSING, shield=True):
             await session.close()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Gives no connection out in which something waits: what came unasked would be taken for the next call's answer."""
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.connector.Connection:
+        while True:
+            connection = await super().connect(req, traces, timeout)
+            if connection.protocol is None or not connection.protocol.should_close:
+                return connection
+            connection.close()
 
 
 class _OverAiohttp:

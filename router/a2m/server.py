@@ -5,12 +5,13 @@ What one binding only needs, and its users must name without loading it, is here
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
+from msgspec import Raw
 
 from router.a2m.capabilities import CAPABILITY_OF
-from router.a2m.errors import A2MError, Code, not_supported
+from router.a2m.errors import OVERLOADED, RETRY_AFTER, A2MError, Code, disk_failed, not_supported, overloaded
 from router.a2m.event_log import Channel
 from router.a2m.jsonrpc import (
     MalformedMessage,
@@ -67,6 +68,54 @@ class Method(msgspec.Struct, frozen=True):
     allow: Callable[[], None] | None = None
 
 
+class NoRoom(bytes):
+    """An answer that says that the server has no room for the call at present, which a binding may say in its own way,
+    too. `retry_after`: seconds."""
+
+    retry_after: float
+
+    def __new__(cls, answer: bytes, retry_after: float) -> Self:
+        made = super().__new__(cls, answer)
+        made.retry_after = retry_after
+        return made
+
+
+class Gate:
+    """Lets so many calls be under way at once, whichever bindings they come by. One more is refused at once; it never
+    waits, since a queue would only be another thing without a bound.
+
+    Args:
+        answer: carries the calls out.
+        most: calls under way.
+    """
+
+    def __init__(self, answer: Answering, most: int) -> None:
+        self._answer = answer
+        self._most = most
+        self._underway = 0
+
+    def __repr__(self) -> str:
+        return f"<Gate {self._underway}/{self._most} calls>"
+
+    async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
+        if self._underway >= self._most:
+            return self._refused(message)
+        self._underway += 1
+        try:
+            return await self._answer(message, caller)
+        finally:
+            self._underway -= 1
+
+    def _refused(self, message: bytes) -> bytes | None:
+        try:
+            request = parse_request(message)
+        except MalformedMessage as malformed:
+            return render_error(malformed.id, malformed)
+        if request.id is None:
+            return None
+        return _failed(request.id, overloaded(f"{self._most:,} calls are under way, which is what it takes at once"))
+
+
 class Dispatcher:
     """Serves a table of methods; all errors become answers here, and only here.
 
@@ -88,11 +137,10 @@ class Dispatcher:
             method, params = self.route(request)
             result = await method.handler(params, caller)
         except A2MError as error:
-            return None if request.id is None else render_error(request.id, error)
+            return None if request.id is None else _failed(request.id, error)
         except OSError as problem:
             log.error("%s: the disk failed: %s", request.method, problem)
-            failed = A2MError(Code.INTERNAL_ERROR, f"the disk failed: {problem}", {"reason": str(problem)})
-            return None if request.id is None else render_error(request.id, failed)
+            return None if request.id is None else render_error(request.id, disk_failed(problem))
         except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a caller
             return None if request.id is None else render_error(request.id, internal(problem, request.method))
         return None if request.id is None else render_result(request.id, result)
@@ -108,6 +156,14 @@ class Dispatcher:
         if method.allow is not None:
             method.allow()
         return method, read_params(request.params, method.params)
+
+
+def _failed(id: Raw, error: A2MError) -> bytes:
+    """The answer to a call that failed."""
+    answer = render_error(id, error)
+    if error.data is not None and error.data.get("reason") == OVERLOADED:
+        return NoRoom(answer, error.data.get("retry_after", RETRY_AFTER))
+    return answer
 
 
 def internal(problem: Exception, method: str) -> A2MError:

@@ -3,7 +3,7 @@
 - Requests are begun in the order in which they came, and served concurrently; all lines of a chunk are begun before the
   first is worked on, so that a store can carry out together what came together.
 - A request is under way until its answer is written. At `max_underway` nothing more is read: a peer that does not
-  read its answers is not read either.
+  read its answers is not read either. Likewise where requests would hold more than `max_held` bytes.
 - One task writes. Answers that are ready together go out in one piece.
 - Notifications (§4.13) are taken from what the connection follows only when the ones before them are written, and not
   before the answer of the call that caused them: a peer that does not read holds up nobody, and holds no memory.
@@ -24,6 +24,8 @@ from router.a2m.lines import DEFAULT_MAX_MESSAGE, LineSplitter
 from router.a2m.server import Answering, Caller
 
 LOCAL: Final = Caller(asserts_owner=True)
+
+DEFAULT_MAX_HELD: Final = 256 * 2**20
 
 # notifications that go out in one piece
 _NOTICES: Final = 100
@@ -52,6 +54,7 @@ async def serve_lines(
     caller: Caller = LOCAL,
     max_message: int = DEFAULT_MAX_MESSAGE,
     max_underway: int = 256,
+    max_held: int = DEFAULT_MAX_HELD,
     grace: float = 10.0,
 ) -> None:
     """Serves until `source` ends, then answers what is under way; returns early if `sink` breaks.
@@ -61,9 +64,10 @@ async def serve_lines(
         caller: who is at the other end.
         max_message: bytes in a line; a longer one is answered INVALID_REQUEST with id null and skipped.
         max_underway: requests begun whose answers are not yet written.
+        max_held: bytes of the requests that are being carried out; one that does not fit is begun when it does.
         grace: seconds after the end of `source` for what is under way; then it is cancelled.
     """
-    service = _Service(answer, sink, caller, max_message, max_underway)
+    service = _Service(answer, sink, caller, max_message, max_underway, max_held)
     try:
         async with anyio.create_task_group() as whole:
             whole.start_soon(service.write, whole.cancel_scope)
@@ -95,6 +99,7 @@ class _Service:
         caller: Caller,
         max_message: int,
         max_underway: int,
+        max_held: int,
     ) -> None:
         self._answer = answer
         self._sink = sink
@@ -102,6 +107,9 @@ class _Service:
         self._max_message = max_message
         self._max_underway = max_underway
         self._room = anyio.Semaphore(max_underway, max_value=max_underway, fast_acquire=True)
+        self._max_held = max_held
+        self._held = 0
+        self._freed = anyio.Event()
         self._came: deque[bytes | None] = deque()
         self._ready: list[bytes] = []
         self._answers = 0  # of what is ready, the rest are notifications
@@ -125,6 +133,10 @@ class _Service:
                 ended = True
             for line in lines:
                 await self._room.acquire()
+                while self._held and self._held + _size(line) > self._max_held:
+                    self._freed = anyio.Event()
+                    await self._freed.wait()
+                self._held += _size(line)
                 self._came.append(line)
                 requests.start_soon(self._serve_next)
 
@@ -137,6 +149,8 @@ class _Service:
             reply: bytes | None = render_error(NULL_ID, too_long(self._max_message))
         else:
             reply = await self._answer(line, self._caller)
+        self._held -= _size(line)
+        self._freed.set()
         if reply is None:
             self._room.release()
         else:
@@ -206,3 +220,7 @@ class _Service:
             await self._sent.wait()
         async with self._writing:
             pass
+
+
+def _size(line: bytes | None) -> int:
+    return 0 if line is None else len(line)

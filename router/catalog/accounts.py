@@ -4,25 +4,25 @@ Every change of a record's home goes through `_enter` and `_leave`, which keep t
 sessions; every query of the catalog's goes through one connection.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
 import msgspec
 
 from router import nearest
 from router.a2m.vectors import MAX_WIDTH, indexed
 from router.catalog.claims import Claims
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
+from router.catalog.exchanging import HOLDER, REBUILDING, exchange
 from router.catalog.readers import Readers
 from router.catalog.schema import APPLICATION, SCHEMA
 from router.catalog.selection import Scope
 from router.catalog.syncing import Syncing
 from router.config import Tier
-from router.database import Database, DatabaseError
-
-# Why a tier is left out whose records are not all known yet, in the words of every answer that says so.
-UNACCOUNTED: Final = "what it holds is still being taken into the account"
+from router.database import Damaged, Database, DatabaseError
 
 # The vectors of records on their way in, by id, as far as they have any.
 Vectors = Mapping[str, Sequence[float]]
@@ -56,7 +56,15 @@ class Accounts:
     """One file's accounts, row by row. See Catalog for what its arguments mean."""
 
     def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
-        self._database = Database(path, SCHEMA, application=APPLICATION, holder="a2m-router", prepare=nearest.load)
+        if path is not None:
+            exchange(path)
+        try:
+            self._open(path, tiers, strength, threads=threads)
+        except Damaged as problem:
+            raise Damaged(f"{problem}; {REBUILDING}") from problem
+
+    def _open(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool) -> None:
+        self._database = Database(path, SCHEMA, application=APPLICATION, holder=HOLDER, prepare=nearest.load)
         self.rewrites = 0  # how often a unit has given way to its summary
         self._execute = self._database.connection.execute
         self._syncing = Syncing(self._database.sync, threads=threads)
@@ -68,17 +76,26 @@ class Accounts:
         self._name: dict[int, str] = {}
         try:
             self._begin(tiers)
+        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as problem:
+            self._database.close()
+            raise Damaged(f"{path}: damaged: {problem}") from problem
         except BaseException:
             self._database.close()
             raise
         self._shared = [self._no[tier.name] for tier in tiers if tier.shared]
 
     def _begin(self, tiers: Sequence[Tier]) -> None:
+        # whether the last one who had the file closed it; after a crash more is looked at than otherwise
+        self.ended_well = not self._fact("opened", 0) or bool(self._fact("clean", 0))
+        if not self.ended_well and (wrong := self.damage()):
+            raise Damaged(f"{self._database.path}: damaged: {wrong}")
         with self._database.transaction():
+            self._set_fact("clean", 0)
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
             self._clock: int = self._fact("clock", 0)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
+            self._earlier_reservations = self._reservations  # up to here they are an earlier router's
             self._know(tiers)
             self._indexed: set[str] = {
                 name for (name,) in self._execute("SELECT name FROM tiers WHERE indexed") if name in self._tiers
@@ -94,9 +111,20 @@ class Accounts:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
         await self._syncing.wait()
 
+    def damage(self) -> str | None:
+        """What is wrong with the file's pages, if anything is. Reads all of it; the start does so after an unclean
+        end."""
+        found: str = self._execute("PRAGMA quick_check(1)").get
+        return None if found == "ok" else found
+
     def close(self) -> None:
         """Sync and close the file."""
-        self._database.close()
+        try:
+            # a disk that does not take it: the next start looks more closely, which is right then
+            with contextlib.suppress(OSError, apsw.Error):
+                self._set_fact("clean", 1)
+        finally:
+            self._database.close()
 
     def identity(self, tier: str) -> str | None:
         """Who was behind `tier` when it was last greeted; None before the first time."""
@@ -113,6 +141,15 @@ class Accounts:
     def is_scanned(self, tier: str) -> bool:
         """Whether all that `tier` holds is accounted for."""
         return bool(self._execute("SELECT scanned FROM tiers WHERE no = ?", (self._no[tier],)).get)
+
+    def is_accounted(self, tier: str) -> bool:
+        """Whether all that `tier` holds is accounted for, with what an earlier router was writing there when it died:
+        that may be a record, and a member of a group, and is neither before it is looked into."""
+        open_since = (self._earlier_reservations, self._no[tier])
+        reserved = (
+            "SELECT 1 FROM records WHERE home IS NULL AND batch <= ? AND destination = ? AND found IS NULL LIMIT 1"
+        )
+        return self.is_scanned(tier) and self._execute(reserved, open_since).get is None
 
     def set_scanned(self, tier: str, scanned: bool) -> None:
         self._execute("UPDATE tiers SET scanned = ? WHERE no = ?", (scanned, self._no[tier]))
@@ -278,10 +315,12 @@ class Accounts:
         )
 
     def _insert(self, entry: Entry, vector: Sequence[float] | None) -> None:
+        """A record that no write reserved; it stands at the place that its account names, if that is free."""
+        taken = entry.seq == 0 or self._execute("SELECT 1 FROM records WHERE seq = ?", (entry.seq,)).get is not None
         self._execute(
-            "INSERT INTO records (id, owner, session, grp, role, key, revision, created_at, digest, version,"
-            " salience, access_count, accessed_at, strength) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
-            self._account(entry),
+            "INSERT INTO records (seq, id, owner, session, grp, role, key, revision, created_at, digest, version,"
+            " salience, access_count, accessed_at, strength) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
+            (None if taken else entry.seq, *self._account(entry)),
         )
         seq = self._database.connection.last_insert_rowid()
         self._enter(msgspec.structs.replace(entry, seq=seq))
@@ -356,6 +395,8 @@ class Accounts:
             self._note(current, current.home, Stray.UNWANTED)
             self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
             self.readers.moved(entry.id, current.home)
+        # a copy that equalled what was replaced equals nothing any more
+        self._execute("UPDATE strays SET kind = ? WHERE id = ? AND kind = ?", (Stray.UNWANTED, entry.id, Stray.EQUAL))
         # what was to be caught up with is not true any more; whoever replaces says whether this is to be
         self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
         self._enter(kept)

@@ -3,23 +3,54 @@
 Rules:
 - a note comes before a copy: before a tier may hold a copy outside a record's home, a stray says so;
 - every change of a home goes through `_enter` and `_leave`, which keep the counts of tiers, buckets and sessions;
-- methods decide and change in one step and never wait. What must outlive a power cut is followed by `await synced()`.
+- methods decide and change in one step and never wait. What must outlive a power cut is followed by `await synced()`;
+- a record that a scan finds in two tiers, equal, is decided for its whole group, once both tiers are read through: only
+  then is it known which of them holds all of it. Until then the second copy is noted, and neither goes.
 
 It never talks to a tier and knows no clock: moments come in as milliseconds since 1970.
 """
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from router.a2m.records import Draft
-from router.catalog.accounts import NO_VECTORS, Replacement, Vectors
-from router.catalog.entries import COLUMNS, Entry, Stray, present, row_entry
+from router.catalog.accounts import NO_VECTORS, NotedStray, Replacement, Vectors
+from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, entry_of, present, row_entry
 from router.catalog.lookup import Lookup
+from router.catalog.salvage import Salvage
 from router.catalog.selection import (
     Scope,
 )
+
+
+class TakenOver(msgspec.Struct):
+    """How much an earlier catalog knew that no tier does: records' earnings, notes of forgetting, copies to be removed;
+    and the replacements that tiers had not caught up with."""
+
+    earned: int = 0
+    forgotten: int = 0
+    unwanted: int = 0
+    redo: list[tuple[str, Draft]] = []
+
+
+class Torn(msgspec.Struct, frozen=True):
+    """A group of which two tiers hold a part each, and neither all: what is to be moved, from where to where."""
+
+    ids: tuple[str, ...]
+    owner: str | None
+    group: str | None
+    source: str
+    target: str
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """What came of deciding groups: how many records have another home now, and which groups are still torn."""
+
+    changed: int = 0
+    torn: list[Torn] = []
 
 
 class Catalog(Lookup):
@@ -100,11 +131,15 @@ class Catalog(Lookup):
 
     def abandon(self, new: Iterable[Entry], replacements: Iterable[Replacement]) -> None:
         """A batch failed: nothing of it becomes true. What may have been written is noted as unwanted. Replacements in
-        place stay noted until `settle_replacement` learns which content their tier holds."""
+        place stay noted until `settle_replacement` learns which content their tier holds.
+
+        Over HTTP a call may land later than anybody waits for it, so such ids are noted like forgotten ones, too."""
         with self._database.transaction():
             for entry in new:
                 self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
                 self._note(entry, entry.home, Stray.UNWANTED)
+                if self._tiers[entry.home].url is not None:
+                    self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, self._clock))
             for replacement in replacements:
                 entry = replacement.entry
                 if self._is_elsewhere(entry):
@@ -122,6 +157,12 @@ class Catalog(Lookup):
                 if replacement.entry.digest == found and replacement.entry.home == current.home:
                     # a tier that replaces in place indexes its vectors itself
                     self._replace(current, replacement, None)
+
+    def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
+        """Copies of these were found in `tier` that are to go."""
+        with self._database.transaction():
+            for entry in entries:
+                self._note(entry, tier, Stray.UNWANTED)
 
     def note_copies(self, entries: Iterable[Entry], target: str) -> None:
         """Copies are about to be written to `target`."""
@@ -197,6 +238,8 @@ class Catalog(Lookup):
                 entry = self._find(id)
                 if entry is None:
                     left_over = self._left_over(id)
+                    self._execute("DELETE FROM earned WHERE id = ?", (id,))
+                    struck += self._drop_set_aside(id, scope, now)
                     if left_over is not None and scope.holds(left_over.owner):
                         # nobody was told that it was written, but it may be there, and would become true
                         self._drop_reservation(left_over)
@@ -301,10 +344,11 @@ class Catalog(Lookup):
         """Take records that a tier was found to hold into the account, forgotten ones excepted.
 
         Of two copies one is a stray: of equal ones that which is not as far down the way of spills and promotions, of
-        different ones that with the lower revision, else the one further down.
+        different ones that with the lower revision, else the one further down. Of equal ones that belong to a group,
+        `end_scan` decides for the group.
 
         Returns how many became known, and those that could not: their owner's key has another record, or is just being
-        given one.
+        given one. They are set aside: noted, never removed unasked, and taken in by a later scan if the key is free.
         """
         adopted = 0
         refused = []
@@ -312,6 +356,8 @@ class Catalog(Lookup):
             for entry in entries:
                 current = self._find(entry.id)
                 noted = self._strays("tier = ? AND id = ?", (entry.home, entry.id))
+                if noted and noted[0].kind == Stray.ASIDE and current is None:
+                    noted = []  # its owner's key may be free by now
                 vector = vectors.get(entry.id)
                 if current is not None and current.home == entry.home and current.digest == entry.digest:
                     self._know_width(None if vector is None else len(vector))
@@ -320,17 +366,157 @@ class Catalog(Lookup):
                     continue
                 if self._is_unwanted(entry):
                     self._note(entry, entry.home, Stray.UNWANTED)
+                elif current is not None and current.group is not None and current.digest == entry.digest:
+                    self._note(entry, entry.home, Stray.EQUAL)
+                    if entry.home in self._indexed:
+                        self._index(current.seq, entry.home, vector)  # in case that it becomes the home
                 elif current is not None and not self._is_better(entry, current):
                     self._note(entry, entry.home, Stray.SUPERSEDED)
                 elif self._has_taken_key(entry):
+                    self._note(entry, entry.home, Stray.ASIDE)
                     refused.append(entry)
                 elif current is not None:
                     self._replace(current, Replacement(entry, current.version), vector)
                     self._note(current, current.home, Stray.SUPERSEDED)
                 else:
-                    self._insert(entry, vector)
+                    self._strike(entry.home, entry.id)
+                    self._insert_found(entry, vector)
                     adopted += 1
         return adopted, refused
+
+    def end_scan(self, tier: str) -> Decided:
+        """All that `tier` holds has been given to `adopt`."""
+        with self._database.transaction():
+            self.set_scanned(tier, True)
+            return self.decide_groups()
+
+    def decide_groups(self) -> Decided:
+        """Of each group with equal copies in two tiers, both of them read through, the tier that holds all of it
+        becomes the home of all of it; if both do, the one further down the way.
+
+        A move that was cut off leaves all of its group in one of the two (see ARCHITECTURE's table). Where neither
+        holds all, nothing is changed: returned is what has to be moved so that one does. A group whose parts have no
+        copy in common was written so, and stays so. Looks at what is undecided, and at nothing else.
+        """
+        torn = []
+        left: list[Entry] = []
+        with self._database.transaction():
+            for owner, group, upper, lower in self._undecided():
+                in_upper, in_lower = self.group(upper, owner, group), self.group(lower, owner, group)
+                also_lower = [entry for entry in in_upper if self._has_equal(lower, entry.id)]
+                also_upper = [entry for entry in in_lower if self._has_equal(upper, entry.id)]
+                if len(also_lower) == len(in_upper):
+                    home, coming, staying = lower, also_lower, also_upper
+                elif len(also_upper) == len(in_lower):
+                    home, coming, staying = upper, also_upper, also_lower
+                else:
+                    torn.append(Torn(tuple(entry.id for entry in in_upper), owner, group, upper, lower))
+                    continue
+                other = upper if home == lower else lower
+                for entry in coming:
+                    self._leave(entry)
+                    self._strike(home, entry.id)
+                    self._note(entry, other, Stray.SUPERSEDED)
+                    self._enter(msgspec.structs.replace(entry, home=home))
+                    self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
+                    if home not in self._indexed:
+                        self._index(entry.seq, home, None)
+                for entry in staying:
+                    self._note(entry, other, Stray.SUPERSEDED)
+                    if home not in self._indexed:
+                        self._index(entry.seq, home, None)
+                left += coming
+        for entry in left:
+            self.readers.moved(entry.id, entry.home)
+        return Decided(len(left), torn)
+
+    def lose(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Take those out of the account that were seen not to be in their homes, if they are still what they were then
+        and no other copy is noted, which may be the record. What they have earned is kept for when they are found.
+
+        Returns those that are lost.
+        """
+        lost = []
+        with self._database.transaction():
+            for entry in entries:
+                current = self._find(entry.id)
+                copies = self._execute(
+                    "SELECT 1 FROM strays WHERE id = ? AND kind IN (?, ?, ?) LIMIT 1",
+                    (entry.id, Stray.PENDING, Stray.SUPERSEDED, Stray.EQUAL),
+                ).get
+                if current is None or current.version != entry.version or copies is not None or self.redone([entry.id]):
+                    continue
+                self._leave(current)
+                self._delete(current)
+                self._execute(
+                    "INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)",
+                    (current.id, current.seq, current.salience, current.access_count, current.accessed_at),
+                )
+                lost.append(current)
+        return lost
+
+    def free_again(self, tier: str) -> list[str]:
+        """The ids of those records set aside in `tier` whose owners' keys have no other record any more."""
+        return [
+            stray.id
+            for stray in self.set_aside(tier)
+            if stray.key is None or (self.by_key(stray.owner, stray.key) is None and not self._is_key_reserved(stray))
+        ]
+
+    def take_over(self, old: Salvage) -> TakenOver:
+        """What only an earlier catalog knows, into this one, which is empty; its records come from the tiers. The
+        replacements that the tiers had not caught up with are for `restore`, after the scans."""
+        taken = TakenOver()
+        with self._database.transaction():
+            facts = old.facts()
+            if isinstance(facts.get("clock"), int):
+                self._clock = max(self._clock, facts["clock"])
+                self._set_fact("clock", self._clock)
+            if isinstance(facts.get("dimensions"), int):
+                self.fix_dimensions(facts["dimensions"])
+            for tier, identity in old.identities().items():
+                if tier in self._tiers:
+                    self.set_identity(tier, identity)
+            for row in old.earned():
+                if _is_row(row, (str, int, float, int, int | None)):
+                    self._execute("INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)", row)
+                    taken.earned += 1
+            for note in old.forgotten():
+                if not _is_row(note, (str, str, int)):
+                    continue
+                if self._execute("SELECT 1 FROM earned WHERE id = ?", note[:1]).get is None:  # else it lives there
+                    self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", note)
+                    taken.forgotten += 1
+            for tier, id, owner, key in old.unwanted():
+                if tier in self._tiers:
+                    self._execute(
+                        "INSERT OR REPLACE INTO strays VALUES (?, ?, ?, ?, ?)",
+                        (self._no[tier], id, Stray.UNWANTED, owner, key),
+                    )
+                    taken.unwanted += 1
+            taken.redo = [(tier, draft) for tier, draft in old.redo() if tier in self._tiers]
+        return taken
+
+    def restore(self, tier: str, draft: Draft) -> bool:
+        """A replacement that `tier` has not caught up with is true again, unless the record was forgotten or replaced
+        since. Returns whether it is."""
+        entry = entry_of(draft, tier)
+        with self._database.transaction():
+            current = self._find(entry.id)
+            if self._is_unwanted(entry) or self._has_taken_key(entry):
+                return False
+            if current is not None and current.digest == entry.digest:
+                return True
+            if current is None:
+                self._insert_found(entry, draft.embedding)
+            elif current.revision <= entry.revision:
+                self._replace(current, Replacement(entry, current.version), draft.embedding)
+            else:
+                return False
+            self._execute(
+                "INSERT OR REPLACE INTO redo VALUES (?, ?, ?)", (entry.id, self._no[tier], msgspec.json.encode(draft))
+            )
+        return True
 
     def drop_home(self, tier: str) -> int:
         """Take a tier whose store was exchanged out of the account: what lived there, and what strayed there.
@@ -390,6 +576,60 @@ class Catalog(Lookup):
         self._note(entry, entry.home, Stray.UNWANTED)
         self._finish(batch)  # the rest of it may have waited for this one only
 
+    def _drop_set_aside(self, id: str, scope: Scope, now: int) -> list[Entry]:
+        """A record that was set aside is forgotten like any other; returns it as far as it is known."""
+        dropped = []
+        rows = self._execute("SELECT tier, owner, key FROM strays WHERE id = ? AND kind = ?", (id, Stray.ASIDE))
+        for no, owner, key in list(rows):
+            entry = Entry(
+                id=id,
+                home=self._name[no],
+                owner=absent_or(owner),
+                key=absent_or(key),
+                created_at=now,
+                digest=b"",
+            )
+            if scope.holds(entry.owner):
+                self._note(entry, entry.home, Stray.UNWANTED)
+                self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
+                dropped.append(entry)
+        return dropped
+
+    def _insert_found(self, entry: Entry, vector: Sequence[float] | None) -> None:
+        """A record that a scan has found, with what it is known to have earned."""
+        earned = next(
+            self._execute("SELECT seq, salience, access_count, accessed_at FROM earned WHERE id = ?", (entry.id,)), None
+        )
+        if earned is not None:
+            seq, salience, count, at = earned
+            entry = msgspec.structs.replace(entry, seq=seq, salience=salience, access_count=count, accessed_at=at)
+            self._execute("DELETE FROM earned WHERE id = ?", (entry.id,))
+        self._insert(entry, vector)
+        tier = self._tiers[entry.home]
+        if tier.promote_to is not None and tier.promote_after and entry.access_count >= tier.promote_after:
+            self._execute("INSERT OR REPLACE INTO due VALUES (?, ?)", (entry.id, self._no[entry.home]))
+
+    def _undecided(self) -> list[tuple[str | None, str, str, str]]:
+        """The groups with equal copies in two tiers, both of them read through: owner, group, and the two tiers, that
+        which is further down last."""
+        found: dict[tuple[str | None, str, str, str], None] = {}
+        scanned = [tier for tier in self._tiers if self.is_scanned(tier)]
+        for tier in scanned:
+            for stray in self._strays("tier = ? AND kind = ? AND kind >= 3", (tier, Stray.EQUAL), "stray_by_kind"):
+                entry = self._find(stray.id)
+                if entry is None or entry.group is None or entry.home == tier or not self.is_scanned(entry.home):
+                    continue
+                upper, lower = sorted((entry.home, tier), key=scanned.index)
+                related = self._leads_to(upper, lower) or self._leads_to(lower, upper)
+                if self._leads_to(lower, upper) if related else self._tiers[lower].shared:
+                    upper, lower = lower, upper  # without a way between them, it is not published
+                found[entry.owner, entry.group, upper, lower] = None
+        return list(found)
+
+    def _has_equal(self, tier: str, id: str) -> bool:
+        """Whether `tier` was found to hold an equal copy of a record whose home is another."""
+        return any(stray.kind == Stray.EQUAL for stray in self._strays("tier = ? AND id = ?", (tier, id)))
+
     def _is_unwanted(self, entry: Entry) -> bool:
         said = [by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))]
         return bool(said) and (entry.owner is None or not {"", present(entry.owner)}.isdisjoint(said))
@@ -411,13 +651,21 @@ class Catalog(Lookup):
         """Whether the entry's key is another record's, or is just being given to one."""
         if entry.key is None:
             return False
+        holder = self.by_key(entry.owner, entry.key)
+        return self._is_key_reserved(entry) or (holder is not None and holder.id != entry.id)
+
+    def _is_key_reserved(self, entry: Entry | NotedStray) -> bool:
         reserved = self._execute(
             "SELECT 1 FROM records INDEXED BY record_by_reservation"
             " WHERE home IS NULL AND key = ? AND owner = ? LIMIT 1",
             (present(entry.key), present(entry.owner)),
         ).get
-        holder = self.by_key(entry.owner, entry.key)
-        return reserved is not None or (holder is not None and holder.id != entry.id)
+        return reserved is not None
+
+
+def _is_row(row: tuple[Any, ...], types: tuple[Any, ...]) -> bool:
+    # of a damaged file whatever comes out
+    return len(row) == len(types) and all(map(isinstance, row, types))
 
 
 def _added(salience: float, amount: float) -> float:

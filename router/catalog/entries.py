@@ -15,6 +15,8 @@ class Stray(IntEnum):
     PENDING = 0  # of a change under way
     SUPERSEDED = 1  # left behind by a move; goes once the record was seen at its home
     UNWANTED = 2  # forgotten, replaced or given up; goes without asking
+    EQUAL = 3  # found by a scan beside the record's home; which of the two goes is decided for the group
+    ASIDE = 4  # found by a scan, and no record since its owner's key has another one; never removed unasked
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -252,7 +252,8 @@ class Lookup(Accounts):
     def strays(self, tier: str, after: str, limit: int) -> list[NotedStray]:
         """Some of the copies to be removed from `tier`, in the order of their ids, beginning after one."""
         return self._strays(
-            "tier = ? AND id > ? AND kind != ? ORDER BY id LIMIT ?", (tier, after, Stray.PENDING, limit)
+            "tier = ? AND id > ? AND kind IN (?, ?) ORDER BY id LIMIT ?",
+            (tier, after, Stray.SUPERSEDED, Stray.UNWANTED, limit),
         )
 
     def still_noted(self, tier: str, strays: Iterable[NotedStray]) -> list[NotedStray]:
@@ -274,6 +275,39 @@ class Lookup(Accounts):
     def strays_left(self) -> int:
         """How many copies outside their homes there may be."""
         return self._execute("SELECT count(*) FROM strays").get or 0
+
+    def set_aside(self, tier: str) -> list[NotedStray]:
+        """The records in `tier` that are not taken in, since their owners' keys have others."""
+        return self._strays("tier = ? AND kind = ? AND kind >= 3", (tier, Stray.ASIDE), "stray_by_kind")
+
+    def noted(self, tier: str) -> Mapping[Stray, int]:
+        """How many copies are noted for `tier`, of each kind."""
+        rows = self._execute("SELECT kind, count(*) FROM strays WHERE tier = ? GROUP BY kind", (self._no[tier],))
+        return {**dict.fromkeys(Stray, 0), **{Stray(kind): count for kind, count in rows}}
+
+    def unfound(self) -> int:
+        """How many records have earned something, and were found in no tier."""
+        return self._execute("SELECT count(*) FROM earned").get or 0
+
+    def may_hold(self, tier: str) -> range:
+        """How many records `tier` can hold if all is as this catalog says: without those that it has not caught up
+        with, or with every copy that is noted. It looks at the notes, which are few, and at no record."""
+        strays = self._execute("SELECT count(*) FROM strays WHERE tier = ?", (self._no[tier],)).get or 0
+        aside = len(self.set_aside(tier))
+        lives = self.records_in(tier)
+        return range(lives + aside - len(self.redo_in(tier)), lives + strays + 1)
+
+    def accounted(self, tier: str, ids: Iterable[str]) -> set[str]:
+        """Those of `ids` that `tier` may hold: they live there, are being written there, or are noted."""
+        no = self._no[tier]
+        lives = "SELECT 1 FROM records WHERE id = ?1 AND ?2 IN (home, destination)"
+        noted = "SELECT 1 FROM strays WHERE tier = ?2 AND id = ?1"
+        return {id for id in ids if self._execute(f"{lives} UNION ALL {noted} LIMIT 1", (id, no)).get is not None}
+
+    def has_notes(self, tier: str) -> bool:
+        """Whether a call to `tier` may have been under way when this catalog was last in use: a write that is reserved,
+        a replacement, or a copy that may exist."""
+        return bool(self.strays(tier, "", 1)) or any(self.unfinished(tier))
 
     def unfinished(self, tier: str) -> tuple[list[Entry], list[str]]:
         """What a crash left under way at `tier`: reserved records, and ids whose replacement in place is unsettled."""

@@ -122,4 +122,18 @@ SCHEMA: Final = (
     CREATE TABLE redo (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, draft BLOB NOT NULL) STRICT, WITHOUT ROWID;
     CREATE INDEX redo_by_tier ON redo (tier);
     """,
+    """
+    -- Strays whose groups are to be decided, and records that are set aside; `kind` as in entries.Stray.
+    CREATE INDEX stray_by_kind ON strays (kind, tier) WHERE kind >= 3;
+
+    -- What records have earned that no tier is known to hold: those that a tier has lost, and those of a catalog before
+    -- this one. A record that a scan finds gets it back. `seq`: where it stood in the order of writing.
+    CREATE TABLE earned (
+        id TEXT PRIMARY KEY,
+        seq INTEGER NOT NULL,
+        salience REAL NOT NULL,
+        access_count INTEGER NOT NULL,
+        accessed_at INTEGER
+    ) STRICT, WITHOUT ROWID;
+    """,
 )

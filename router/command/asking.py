@@ -29,6 +29,10 @@ class Asking:
     def reason(self) -> str | None:
         return self._peer.reason
 
+    @property
+    def heard(self) -> float:
+        return self._peer.heard
+
     async def call(
         self,
         method: str,

@@ -18,7 +18,6 @@ from router.a2m.records import Record, record_of
 from router.a2m.sealing import Seal
 from router.a2m.timestamps import parse, render
 from router.a2m.vectors import similarity
-from router.catalog.accounts import UNACCOUNTED
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
 from router.catalog.lookup import Selection
@@ -286,7 +285,7 @@ class Readings:
         tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if tier not in self._mounts]
         for tier in tiers:
             if not self._catalog.is_scanned(tier.name):
-                raise unanswered(tier.name, UNACCOUNTED, 1.0)
+                raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
         selection = Selection(
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
@@ -395,7 +394,7 @@ class Readings:
         """The tiers that an answer had to do without, and those that hold what is not accounted for yet."""
         silent = {down.tier for down in degraded}
         unaccounted = [
-            Degraded(tier.name, UNACCOUNTED)
+            Degraded(tier.name, self._copies.why_unaccounted(tier.name))
             for tier in tiers
             if tier not in self._mounts and tier.name not in silent and not self._catalog.is_scanned(tier.name)
         ]

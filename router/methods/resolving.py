@@ -6,12 +6,12 @@ from typing import Final
 from router.a2m.errors import invalid_params
 from router.a2m.messages import Forget
 from router.a2m.records import Record
-from router.catalog.accounts import UNACCOUNTED
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.methods.asking import Asking, Question
 from router.methods.selecting import changing, narrowed_to_ids, read_where, tiers_in_question, unanswered
+from router.tiers.copies import Copies
 from router.tiers.link import TierDown
 from router.tiers.mounts import Mounts
 from router.tiers.together import Failure, failures_in, outcomes
@@ -23,9 +23,10 @@ _LOOKS: Final = 20
 class Resolving:
     """Resolves selectors to ids."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, asking: Asking, mounts: Mounts) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, copies: Copies, asking: Asking, mounts: Mounts) -> None:
         self._settings = settings
         self._catalog = catalog
+        self._copies = copies
         self._asking = asking
         self._mounts = mounts
 
@@ -43,7 +44,7 @@ class Resolving:
         managed = [tier for tier in tiers if tier not in self._mounts]
         for tier in managed:
             if not self._catalog.is_scanned(tier.name):
-                raise unanswered(tier.name, UNACCOUNTED, 1.0)
+                raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
         question = Question(
             tiers=managed, scope=scope, where=where, key_prefix=params.key_prefix, query=params.query or None
         )

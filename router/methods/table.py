@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
+from router.a2m.budget import budget
 from router.a2m.capabilities import METHODS, PROTOCOL, methods_of, speaks
 from router.a2m.errors import A2MError, Code, invalid_params
 from router.a2m.event_log import EventLog
@@ -29,7 +30,7 @@ from router.a2m.watching import EventsEntry, Watching
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
-from router.methods.discretion import discreet
+from router.methods.discretion import Handler, discreet
 from router.methods.drafting import refuse_if_read_only
 from router.methods.prompting import PromptEntry, Prompting
 from router.methods.reading import Fetched, Page, Readings, Records
@@ -43,6 +44,10 @@ from router.tiers.link import Link
 from router.tiers.mounts import Mounts
 
 CAPABILITIES: Final = tuple(METHODS)  # all of them
+
+
+# what asks for a pass: how much there is to move is not the caller's doing, and what has been moved stays moved
+_AS_LONG_AS_IT_TAKES: Final = frozenset({"memory/consolidate", "memory/session/close"})
 
 
 class Ids(msgspec.Struct):
@@ -162,7 +167,15 @@ class Methods:
             "memory/summarize": Method(Summarize, self.summarize, writable),
             **self._watching.methods(),
         }
-        return {name: Method(method.params, discreet(method.handler), method.allow) for name, method in table.items()}
+        most = self._settings.serve.timeout
+        return {
+            name: Method(
+                method.params,
+                discreet(method.handler if name in _AS_LONG_AS_IT_TAKES else _in_time(method.handler, most)),
+                method.allow,
+            )
+            for name, method in table.items()
+        }
 
     async def describe(self, params: Describe, caller: Caller) -> Description:
         if params.protocol is not None and not speaks(params.protocol):
@@ -267,7 +280,7 @@ class Methods:
             per_session=tier.per_session,
             server=link.profile.name if link.profile else None,
             mount=mounted,
-            reason=link.reason if caller.asserts_owner else None,  # it may quote a child's stderr
+            reason=link.describe_status().reason if caller.asserts_owner else None,  # it may quote a child's stderr
         )
 
 
@@ -279,6 +292,16 @@ def _told(link: Link, tier: Tier) -> int:
     if tier.remote_tier is not None and tier.remote_tier in profile.tiers:
         return profile.tiers[tier.remote_tier].count
     return profile.store.records or sum(remote.count for remote in profile.tiers.values())
+
+
+def _in_time(handler: Handler, seconds: float) -> Handler:
+    """The handler, all of whose calls to tiers, and waits for others, have so many seconds together."""
+
+    async def handle(params: Any, caller: Caller) -> Any:
+        with budget(seconds):
+            return await handler(params, caller)
+
+    return handle
 
 
 def scope_of(caller: Caller, owner: str | None) -> Scope:

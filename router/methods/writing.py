@@ -15,7 +15,18 @@ from typing import Final
 import anyio
 import msgspec
 
-from router.a2m.errors import CALLERS_ERRORS, A2MError, Code, invalid_params
+from router.a2m.budget import left
+from router.a2m.errors import (
+    CALLERS_ERRORS,
+    DISK_FULL,
+    OVERLOADED,
+    RETRY_AFTER,
+    A2MError,
+    Code,
+    disk_failed,
+    invalid_params,
+    overloaded,
+)
 from router.a2m.events import Event, Forgotten, Place, Written, named
 from router.a2m.messages import Forget, Remember
 from router.a2m.records import Draft, Record, digest, draft_of
@@ -45,7 +56,7 @@ from router.settling import Settling
 from router.sweeping import InTheWay, Sweeper
 from router.text import query_tokens
 from router.tiers.copies import Copies
-from router.tiers.link import TierDown
+from router.tiers.link import Overloaded, TierDown
 from router.tiers.mounts import Mounts
 from router.tiers.together import Failure, outcomes
 
@@ -192,7 +203,7 @@ class Writing:
                 claim.release()
             names = needed
             try:
-                with anyio.fail_after(_CLAIM_SECONDS):
+                with anyio.fail_after(min(_CLAIM_SECONDS, left())):
                     claim = await self._catalog.claims.take(names)
             except TimeoutError:
                 raise A2MError(
@@ -269,8 +280,8 @@ class Writing:
                 return False
             _check(still)
             with self._width(drafts) as width:
-                undo = _Undo(told, before)
                 self._catalog.reserve(new, told)
+                undo = _Undo(told, before)
                 failures = await self._tell_tiers([(draft, entry.home) for _, draft, entry in plan.new], reserved=True)
                 if not failures and told:
                     undo.attempted = True
@@ -343,15 +354,15 @@ class Writing:
         undo: "_Undo | None",
     ) -> None:
         """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled."""
-        try:
-            if undo is not None:
-                self._catalog.abandon(new, undo.replacements)
-                await self._catalog.synced()
-        except OSError as problem:
-            log.error("the catalog could not note that a write failed; the next start will find out: %s", problem)
-        finally:
-            then = partial(self._write_back, undo) if undo is not None and undo.replacements else None
-            self._settling.release(claim, failures, then)
+        if undo is None:
+            await self._settling.release([claim], failures)
+        else:
+            await self._settling.release(
+                [claim],
+                failures,
+                note=partial(self._catalog.abandon, new, undo.replacements),
+                then=partial(self._write_back, undo) if undo.replacements else None,
+            )
 
     async def _check_known(self, plan: _Plan) -> None:
         """Known means readable: each known record is read at its home. One that its home has lost is written there anew
@@ -388,12 +399,19 @@ class Writing:
 
     async def _refuse_what_is_there(self, plan: _Plan) -> None:
         """A lesser server may hold what others have written to it, under an id that a caller has chosen, too. Raises
-        TierDown for that, before anything is noted that would have it cleared away."""
+        TierDown for that, before anything is noted that would have it cleared away; but what is noted as forgotten, or
+        as given up, has landed late, and is cleared away."""
         chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
         for tier, there in _by_home(chosen).items():
-            if not self._copies.manner(tier).native:
-                for id in await self._copies.read(tier, [entry.id for entry in there]):
-                    raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
+            if self._copies.manner(tier).native:
+                continue
+            found = await self._copies.read(tier, [entry.id for entry in there])
+            late = [entry for entry in there if entry.id in found and self._catalog.is_forgotten(entry.id)]
+            for id in found.keys() - {entry.id for entry in late}:
+                raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
+            if late:
+                self._catalog.note_unwanted(late, tier)
+                await self._sweeper.clear(tier, late)
 
     async def _read_replaced(self, replacements: Sequence[Replacement]) -> dict[str, Record]:
         """The records that are to be replaced where they are, vectors included: what is written back if it fails.
@@ -466,7 +484,7 @@ class Writing:
                     log.info("%s: whether %r was replaced is not known yet: %s", entry.home, entry.id, problem)
                     await anyio.sleep(wait)
                     wait = min(2 * wait, _LONGEST_WAIT)
-            self._catalog.settle_replacement(entry.id, found)
+            await self._settling.until_noted(partial(self._catalog.settle_replacement, entry.id, found))
 
     async def _digest_at(self, entry: Entry) -> bytes | None:
         copy = (await self._copies.read(entry.home, [entry.id], embeddings=True)).get(entry.id)
@@ -518,11 +536,19 @@ def _by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 def _as_down(tier: str, failure: Failure) -> Failure:
     """A tier's refusal as what it is to a caller: the federation's own trouble, not the caller's."""
-    return TierDown(tier, f"it refuses: {failure.message}", 60.0, None) if isinstance(failure, A2MError) else failure
+    if not isinstance(failure, A2MError):
+        return failure
+    reason = (failure.data or {}).get("reason")
+    if reason in (DISK_FULL, OVERLOADED):
+        return TierDown(tier, reason, RETRY_AFTER, None)  # what passes, and what programs know by its name
+    return TierDown(tier, f"it refuses: {failure.message}", 60.0, None)
 
 
 def _answer(failure: Failure) -> A2MError:
     """What a caller hears of a failed write."""
+    if isinstance(failure, Overloaded):
+        sentence = f"the tier {failure.tier!r} has as many calls under way as it takes; nothing was written"
+        return overloaded(sentence, {"tier": failure.tier})
     if isinstance(failure, TierDown):
         return A2MError(
             Code.INTERNAL_ERROR,
@@ -530,5 +556,5 @@ def _answer(failure: Failure) -> A2MError:
             {"tier": failure.tier, "reason": failure.reason, "retry_after": failure.retry_after},
         )
     if isinstance(failure, OSError):
-        return A2MError(Code.INTERNAL_ERROR, f"the catalog's disk failed: {failure}", {"reason": str(failure)})
+        return disk_failed(failure, "the catalog's")
     return failure

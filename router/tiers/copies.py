@@ -32,6 +32,9 @@ _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
 
+# why a tier that is up takes no part yet, where nothing else is in the way
+UNACCOUNTED: Final = "what it holds is still being taken into the account"
+
 # how a tier is spoken to of which nothing is known yet: it is down, and will not hear it
 _UNKNOWN: Final = Manner(native=True, vectors=True)
 
@@ -87,6 +90,11 @@ class Copies:
     def link(self, tier: str) -> Link:
         """The link to a tier."""
         return self._links[tier]
+
+    def why_unaccounted(self, tier: str) -> str:
+        """Why what `tier` holds is not accounted for yet, in words that may be its server's."""
+        link = self._links[tier]
+        return (link.reason if link.status != "up" else link.obstacle) or UNACCOUNTED
 
     def recall_limit(self, tier: str, otherwise: int) -> int:
         """How many records `tier` tells in one recall; `otherwise` where its server does not say."""

@@ -3,14 +3,19 @@
 - A link is `starting` until the first greeting has succeeded or failed, then `up` or `down`. While it is down calls
   fail at once, and nothing is sent but the greetings that may bring it up again, one at a time, ever more rarely.
 - It goes down when its connection ends, and when FAILURES calls in a row went without an answer (the breaker). An
-  answer that is an error is an answer.
-- Behind an open breaker the connection is kept, since it may be well. After TRIALS greetings in vain it is replaced.
+  answer that is an error is an answer; and a call that is answered too late is no failure of a tier that has answered
+  anything else meanwhile, or that was given less time than it has: it is slow, not dead.
+- Behind an open breaker the connection is kept, since it may be well. It is replaced when the tier has been silent for
+  PATIENCE seconds, which doubles as long as that does not help, or has answered TRIALS greetings in a row as it must
+  not.
+- Of a client's requests at most `most_calls` are under way at the tier; as many more wait for their turn. What comes
+  then is refused. Work in the background is bounded by itself and is not refused.
 """
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, Literal
 
 import anyio
@@ -18,18 +23,26 @@ import anyio.abc
 import msgspec
 
 from router.a2m import client
+from router.a2m.budget import is_request, left
 from router.a2m.capabilities import PROTOCOL
 from router.a2m.child import CannotStart
-from router.a2m.client import ConnectionLost, Peer, Settled, Unanswered
-from router.a2m.errors import A2MError
+from router.a2m.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
+from router.a2m.errors import OVERLOADED, A2MError
+from router.a2m.http_client import HttpFailure
 from router.tiers.backoff import FIRST, Backoff
 from router.tiers.profile import BadProfile, Profile, read_profile
 
 FAILURES: Final = 5
 TRIALS: Final = 5
+PATIENCE: Final = 60.0
+MOST_CALLS: Final = 256
 
-# a server that has just been started may have an index to load, and killing it for that would never let it come up
+# a server that has just been started may have an index to load; and one that is slow answers a trial late
 _GREETING: Final = 30.0
+# killing a server that takes longer than PATIENCE to start would never let it come up
+_LONGEST_PATIENCE: Final = 960.0
+# of a tier's own time; silence for less of it says nothing about the tier
+_FAIR: Final = 0.9
 # between the probes that settle a call, seconds: the first may be quick, most servers are only late
 _PROBE_FIRST: Final = 0.1
 _PROBE_LONGEST: Final = 5.0
@@ -60,12 +73,23 @@ class AnswerTooLong(TierDown):
     """The tier's answer was longer than a message may be; asking it for less may help."""
 
 
+class Overloaded(TierDown):
+    """So many calls are under way at the tier that this one was not sent; the tier is well."""
+
+    def __init__(self, tier: str) -> None:
+        super().__init__(tier, OVERLOADED, FIRST, None)
+
+
 class Refused(A2MError):
     """A tier's own answer to a call is an error, in the tier's own words."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
-    """A link as `memory/describe` and `--check` show it. `server` is the name of the server behind, once known."""
+    """A link as `memory/describe` and `--check` show it.
+
+    `server` is the name of the server behind, once known; `reason` is why it is down, or why it takes no part though it
+    is up.
+    """
 
     status: Literal["starting", "up", "down"]
     reason: str | None
@@ -81,9 +105,11 @@ class Link:
         connect: opens a connection. May raise CannotStart or OSError.
         timeout: of a call, in seconds, unless the call has one of its own.
         transport: what people are told about how the tier is reached.
+        most_calls: clients' calls under way at once.
         random: uniform in [0, 1), for the jitter.
 
-    `profile` is what the tier said at the last greeting; `reason` is why it is down.
+    `profile` is what the tier said at the last greeting; `reason` is why it is down. `obstacle` is for those who use
+    the link to say why a tier that is up takes no part all the same.
     """
 
     def __init__(
@@ -93,12 +119,14 @@ class Link:
         *,
         timeout: float,
         transport: str = "local",
+        most_calls: int = MOST_CALLS,
         random: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
         self.profile: Profile | None = None
         self.status: Literal["starting", "up", "down"] = "starting"
         self.reason: str | None = None
+        self.obstacle: str | None = None
         self._connect = connect
         self._timeout = timeout
         self._transport = transport
@@ -106,6 +134,11 @@ class Link:
         self._retry_at = 0.0
         self._peer: Peer | None = None  # exactly while the link is up
         self._failures = 0
+        self._replaced = 0  # connections in a row that were given up for being silent
+        self._places = anyio.Semaphore(most_calls, fast_acquire=True)
+        self._places_wanted = 0
+        self._most_wanted = 2 * most_calls
+        self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
 
@@ -123,33 +156,56 @@ class Link:
         """The tier's result. A read whose connection is lost is tried once more if the tier is back in time.
 
         Args:
-            timeout: seconds; the tier's own by default.
+            timeout: seconds; the tier's own by default, and never more than the request has left.
             on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
                 the call will be settled, unless it already is.
 
-        Raises Refused as the tier answered it, TierDown for everything else.
+        Raises Refused as the tier answered it, Overloaded, and TierDown for everything else.
         """
+        deadline = anyio.current_time() + min(self._timeout if timeout is None else timeout, left())
         try:
-            return await self._call(method, params, timeout, on_unsettled)
+            async with self._place(deadline):
+                return await self._call(method, params, deadline, on_unsettled)
         except A2MError as answered:
             raise Refused(answered.code, answered.message, answered.data) from None
 
     async def _call(
-        self, method: str, params: Any, timeout: float | None, on_unsettled: Callable[[Settled], None] | None
+        self, method: str, params: Any, deadline: float, on_unsettled: Callable[[Settled], None] | None
     ) -> msgspec.Raw:
-        allowed = self._timeout if timeout is None else timeout
-        deadline = anyio.current_time() + allowed
         try:
-            return await self._attempt(method, params, allowed, on_unsettled)
+            return await self._attempt(method, params, deadline - anyio.current_time(), on_unsettled)
         except TierDown as down:
-            if method not in _READS or not isinstance(down.__cause__, ConnectionLost):
+            lost = isinstance(down.__cause__, ConnectionLost) and not isinstance(down.__cause__, HttpFailure)
+            if method not in _READS or not lost:
                 raise
             with anyio.move_on_after(deadline - anyio.current_time()):
                 await self.wait_up()
-            left = deadline - anyio.current_time()
-            if left <= 0:
+            remaining = deadline - anyio.current_time()
+            if remaining <= 0:
                 raise
-        return await self._attempt(method, params, left, on_unsettled)
+        return await self._attempt(method, params, remaining, on_unsettled)
+
+    @asynccontextmanager
+    async def _place(self, deadline: float) -> AsyncIterator[None]:
+        """Room for one call among those of clients. Raises Overloaded where too many wait for it, and TierDown where
+        it does not come in time."""
+        if not is_request():
+            yield
+            return
+        if self._places_wanted >= self._most_wanted:
+            raise Overloaded(self.name)
+        self._places_wanted += 1
+        try:
+            with anyio.move_on_after(deadline - anyio.current_time()) as waiting:
+                await self._places.acquire()
+            if waiting.cancelled_caught:
+                raise Overloaded(self.name)
+            try:
+                yield
+            finally:
+                self._places.release()
+        finally:
+            self._places_wanted -= 1
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keeps the tier connected until cancelled, and then ends the connection in good order."""
@@ -177,16 +233,18 @@ class Link:
             await self._changed.wait()
 
     async def settle(self, settled: Settled) -> None:
-        """Returns when `settled` is set. If nothing else proves it, an answer to a call made for that will."""
+        """Returns when `settled` is set. If nothing else proves it, an answer to a call made for that will; one such
+        call at a time, whoever waits."""
 
         async def probe() -> None:
-            wait = _PROBE_FIRST
-            while True:
-                await anyio.sleep(wait)
-                wait = min(2 * wait, _PROBE_LONGEST)
-                # an error settles as well as an answer does; without either the next probe may
-                with suppress(A2MError, TierDown):
-                    await self._attempt("memory/describe", {}, self._timeout, None)
+            async with self._probing:
+                wait = _PROBE_FIRST
+                while True:
+                    await anyio.sleep(wait)
+                    wait = min(2 * wait, _PROBE_LONGEST)
+                    # an error settles as well as an answer does; without either the next probe may
+                    with suppress(A2MError, TierDown):
+                        await self._attempt("memory/describe", {}, self._timeout, None)
 
         await _until_any(settled.wait, probe)
 
@@ -196,7 +254,7 @@ class Link:
 
     def describe_status(self) -> LinkStatus:
         server = None if self.profile is None else self.profile.name
-        return LinkStatus(self.status, self.reason, server, self._transport)
+        return LinkStatus(self.status, self.reason or self.obstacle, server, self._transport)
 
     async def _attempt(
         self, method: str, params: Any, timeout: float, on_unsettled: Callable[[Settled], None] | None
@@ -204,6 +262,9 @@ class Link:
         peer = self._peer
         if peer is None:
             raise TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
+        if timeout <= 0:
+            raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
+        began = anyio.current_time()
         try:
             result = await peer.call(method, params, timeout=timeout, on_unsettled=on_unsettled)
         except A2MError:
@@ -212,7 +273,9 @@ class Link:
         except client.AnswerTooLong as problem:
             raise AnswerTooLong(self.name, problem.reason, 0.0, problem.settled) from problem
         except Unanswered as problem:
-            self._count_failure(peer, problem.reason)
+            hurried = timeout < _FAIR * self._timeout
+            if not (isinstance(problem, TooLate) and (hurried or peer.heard > began)):
+                self._count_failure(peer, problem.reason)
             raise TierDown(self.name, problem.reason, self._retry_after(), problem.settled) from problem
         self._failures = 0
         return result
@@ -229,33 +292,41 @@ class Link:
 
     async def _tend(self, peer: Peer) -> None:
         """Returns when the connection is to be given up; the link is down by then."""
+        since = anyio.current_time()  # when it was first asked in vain, as far as that goes on
         greeted = False
-        trials = 0
+        wrong = 0  # greetings in a row that were answered otherwise than they must be
         while True:
+            asked = anyio.current_time()
             try:
-                profile = await _greet(peer, self._timeout if greeted else _GREETING)
+                profile = await _greet(peer)
             except BadProfile as problem:
                 self._fall(str(problem))
-                trials += 1
-                if not greeted or trials == TRIALS or peer.lost.is_set():
+                wrong = wrong + 1 if peer.heard >= asked else 0
+                if peer.lost.is_set() or wrong >= (TRIALS if greeted else 1):
+                    return
+                if anyio.current_time() - max(since, peer.heard) >= self._patience():
+                    self._replaced += 1
                     return
             else:
-                greeted = True
-                trials = 0
+                greeted, wrong = True, 0
                 self._rise(peer, profile)
                 while self._peer is peer and not peer.lost.is_set():
                     await _until_any(peer.lost.wait, self._changed.wait)
                 if peer.lost.is_set():
                     self._fall(peer.reason or "the connection was lost")
                     return
+                since = anyio.current_time()
             with anyio.move_on_after(self._retry_at - anyio.current_time()):
                 await peer.lost.wait()
                 return
 
+    def _patience(self) -> float:
+        return float(min(PATIENCE * 2.0 ** min(self._replaced, 16), _LONGEST_PATIENCE))
+
     def _rise(self, peer: Peer, profile: Profile) -> None:
         self._peer = peer
         self.profile = profile
-        self._failures = 0
+        self._failures = self._replaced = 0
         self._backoff.succeeded(anyio.current_time())
         self.status, self.reason = "up", None
         log.info("%s is up: %s", self.name, profile.name)
@@ -279,10 +350,10 @@ class Link:
             callback(self)
 
 
-async def _greet(peer: Peer, timeout: float) -> Profile:
+async def _greet(peer: Peer) -> Profile:
     """What the tier says of itself. Raises BadProfile for a greeting that fails in any way."""
     try:
-        return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=timeout))
+        return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=_GREETING))
     except A2MError as error:
         raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}") from error
     except client.NoAnswer as problem:

@@ -4,8 +4,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ from router.a2m.child import connect_process
 from router.a2m.client import Peer
 from router.a2m.http_client import connect_http
 from router.config import Settings, Tier
+from router.tiers.leftovers import end_leftovers, mark_of
 from router.tiers.link import Link
 from router.tiers.profile import CannotServe
 
@@ -23,11 +24,14 @@ def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]
     _refuse_one_server(settings)
     links = {}
     for tier in settings.tiers:
+        connect: Callable[[], AbstractAsyncContextManager[Peer]]
         if tier.url is None:
             connect, transport = partial(_child, tier, settings, environ), "stdio"
         else:
             connect, transport = partial(_client, tier, settings), urlsplit(tier.url).scheme
-        links[tier.name] = Link(tier.name, connect, timeout=tier.timeout, transport=transport)
+        links[tier.name] = Link(
+            tier.name, connect, timeout=tier.timeout, transport=transport, most_calls=tier.max_calls
+        )
     return links
 
 
@@ -51,17 +55,21 @@ def _reached(tier: Tier) -> object:
     return parts.scheme, (parts.hostname or "").lower(), parts.port, parts.path.rstrip("/")
 
 
-def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> AbstractAsyncContextManager[Peer]:
+@asynccontextmanager
+async def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Peer]:
     assert tier.command is not None
     program, *arguments = tier.command
-    return connect_process(
+    mark = mark_of(settings.state, tier.name)
+    await end_leftovers(mark, tier.name)
+    async with connect_process(
         [executable(program, tier.cwd), *arguments],
-        env=settings.child_environment(tier, environ),
+        env=settings.child_environment(tier, environ) | mark,
         cwd=tier.cwd,
         on_stderr=lambda line: logging.getLogger("router.tiers").warning("%s: %s", tier.name, line),
         name=tier.name,
         max_message=settings.limits.max_message,
-    )
+    ) as peer:
+        yield peer
 
 
 def _client(tier: Tier, settings: Settings) -> AbstractAsyncContextManager[Peer]:

@@ -33,7 +33,15 @@ class Journal:
 
     def append(self, change: Change) -> None:
         """Raises OSError where it cannot be written."""
+        is_new = not self._path.exists()
         with self._path.open("ab") as file:
             file.write(json.dumps(change).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        if is_new:
+            # its name is on disk once its folder is
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)

@@ -1,0 +1,144 @@
+"""What can still be read of a catalog that is to be replaced: what no tier knows, table by table.
+
+Rules:
+- the old files are read, and never written to;
+- of a damaged table both ends are read, as far as they can be; what is missing is told;
+- where the old catalog contradicts itself, the record stays: a note of forgetting whose record lives in it is left out.
+  Notes of unwanted copies are taken only where every page is well.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from router.a2m.records import Draft
+from router.catalog.entries import Stray, entry_of
+from router.catalog.schema import APPLICATION, SCHEMA
+from router.database import DatabaseError
+
+_UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
+
+
+class Salvage:
+    """An old catalog's file, for one reading of each table. Close it before its file goes aside.
+
+    `told`: sentences about what could not be read, as far as it was tried. `damage`: what is wrong with its pages.
+
+    Raises DatabaseError for a file that is another program's: it is not to be put aside.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.told: list[str] = []
+        self.damage: str | None = None
+        self._connection: apsw.Connection | None = None
+        if not path.exists():
+            self.told.append(f"{path}: there is no catalog")
+            return
+        try:
+            self._connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            self._look(path)
+        except _UNREADABLE as problem:
+            self.close()
+            self.told.append(f"{path}: nothing of it can be read: {problem}")
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def facts(self) -> dict[str, Any]:
+        """The last moment given, and the width of vectors. Of a damaged file neither: a wrong one would stay for good,
+        and the tiers tell of both."""
+        if self.damage is not None:
+            return {}
+        return dict(self._rows("facts of the whole", "name, value", "facts", "name"))
+
+    def identities(self) -> dict[str, str]:
+        """Who was behind each tier, by the tier's name."""
+        rows = self._rows("identities of the tiers' stores", "name, identity", "tiers", "no")
+        return {name: identity for name, identity in rows if isinstance(name, str) and isinstance(identity, str)}
+
+    def earned(self) -> Iterator[tuple[str, int, float, int, int | None]]:
+        """Of each record that lives there, or that a tier had lost: id, place, salience, accesses, and the last one."""
+        columns = "id, seq, salience, access_count, accessed_at"
+        what = "what records have earned"
+        yield from self._rows(what, columns, "records", "seq", "home IS NOT NULL")
+        if self._has("earned"):
+            yield from self._rows(what, columns, "earned", "id")
+
+    def forgotten(self) -> Iterator[tuple[str, str, int]]:
+        """Notes of forgetting, as they are kept."""
+        yield from self._rows("notes of what was forgotten", "id, by, at", "forgotten", "id")
+
+    def redo(self) -> list[tuple[str, Draft]]:
+        """Replacements that a tier has not caught up with, and which tier that is."""
+        rows = self._rows("replacements under way", "tier, draft", "redo", "id")
+        names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
+        found = []
+        for no, draft in rows:
+            try:
+                decoded = msgspec.json.decode(draft, type=Draft)
+                if decoded.id is None or decoded.created_at is None:
+                    raise ValueError("it is incomplete")
+                entry_of(decoded, names[no])
+                found.append((names[no], decoded))
+            except (KeyError, ValueError, TypeError) as problem:
+                self.told.append(f"a replacement under way cannot be read: {problem}")
+        return found
+
+    def unwanted(self) -> Iterator[tuple[str, str, str, str]]:
+        """Copies that were still to be removed: tier, id, owner and key, as they are kept."""
+        if self.damage is not None:
+            self.told.append("which copies were still to be removed is not taken from a damaged file")
+            return
+        names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
+        for no, *stray in self._rows(
+            "copies to be removed",
+            "strays.tier, strays.id, strays.owner, strays.key",
+            "strays LEFT JOIN records ON records.id = strays.id AND records.home = strays.tier",
+            "strays.tier, strays.id",
+            f"kind = {Stray.UNWANTED:d} AND records.id IS NULL",
+        ):
+            if no in names:
+                yield (names[no], *stray)
+
+    def _look(self, path: Path) -> None:
+        assert self._connection is not None
+        found = self._connection.pragma("application_id")
+        if found not in (0, int.from_bytes(APPLICATION, "big")):
+            raise DatabaseError(f"{path}: this file belongs to another program; [state] names the router's own file")
+        version = self._connection.pragma("user_version")
+        if version > len(SCHEMA):
+            self.told.append(f"{path}: written by a newer version; what this one does not know of it stays behind")
+        try:
+            problem = self._connection.execute("PRAGMA quick_check(1)").get
+        except apsw.Error as failure:
+            problem = str(failure)
+        if problem != "ok":
+            self.damage = str(problem)
+            self.told.append(f"{path}: damaged: {problem}")
+
+    def _has(self, table: str) -> bool:
+        if self._connection is None:
+            return False
+        try:
+            return self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).get is not None
+        except apsw.Error:
+            return False
+
+    def _rows(self, what: str, columns: str, table: str, order: str, condition: str = "TRUE") -> Iterator[Any]:
+        if self._connection is None:
+            return
+        backwards = ", ".join(f"{column} DESC" for column in order.split(", "))
+        select = f"SELECT {columns} FROM {table} WHERE {condition} ORDER BY "
+        try:
+            yield from self._connection.execute(select + order)
+        except _UNREADABLE as problem:
+            self.told.append(f"{what}: not all of it can be read: {problem}")
+            try:
+                yield from self._connection.execute(select + backwards)
+            except _UNREADABLE:
+                return

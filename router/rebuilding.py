@@ -1,0 +1,262 @@
+"""`a2m-router --rebuild`: a new catalog, made from what the tiers hold and from what can be read of the old one.
+
+It does its work and ends; the router is started afterwards as usual. (It may be started by a program that speaks to it
+on stdin and stdout, with the same arguments each time: a rebuild that went on to serve would be one at every start.)
+
+Rules:
+- every managed tier must be up. Without one, what it holds would not be known: a key or an id of its own would be given
+  once more, and a write that should have waited for it would go through;
+- the tiers are only read. What is to be removed or moved is noted, and done by the router when it has started;
+- the new catalog is made beside the old one and takes its place in one step, or not at all (see `exchanging`). Killed
+  in the middle, or failed, nothing has changed;
+- no old file is removed: they go aside, and their new names are told;
+- what only the old catalog knew is taken from it as far as it can be read (see `salvage`), and what cannot is told.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from router.a2m.errors import A2MError
+from router.catalog import exchanging
+from router.catalog.catalog import Catalog, TakenOver
+from router.catalog.entries import Stray
+from router.catalog.salvage import Salvage
+from router.config import Settings, Tier
+from router.database import locked
+from router.policy import strength
+from router.recovery import Recovery
+from router.settling import Settling
+from router.sweeping import Sweeper
+from router.tiers.copies import Copies
+from router.tiers.link import Link, TierDown
+from router.tiers.mounts import Mounts
+from router.tiers.profile import CannotServe
+
+# How long the rebuild waits for tiers to come up.
+_GREETING_SECONDS: Final = 30.0
+
+# How often a line says how far it is, where there is no terminal to draw a bar on.
+_LINE_SECONDS: Final = 5.0
+
+# Told of each page of a scan: the tier, how many records were read, and of how many if that is known.
+Watch = Callable[[str, int, int | None], None]
+
+log = logging.getLogger(__name__)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a scan of one tier came to. `copies`: of records that live elsewhere; `unwanted`: of what was forgotten or
+    replaced; `aside`: records whose owners' keys have others."""
+
+    tier: str
+    read: int
+    adopted: int
+    copies: int
+    unwanted: int
+    aside: int
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """A new catalog, in its place: what it was made from, and where the old files are. `told`: what could not be taken
+    over, in sentences."""
+
+    tiers: list[Found]
+    taken: TakenOver
+    redone: int
+    told: list[str]
+    aside: list[Path]
+    missing: int  # records that the old catalog knew and that no tier holds
+
+
+async def rebuild(settings: Settings, links: Mapping[str, Link], watch: Watch, *, adopt: bool = False) -> Rebuilt:
+    """Makes the catalog of `settings` anew and puts it in its place.
+
+    Args:
+        links: one for each tier, by its name; not started yet. Only those of managed tiers are.
+        adopt: another store behind a tier than the old catalog says is taken as it is.
+
+    Raises CannotServe for a tier that is down or cannot be part of the federation, InUse while a router has the file,
+    DatabaseError for another program's file, OSError for a disk that fails; nothing has changed then.
+    """
+    path = settings.state
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with locked(path, exchanging.HOLDER):
+        exchanging.finish(path)  # an earlier one may have been cut off after it was done
+        exchanging.discard(path)
+        try:
+            rebuilt = await _made(settings, links, watch, adopt=adopt)
+        except BaseException:
+            exchanging.discard(path)  # it may be why the disk is full
+            raise
+        exchanging.commit(path)
+        return msgspec.structs.replace(rebuilt, aside=exchanging.finish(path))
+
+
+async def _made(settings: Settings, links: Mapping[str, Link], watch: Watch, *, adopt: bool) -> Rebuilt:
+    """The new catalog, complete and closed, beside the old one."""
+    with closing(Salvage(settings.state)) as old:
+        path = exchanging.rebuilding(settings.state)
+        with closing(Catalog(path, settings.managed, strength)) as catalog:
+            taken = catalog.take_over(old)
+            read = await _scanned(settings, links, catalog, watch, adopt=adopt)
+            redone = 0
+            for tier, draft in taken.redo:
+                if catalog.restore(tier, draft):
+                    redone += 1
+                else:
+                    old.told.append(f"{tier}: what was to replace {draft.id!r} is left out: it is forgotten or older")
+            found = [_found(catalog, tier.name, read[tier.name]) for tier in settings.managed]
+            return Rebuilt(found, taken, redone, old.told, [], catalog.unfound())
+
+
+async def _scanned(
+    settings: Settings, links: Mapping[str, Link], catalog: Catalog, watch: Watch, *, adopt: bool
+) -> dict[str, int]:
+    """Take all managed tiers into the account; returns how many records each holds."""
+    read: dict[str, int] = {}
+
+    def seen(tier: str, count: int, of: int | None) -> None:
+        read[tier] = count
+        watch(tier, count, of)
+
+    managed = {tier.name: links[tier.name] for tier in settings.managed}
+    mounts = Mounts(settings.tiers)
+    copies = Copies(links, mounts, settings.limits.max_message)
+    settling = Settling(catalog, copies, _nothing_is_left_open)
+    sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
+    recovery = Recovery(settings, catalog, copies, sweeper, mounts, lambda: None, adopt=adopt, watch=seen)
+    async with anyio.create_task_group() as connections:
+        for link in managed.values():
+            connections.start_soon(link.run)
+        await _all_up(managed)
+        profiles = []
+        for tier in settings.managed:
+            profile = managed[tier.name].profile
+            assert profile is not None
+            recovery.check(tier, profile)
+            profiles.append((tier, profile))
+        recovery.agree_on_metric(profiles)
+        for tier, profile in profiles:
+            recovery.check(tier, profile)  # against those before it: two may lead to one store
+            await _welcome(recovery, tier)
+        connections.cancel_scope.cancel()
+    return {tier.name: read.get(tier.name, 0) for tier in settings.managed}
+
+
+async def _all_up(links: Mapping[str, Link]) -> None:
+    with anyio.move_on_after(_GREETING_SECONDS):
+        for link in links.values():
+            await link.wait_greeted()
+    down = [name for name, link in links.items() if link.profile is None]
+    if down:
+        reasons = [f"\ntiers.{name}: {links[name].reason or 'it does not answer'}" for name in down]
+        raise CannotServe(
+            f"a catalog is made anew from all tiers, and what these hold would be missing:{''.join(reasons)}"
+        )
+
+
+async def _welcome(recovery: Recovery, tier: Tier) -> None:
+    try:
+        await recovery.welcome(tier)
+    except (TierDown, A2MError) as problem:
+        raise CannotServe(f"tiers.{tier.name}: what it holds could not be read: {problem}") from None
+
+
+def _found(catalog: Catalog, tier: str, read: int) -> Found:
+    noted = catalog.noted(tier)
+    return Found(
+        tier,
+        read=read,
+        adopted=catalog.records_in(tier),
+        copies=noted[Stray.SUPERSEDED] + noted[Stray.EQUAL],
+        unwanted=noted[Stray.UNWANTED],
+        aside=noted[Stray.ASIDE],
+    )
+
+
+def _nothing_is_left_open(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    raise AssertionError("a rebuild changes nothing in a tier")
+
+
+@contextmanager
+def progress() -> Iterator[Watch]:
+    """Shows on stderr how far the scans are: a bar for each tier on a terminal, else a line every so often."""
+    if sys.stderr.isatty():
+        # loaded where somebody sees it
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+        bars: dict[str, TaskID] = {}
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+
+            def advance(tier: str, read: int, of: int | None) -> None:
+                if tier not in bars:
+                    bars[tier] = bar.add_task(tier, total=of)
+                bar.update(bars[tier], completed=read, total=of)
+
+            yield advance
+        return
+    told_at = time.monotonic()
+
+    def tell(tier: str, read: int, of: int | None) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= _LINE_SECONDS:
+            told_at = time.monotonic()
+            log.info("%s: %s records read", tier, f"{read:,}" if of is None else f"{read:,} of {of:,}")
+
+    yield tell
+
+
+def print_rebuilt(rebuilt: Rebuilt, settings: Settings) -> None:
+    """Prints to stdout what was found in each tier, what came from the old catalog, and what is lost with it."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{settings.name}: {settings.state}, made anew", box=box.SIMPLE_HEAD)
+    table.add_column("tier", overflow="fold")
+    for column in ("found", "taken in", "second copies", "forgotten or replaced", "set aside"):
+        table.add_column(column, justify="right")
+    for each in rebuilt.tiers:
+        numbers = (each.read, each.adopted, each.copies, each.unwanted, each.aside)
+        table.add_row(each.tier, *(f"{number:,}" for number in numbers))
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(table)
+    for line in _lines(rebuilt):
+        console.print(line, markup=False, highlight=False)
+
+
+# where nobody says how wide a line may be
+_PIPE_WIDTH: Final = 160
+
+
+def _lines(rebuilt: Rebuilt) -> Iterator[str]:
+    taken = rebuilt.taken
+    yield (
+        f"from the old catalog: what {taken.earned:,} records have earned, {taken.forgotten:,} notes of what was "
+        f"forgotten, {taken.unwanted:,} of copies to be removed, {rebuilt.redone:,} replacements under way"
+    )
+    yield from rebuilt.told
+    if rebuilt.told:
+        yield (
+            "what could not be read is lost with it: accesses and salience count anew, what was forgotten while its "
+            "tier was down may be there again, and so may what was replaced"
+        )
+    if rebuilt.missing:
+        yield f"{rebuilt.missing:,} records that the old catalog knew are in no tier"
+    aside = sum(each.aside for each in rebuilt.tiers)
+    if aside:
+        yield f"{aside:,} records are set aside, since their owners' keys have others; a2m-router --check names them"
+    for path in rebuilt.aside:
+        # an index that SQLite keeps in memory, and an empty log, say nothing to anybody
+        if not path.name.endswith("-shm") and path.stat().st_size > 0:
+            yield f"the old file is kept: {path}"

@@ -1,0 +1,263 @@
+"""The catalog of the model: what `router.catalog` keeps of four records and two tiers, in four numbers.
+
+A book is a value: each change returns another one, and bears the name of the catalog's method that it stands for.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+# the tiers, and what they are called in a story
+SOURCE, TARGET = 0, 1
+TIERS: Final = (SOURCE, TARGET)
+TIER_NAMES: Final = ("source", "target")
+
+# the records: two of a group, the first of which has a key; a late member; and what is written anew at that key
+A, B, C, D = range(4)
+IDS: Final = (A, B, C, D)
+ID_NAMES: Final = "abcd"
+ALL: Final = 0b1111
+KEYED: Final = (A, D)
+
+# kinds of strays
+NONE, PENDING, SUPERSEDED, UNWANTED, EQUAL, ASIDE = range(6)
+KIND_NAMES: Final = ("", "pending", "superseded", "unwanted", "equal", "set aside")
+
+# what a claim can be on: each id, the owner's key, the owner's group
+KEY: Final = 1 << 4
+GROUP: Final = 1 << 5
+
+
+def members(mask: int) -> Iterator[int]:
+    """The ids in a set of them."""
+    return (id for id in IDS if mask >> id & 1)
+
+
+def written(mask: int) -> str:
+    """A set of ids as a story tells it."""
+    return "".join(ID_NAMES[id] for id in members(mask)) or "nothing"
+
+
+def content_in(held: int, id: int) -> int:
+    """Which content of a record a set of copies holds: 0 for none, 1 for the first, 2 for what replaced it."""
+    return held >> 2 * id & 3
+
+
+def with_content(held: int, id: int, content: int) -> int:
+    """Those copies with one changed."""
+    return held & ~(3 << 2 * id) | content << 2 * id
+
+
+def ids_in(held: int) -> int:
+    """The ids of which a set of copies holds any."""
+    return sum(1 << id for id in IDS if held >> 2 * id & 3)
+
+
+def only(held: int, mask: int) -> int:
+    """Those of some copies that are of these ids."""
+    return sum(held & 3 << 2 * id for id in members(mask))
+
+
+def record_names(mask: int) -> int:
+    """What is claimed by whoever changes copies of these: their ids, and the key."""
+    return mask | KEY if mask & (1 << A | 1 << D) else mask
+
+
+class Book(msgspec.Struct, frozen=True, gc=False):
+    """What the catalog says.
+
+    Args:
+        records: three bits a record: 0 unknown; 1 to 4 its home and content; 5 and 6 reserved, and where.
+        strays: three bits a tier and record: the kind.
+        forgotten: the ids that were forgotten.
+        replacing: 0, or one more than the tier where the keyed record is being replaced.
+    """
+
+    records: int = 0
+    strays: int = 0
+    forgotten: int = 0
+    replacing: int = 0
+
+    def home(self, id: int) -> int | None:
+        code = self.records >> 3 * id & 7
+        return (code - 1) >> 1 if 1 <= code <= 4 else None
+
+    def content(self, id: int) -> int:
+        code = self.records >> 3 * id & 7
+        return 1 + ((code - 1) & 1) if 1 <= code <= 4 else 0
+
+    def reserved(self, id: int) -> int | None:
+        code = self.records >> 3 * id & 7
+        return code - 5 if code >= 5 else None
+
+    def stray(self, tier: int, id: int) -> int:
+        return self.strays >> 3 * (4 * tier + id) & 7
+
+    def living(self, tier: int) -> int:
+        """The ids that live in a tier."""
+        return sum(1 << id for id in IDS if self.home(id) == tier)
+
+    def noted(self, tier: int) -> int:
+        """The ids of which a copy in a tier is to be removed; what is pending has an owner."""
+        return sum(1 << id for id in IDS if self.stray(tier, id) in (SUPERSEDED, UNWANTED))
+
+    def in_the_way(self, tier: int, mask: int) -> int:
+        """The strays in a tier of these ids, or at their key."""
+        wanted = mask | (1 << A | 1 << D) if record_names(mask) & KEY else mask
+        return sum(1 << id for id in members(wanted) if self.stray(tier, id))
+
+    def left_over(self, tier: int, claimed: int) -> int:
+        """What a crash left under way at a tier, and nobody is at work on: reservations, and a replacement."""
+        reserved = sum(1 << id for id in IDS if self.reserved(id) == tier)
+        replacing = 1 << A if self.replacing == 1 + tier else 0
+        return (reserved | replacing) & ~claimed
+
+    # --- changes
+
+    def note(self, tier: int, mask: int, kind: int) -> "Book":
+        strays = self.strays
+        for id in members(mask):
+            at = 3 * (4 * tier + id)
+            strays = strays & ~(7 << at) | kind << at
+        return msgspec.structs.replace(self, strays=strays)
+
+    def strike(self, tier: int, mask: int) -> "Book":
+        return self.note(tier, mask, NONE)
+
+    def _put(self, id: int, code: int) -> "Book":
+        return msgspec.structs.replace(self, records=self.records & ~(7 << 3 * id) | code << 3 * id)
+
+    def enter(self, id: int, tier: int, content: int) -> "Book":
+        """The record lives there, whatever was noted of it."""
+        return self._put(id, 1 + 2 * tier + content - 1)
+
+    def reserve(self, tier: int, mask: int) -> "Book":
+        book = self.note(tier, mask, PENDING)
+        for id in members(mask):
+            book = book._put(id, 5 + tier)
+        return book
+
+    def settle_home(self, id: int, tier: int) -> "Book":
+        book = self.enter(id, tier, 1).strike(tier, 1 << id)
+        return msgspec.structs.replace(book, forgotten=book.forgotten & ~(1 << id))
+
+    def abandon(self, tier: int, mask: int) -> "Book":
+        book = self.note(tier, mask, UNWANTED)
+        for id in members(mask):
+            if book.reserved(id) is not None:
+                book = book._put(id, 0)
+        return book
+
+    def begin_replacing(self, tier: int) -> "Book":
+        return msgspec.structs.replace(self, replacing=1 + tier)
+
+    def end_replacing(self) -> "Book":
+        return msgspec.structs.replace(self, replacing=0)
+
+    def give_up(self, tier: int, mask: int) -> "Book":
+        return self.note(tier, sum(1 << id for id in members(mask) if self.stray(tier, id) == PENDING), UNWANTED)
+
+    def flip(self, source: int, target: int, mask: int, kind: int = SUPERSEDED) -> "Book":
+        """New homes; `kind` is how the old copies are noted."""
+        book = self
+        for id in members(mask):
+            book = book.enter(id, target, book.content(id) or 1)
+        return book.strike(target, mask).note(source, mask, kind)
+
+    def forget(self, id: int, *, noted: bool = True) -> "Book":
+        """A record, or a reservation that was left over, is struck out, and every copy of it is unwanted."""
+        home = self.home(id)
+        where = self.reserved(id) if home is None else home
+        book = self._put(id, 0)
+        if not noted:
+            return book
+        if where is not None:
+            book = book.note(where, 1 << id, UNWANTED)
+        for tier in TIERS:
+            if book.stray(tier, id):
+                book = book.note(tier, 1 << id, UNWANTED)
+        return msgspec.structs.replace(book, forgotten=book.forgotten | 1 << id)
+
+    def come_home(self, id: int, tier: int) -> "Book":
+        """The record's home has lost it: the copy in `tier` is the record."""
+        return self.enter(id, tier, self.content(id)).strike(tier, 1 << id).note(1 - tier, 1 << id, UNWANTED)
+
+    def begin_recovery(self, *, noted: bool = True) -> "Book":
+        """What was being moved stays; its copies are unwanted. Without `noted` the notes of them are dropped."""
+        book = self
+        if book.replacing and book.home(A) != book.replacing - 1:
+            book = book.end_replacing()
+        for tier in TIERS:
+            for id in IDS:
+                if book.stray(tier, id) == PENDING and book.reserved(id) is None:
+                    book = book.note(tier, 1 << id, UNWANTED if noted else NONE)
+        return book
+
+    def recover(self, tier: int, looked_into: int, found: int) -> "Book":
+        """What a tier turned out to hold of the writes and the replacement that a crash interrupted."""
+        book = self
+        for id in members(looked_into):
+            if book.reserved(id) == tier:
+                there = content_in(found, id) == 1
+                book = book.settle_home(id, tier) if there else book._put(id, 0).note(tier, 1 << id, UNWANTED)
+            elif id == A and book.replacing == 1 + tier:
+                book = book.end_replacing()
+                if content_in(found, A) == 2 and book.home(A) == tier:
+                    book = book.enter(A, tier, 2)
+        return book
+
+    def adopt(self, tier: int, held: int) -> "Book":
+        """A scan takes what nobody accounts for into the account."""
+        book = self
+        for id in IDS:
+            content, home = content_in(held, id), book.home(id)
+            noted = book.stray(tier, id)
+            if not content or noted not in (NONE, ASIDE) or book.reserved(id) is not None or home == tier:
+                continue
+            if book.forgotten >> id & 1:
+                book = book.note(tier, 1 << id, UNWANTED)
+            elif home is not None and content == book.content(id):
+                book = book.note(tier, 1 << id, EQUAL)
+            elif home is not None and content < book.content(id):
+                book = book.note(tier, 1 << id, SUPERSEDED)
+            elif id in KEYED and any(book.home(o) is not None for o in KEYED if o != id):
+                book = book.note(tier, 1 << id, ASIDE)
+            else:
+                book = book.enter(id, tier, content).strike(tier, 1 << id)
+                if home is not None:
+                    book = book.note(home, 1 << id, SUPERSEDED)
+        return book
+
+    def decide_groups(self) -> "Book":
+        """Where both tiers hold copies, equal ones, that which holds all of the group becomes its home: if both do, the
+        target. Where neither does, nothing is changed."""
+        equal = [sum(1 << id for id in IDS if self.stray(tier, id) == EQUAL) for tier in TIERS]
+        for home, other in ((TARGET, SOURCE), (SOURCE, TARGET)):
+            coming = self.living(other)
+            if (equal[SOURCE] or equal[TARGET]) and equal[home] == coming:
+                book = self.strike(home, coming).note(other, coming | equal[other], SUPERSEDED)
+                for id in members(coming):
+                    book = book.enter(id, home, self.content(id))
+                return book
+        return self
+
+    def __str__(self) -> str:
+        told = []
+        for id in IDS:
+            home, reserved = self.home(id), self.reserved(id)
+            if home is not None:
+                told.append(f"{ID_NAMES[id]}{self.content(id)} in {TIER_NAMES[home]}")
+            elif reserved is not None:
+                told.append(f"{ID_NAMES[id]} reserved in {TIER_NAMES[reserved]}")
+        told += [
+            f"{ID_NAMES[id]} {KIND_NAMES[self.stray(tier, id)]} in {TIER_NAMES[tier]}"
+            for tier in TIERS
+            for id in IDS
+            if self.stray(tier, id)
+        ]
+        if self.forgotten:
+            told.append(f"{written(self.forgotten)} forgotten")
+        if self.replacing:
+            told.append(f"a being replaced in {TIER_NAMES[self.replacing - 1]}")
+        return ", ".join(told) or "nothing"

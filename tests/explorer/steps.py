@@ -1,0 +1,162 @@
+"""The steps of every change, as tables: what `router` does, in its order, one line for each call, wait or commit.
+
+A line is a call to a tier (in CALLS), a wait, or a piece of work on the catalog; pieces of work that stand together are
+done in one breath, since nothing is awaited between them. A table is a parameter: a test takes a line out, or puts it
+elsewhere, and sees the explorer find what that breaks.
+"""
+
+from typing import Final
+
+import msgspec
+
+SYNC: Final = "make it durable"
+SYNC_NOTES: Final = "make the notes durable"
+GRACE: Final = "wait for readers"
+SETTLE: Final = "wait until nothing can land any more"
+
+# what `Sweeper._remove` does, whoever asks for it
+_REMOVE: Final = (
+    "look at what is noted now",
+    "read it at home",
+    "see what its home has lost",
+    "read the copies that are left of it",
+    "bring it home",
+    SYNC_NOTES,
+    "forget the copies",
+    "see that they are gone",
+    "strike the notes",
+)
+
+# what `Sweeper.clear` does before anything is written to a tier
+CLEAR: Final = ("look what is in the way", GRACE, *_REMOVE, "see that the way is clear")
+
+SWEEP: Final = (GRACE, "claim what is free", *_REMOVE, "let go")
+
+MOVE: Final = (
+    *CLEAR,
+    "note the copies to come",
+    "read the source",
+    SYNC,
+    "compare with the catalog",
+    "write the target",
+    "read back",
+    "compare with what was given",
+    "flip",
+    "give up the rest",
+    SYNC,
+    "let go",
+)
+
+WRITE: Final = (*CLEAR, "reserve", "write the tier", SYNC, "commit the write", "let go")
+WRITE_FAILED: Final = (SYNC, "let go")
+
+REPLACE: Final = (
+    *CLEAR,
+    "read what is replaced",
+    "note the replacement",
+    SYNC,
+    "replace it",
+    "commit the replacement",
+    "let go",
+)
+REPLACE_FAILED: Final = (
+    SYNC,
+    SETTLE,
+    "read what is there",
+    "see which it is",
+    "write it back",
+    "look again",
+    "settle the replacement",
+    SYNC,
+    "let go",
+)
+
+FORGET: Final = ("strike it out", SYNC, "answer")
+
+RECALL: Final = "recall"
+REMEMBER: Final = "remember"
+REMOVAL: Final = "forget"
+
+# the calls: of which method, and of which tier: the one that is changed, or the other
+CALLS: Final = {
+    "read it at home": (RECALL, False),
+    "read the copies that are left of it": (RECALL, True),
+    "forget the copies": (REMOVAL, True),
+    "see that they are gone": (RECALL, True),
+    "read the source": (RECALL, False),
+    "write the target": (REMEMBER, True),
+    "read back": (RECALL, True),
+    "forget the source": (REMOVAL, False),
+    "write the tier": (REMEMBER, True),
+    "read what is replaced": (RECALL, True),
+    "replace it": (REMEMBER, True),
+    "read what is there": (RECALL, True),
+    "write it back": (REMEMBER, True),
+}
+
+# the programs, by their place in Design.programs
+MOVING, WRITING, REPLACING, WRITE_UNDONE, REPLACE_UNDONE, SWEEPING = range(6)
+
+
+class Design(msgspec.Struct, frozen=True, kw_only=True):
+    """How it is built. What is not a step in a table is a statement that holds of the router, or does not.
+
+    Args:
+        claims_groups: whoever changes a record has a claim on its group.
+        keeps_claims: a claim is kept until a call without an answer cannot land any more.
+        checks_versions: a flip finds out whether its records still are what they were.
+        notes_at_source: a flip notes the old copies.
+        knows_former_homes: a read accepts a copy in the home that a record had when the read began.
+        knows_homes: a read accepts no copy elsewhere.
+        notes_the_forgotten: a forget notes the copies.
+        keeps_notes: notes of what was under way outlive a crash.
+        counts: the start compares what a tier holds with what is accounted for, and takes the rest in.
+        settles_write_back: what puts a replaced record back is settled before it is done again.
+        accounts_for_reservations: a tier where an earlier router was writing is not accounted for before that has been
+            looked into: nothing is moved from there, and a read says that it had to do without.
+        holds_tiers: after a start, a tier for which something is noted is left alone until an earlier router's calls
+            cannot land there any more.
+        waits_for_claims: what a crash left under way is looked into when nobody has a claim on it, and not passed over.
+    """
+
+    move: tuple[str, ...] = MOVE
+    write: tuple[str, ...] = WRITE
+    write_failed: tuple[str, ...] = WRITE_FAILED
+    replace: tuple[str, ...] = REPLACE
+    replace_failed: tuple[str, ...] = REPLACE_FAILED
+    sweep: tuple[str, ...] = SWEEP
+    forget: tuple[str, ...] = FORGET
+    claims_groups: bool = True
+    keeps_claims: bool = True
+    checks_versions: bool = True
+    notes_at_source: bool = True
+    knows_former_homes: bool = True
+    knows_homes: bool = True
+    notes_the_forgotten: bool = True
+    keeps_notes: bool = True
+    counts: bool = True
+    settles_write_back: bool = False
+    accounts_for_reservations: bool = True
+    waits_for_claims: bool = True
+    holds_tiers: bool = True
+
+    @property
+    def programs(self) -> tuple[tuple[str, ...], ...]:
+        return self.move, self.write, self.replace, self.write_failed, self.replace_failed, self.sweep
+
+
+# as the router is
+BUILT: Final = Design()
+
+
+def without(steps: tuple[str, ...], *lines: str) -> tuple[str, ...]:
+    """A table without some of its lines, wherever they stand."""
+    assert set(lines) <= set(steps), f"no such step: {set(lines) - set(steps)}"
+    return tuple(step for step in steps if step not in lines)
+
+
+def placed(steps: tuple[str, ...], line: str, before: str) -> tuple[str, ...]:
+    """A table with one line put before another, from wherever it stood, if it did."""
+    rest = tuple(step for step in steps if step != line)
+    at = rest.index(before)
+    return (*rest[:at], line, *rest[at:])

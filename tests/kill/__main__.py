@@ -1,0 +1,104 @@
+"""The command line: how many rounds, from which seed on."""
+
+import argparse
+import logging
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.kill.rounds import Round, run_round
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it; 0 if nothing was found, else 1."""
+    options = _parser().parse_args(arguments)
+    # that a router which is killed leaves half a line behind is what is wanted here
+    logging.getLogger("router.a2m").setLevel(logging.CRITICAL)
+    print(f"seeds {options.seed} to {options.seed + options.rounds - 1}", flush=True)
+    began = time.monotonic()
+    rounds = []
+    with _progress(options.rounds) as bar, suppress(KeyboardInterrupt):
+        for seed in range(options.seed, options.seed + options.rounds):
+            rounds.append(_one(seed, bar))
+            bar.advance(bar.task_ids[0])
+    if not rounds:
+        return 1
+    print(_summary(rounds, time.monotonic() - began))
+    return 1 if any(each.wrong for each in rounds) else 0
+
+
+def _one(seed: int, bar: Progress) -> Round:
+    """A round, whose files stay if something was wrong."""
+    folder = Path(tempfile.mkdtemp(prefix=f"a2m-kill-{seed}-"))
+    try:
+        result = run_round(seed, folder)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
+    if result.wrong is None:
+        shutil.rmtree(folder)
+    else:
+        bar.console.print(f"seed {seed}: {result.wrong}", markup=False, highlight=False)
+        bar.console.print(f"  its files: {folder}; again: --rounds 1 --seed {seed}", markup=False, highlight=False)
+    return result
+
+
+def _summary(rounds: Sequence[Round], seconds: float) -> str:
+    outcomes: Counter[str] = sum((each.outcomes for each in rounds), Counter())
+    deaths: Counter[str] = sum((each.deaths for each in rounds), Counter())
+    failed = [each.seed for each in rounds if each.wrong]
+    lines = [
+        f"{len(rounds)} rounds in {seconds:.0f} s, {seconds / max(1, len(rounds)):.1f} s each; {len(failed)} failed",
+        f"  {outcomes.total():,} calls: " + ", ".join(f"{count:,} {name}" for name, count in outcomes.most_common()),
+        f"  {deaths.total():,} deaths: " + ", ".join(f"{count:,} {name}" for name, count in deaths.most_common()),
+        f"  {sum(each.records for each in rounds):,} records at the end, each compared with what was acknowledged",
+        f"  whoever lost its router was gone after {max(each.longest_orphan for each in rounds):.2f} s at most",
+    ]
+    if failed:
+        lines.append(f"  FAILED: seeds {', '.join(map(str, failed))}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    """A bar on stderr, where that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        bar.add_task("rounds", total=total)
+        yield bar
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.kill",
+        description="Kills routers and stores under load, and looks whether anything that was acknowledged is lost.",
+    )
+    parser.add_argument("--rounds", type=_positive, default=200, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(2**31),
+        help="of the first round; each has the next. When a process dies depends on the machine, too: a seed repeats "
+        "what is done, not what it meets",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The command line: which seeds, on how many processes; what is found is printed whole."""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tests.simulation.lives import Outcome, live
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it; 0 if nothing was found, else 1."""
+    options = _parser().parse_args(arguments)
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # the order in which sets of texts are gone through would be another one in each process
+        sys.stdout.flush()
+        again = [sys.executable, "-m", "tests.simulation", *(sys.argv[1:] if arguments is None else arguments)]
+        os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
+    if options.seed is not None:
+        outcome = _quietly(options.seed)
+        print(_story(outcome))
+        return 0 if outcome.failure is None else 1
+    began = time.monotonic()
+    lives = operations = deaths = 0
+    found = []
+    columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("seeds", total=options.seeds)
+        for outcome in _lived(range(options.first, options.first + options.seeds), options.jobs):
+            bar.advance(task)
+            lives += 1
+            operations += outcome.operations
+            deaths += outcome.deaths
+            if outcome.failure is not None:
+                found.append(outcome.seed)
+                bar.console.print(_story(outcome), markup=False, highlight=False, soft_wrap=True)
+    seconds = time.monotonic() - began
+    print(
+        f"{lives:,} seeds, {operations:,} operations, {deaths:,} deaths of routers in {seconds:.0f} s"
+        f" on {options.jobs} processes; {len(found)} found something{': ' if found else ''}"
+        f"{', '.join(map(str, found))}"
+    )
+    return 1 if found else 0
+
+
+def _lived(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1:
+        yield from map(_quietly, seeds)
+        return
+    # a process that has lived long may hold much, and is exchanged
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=500) as pool:
+        yield from pool.imap_unordered(_quietly, seeds)
+
+
+def _quietly(seed: int) -> Outcome:
+    log = logging.getLogger("router")
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    return live(seed)
+
+
+def _story(outcome: Outcome) -> str:
+    ending = "nothing was found" if outcome.failure is None else f"BROKEN: {outcome.failure}"
+    again = f"again: python -m tests.simulation --seed {outcome.seed}"
+    return "\n".join([*outcome.history, f"seed {outcome.seed}: {ending}", again])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Lives of federations, by seeds.")
+    parser.add_argument("--seeds", type=int, default=300, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, metavar="N", help="this one only; print its history")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,343 @@
+"""A seed's life: which federation it is, what its clients do, what goes wrong and when; and what is judged.
+
+Bursts of clients at work, with hours between them. Sometimes everything comes to rest between two bursts, faults cease,
+and all that is there is looked at; always so in the end.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from random import Random
+from traceback import format_exception
+from typing import Any, Final
+
+import anyio
+import msgspec
+import trio
+from trio.testing import MockClock
+
+from router.a2m.errors import A2MError, Code
+from router.a2m.records import Record
+from router.config import Settings
+from tests.federated import FOUR_TIERS, Foreign, Mix, Trial, settings_of
+from tests.histories import SHARED, Operation, Run, Unheard, check_the_tiers
+from tests.model import Model, Version, none_excused
+from tests.simulation.chance import JumpingClock, following
+from tests.simulation.operations import draw_operation, draw_write
+from tests.simulation.world import Troubles, World
+
+_BURSTS: Final = 7
+_OPERATIONS: Final = 200
+
+_LESSER: Final = (
+    Foreign(),
+    Foreign(("keys", "scopes")),
+    Foreign(("embeddings",)),
+    Foreign(("salience", "sessions")),
+    Foreign(("scopes", "sessions", "keys", "embeddings"), like_javascript=True),
+    Foreign(("tiers",), limits={"max_recall_limit": 500}),
+)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a seed came to: `failure` is the rule that was broken, if one was; the history as lines."""
+
+    seed: int
+    failure: str | None
+    history: list[str]
+    operations: int
+    deaths: int
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """Which federation it is."""
+
+    background: bool
+    text: str
+    mix: Mix
+    words: str
+
+
+def draw_shape(chance: Random) -> Shape:
+    """Any shape."""
+    background = chance.random() < 0.7
+    text = FOUR_TIERS
+    words = ["background passes" if background else "explicit passes"]
+    if chance.random() < 0.3:
+        text = text.replace("per_session = true\n", "")
+        words.append("one working tier for all sessions")
+    mix: dict[str, Foreign] = {}
+    if chance.random() < 0.5:
+        for tier in ("working", "episodic", "semantic", "procedural"):
+            if chance.random() < 0.4:
+                mix[tier] = chance.choice(_LESSER)
+                words.append(f"{tier} at a server of {', '.join(('core', *mix[tier].capabilities))}")
+    return Shape(background, text, mix, "; ".join(words))
+
+
+def live(seed: int) -> Outcome:
+    """The life of a seed, from its beginning to its end or to the first rule that is broken."""
+    life = Life(seed)
+    failure: str | None = None
+    with following(seed, life.clock) as chance:
+        try:
+            trio.run(life.run, chance, clock=MockClock(autojump_threshold=0))
+        except BaseException as problem:
+            failure = _told(problem)
+            if failure is None:
+                raise
+    return Outcome(seed, failure, life.history, life.operations, life.deaths)
+
+
+class Life:
+    """One seed under way."""
+
+    def __init__(self, seed: int) -> None:
+        self.clock = JumpingClock()
+        self.history: list[str] = []
+        self.operations = 0
+        self.deaths = 0
+        self._chance = Random(f"life {seed}")
+        self._shape = draw_shape(self._chance)
+        self._seed = seed
+
+    async def run(self, chance: Random) -> None:
+        """Returns when all has been judged; raises AssertionError for the first rule that is broken."""
+        settings = settings_of(self._shape.text, policy="background" if self._shape.background else "explicit")
+        world = World(settings, self._shape.mix, chance, self.clock)
+        world.history = self.history
+        world.tell("seed", f"{self._seed}: {self._shape.words}")
+        troubles = Troubles(lambda: world.router is None or world.router.dead)
+        logging.getLogger("router").addHandler(troubles)
+        clients = Clients(world, self.clock, Random(f"clients {self._seed}"))
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(world.run)
+                for number in range(_BURSTS):
+                    await self._burst(world, clients, number)
+                    assert not troubles.found, troubles.found
+                await clients.rest()
+                await clients.within_capacity()
+                assert not troubles.found, troubles.found
+                await world.end()
+        finally:
+            logging.getLogger("router").removeHandler(troubles)
+            self.operations = clients.operations
+            self.deaths = world.deaths
+            world.close()
+
+    async def _burst(self, world: World, clients: "Clients", number: int) -> None:
+        chance = self._chance
+        count = chance.randint(2, 4)
+        each = _OPERATIONS // _BURSTS // count
+        latency = chance.choice((0.0, 0.01, 0.1, 1.0))
+        rate = chance.choice((0.0, 0.0, 0.02, 0.1, 0.3))
+        for tier in world.tiers.values():
+            tier.latency = latency
+            tier.rate = rate if chance.random() < 0.5 else 0.0
+        async with anyio.create_task_group() as events:
+            for _ in range(chance.choice((0, 1, 1, 2))):
+                events.start_soon(self._event, world, clients, chance.choice(_EVENTS), chance.uniform(0.0, 20.0))
+            async with anyio.create_task_group() as tasks:
+                for client in range(count):
+                    operations = [draw_write(chance), *(draw_operation(chance) for _ in range(each - 1))]
+                    tasks.start_soon(clients.work, f"client {client + 1}", operations)
+            events.cancel_scope.cancel()
+        if chance.random() < 0.4:
+            await clients.rest()
+        elif chance.random() < 0.7:
+            for tier in world.tiers.values():
+                tier.calm()
+        await anyio.sleep(chance.choice((0.0, 600.0, 3600.0, 12 * 3600.0)))
+        for tier in world.tiers.values():
+            tier.come_up()
+
+    async def _event(self, world: World, clients: "Clients", event: str, after: float) -> None:
+        chance = world.chance
+        if event == "death":
+            world.dying = chance.randint(1, 200)
+            return
+        await anyio.sleep(after)
+        tier = world.tiers[chance.choice(list(world.tiers))]
+        if event == "exit":
+            tier.tell(tier.name, "EXITS")
+            tier.exit()
+        elif event == "outage":
+            tier.go_down()
+            await anyio.sleep(chance.choice((1.0, 30.0, 600.0)))
+            tier.come_up()
+        elif event == "restart":
+            await world.restart()
+
+
+_EVENTS: Final = ("death", "death", "exit", "outage", "outage", "restart")
+
+
+class Clients(Run):
+    """Everybody who calls the router, and the model that judges what they are told."""
+
+    def __init__(self, world: World, clock: JumpingClock, chance: Random) -> None:
+        self.world = world
+        self.chance = chance
+        self.operations = 0
+        self.done = False
+        self.model = Model(clock.look, SHARED)
+        self._aimed: set[str] = set()  # ids that a client has promoted to procedural
+        world.on_router_ended = self.model.die
+
+    async def work(self, name: str, operations: Sequence[Operation]) -> None:
+        """One client, which does one thing after the other."""
+        _WHO.set(name)
+        for operation in operations:
+            await anyio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.05, 2.0)))
+            _BEGAN.set(trio.current_time())
+            self.operations += 1
+            await self.carry_out(operation)
+
+    async def rest(self) -> None:
+        """Everything comes to rest, is looked at, and judged."""
+        _WHO.set("rest")
+        await self.world.rest()
+        self.fed = self.world.trial
+        records, _ = await self.shown("timeline", embeddings=True)
+        self.model.decide(records)
+        check_the_tiers(self, records)
+        self._check_procedural(records)
+        self.world.tell("rest", f"{len(records)} records: {_shown(records)}")
+
+    async def within_capacity(self) -> None:
+        """Rule 5: after a pass with all tiers reachable no bucket is over its capacity, unless by one group alone."""
+        await self._raw("consolidate")
+        await self.world.rest()
+        buckets: dict[tuple[Any, ...], list[Record]] = {}
+        for record in await self.everything():
+            tier = self.world.settings.tier(record.tier or "")
+            conversation = (record.owner, record.session) if tier.per_session else ()
+            buckets.setdefault((tier.name, *conversation), []).append(record)
+        for (name, *_), records in buckets.items():
+            capacity = self.world.settings.tier(name).capacity
+            one_group = records[0].group is not None and len({(r.owner, r.group) for r in records}) == 1
+            assert capacity is None or len(records) <= capacity or one_group, f"{name} is over: {_shown(records)}"
+
+    # --- what an operation comes to
+
+    def bear(self, refused: A2MError) -> None:
+        """Errors need a reason, and are the federation's own trouble."""
+        assert refused.code == Code.INTERNAL_ERROR, f"an error of the caller's, who made none: {refused}"
+        data = refused.data or {}
+        assert "reason" in data, f"an error without a reason: {refused}"
+        tier = data.get("tier")
+        if tier in self.world.tiers:
+            assert self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
+        else:
+            assert self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
+
+    async def shown(self, method: str, **params: Any) -> tuple[list[Record], Callable[[Version], bool]]:
+        began = trio.current_time()
+        told = msgspec.json.decode(await self._raw(method, **params), type=_Told)
+        silent = [each.tier for each in told.degraded]
+        if not silent:
+            return told.records, none_excused
+        for tier in silent:
+            assert self.world.is_tier_troubled(tier, began), f"there is no reason for {tier} not to answer"
+
+        def excused(version: Version) -> bool:
+            ids = {v.id for v in self.model.versions.values() if v.object == version.object and v.id is not None}
+            return any(self.world.tiers[tier].held(id, began) for tier in silent for id in ids)
+
+        return told.records, excused
+
+    async def _moved(self, method: str, **params: Any) -> None:
+        if method == "promote" and params["tier"] == "procedural":
+            self._aimed.update(params["ids"])
+        try:
+            await self._raw(method, **params)
+        except Unheard:
+            pass
+        except A2MError as refused:
+            self.bear(refused)
+
+    async def _raw(self, method: str, **params: Any) -> bytes:
+        given = {name: value for name, value in params.items() if value is not None}
+        who = _WHO.get()
+        patience = None
+        if who.startswith("client") and self.chance.random() < 0.08:
+            patience = self.chance.choice((0.0, 0.001, 0.02, 0.5, 3.0))
+        self.world.tell(who, f"{method} {_text(given)}")
+        try:
+            answer = await self.world.call(method, given, patience)
+        except Unheard:
+            self.world.tell(who, f"{method}: never heard")
+            raise
+        except A2MError as refused:
+            self.world.tell(who, f"{method}: {refused.code} {refused.message}")
+            raise
+        self.world.tell(who, f"{method}: {_summary(answer)}")
+        return answer
+
+    def _check_procedural(self, records: Sequence[Record]) -> None:
+        """Rule 6: what is in procedural was written there, or promoted to it by a client."""
+        aimed = {v.object for v in self.model.versions.values() if v.tier == "procedural" or v.id in self._aimed}
+        groups = {(v.owner, v.fields.get("group")) for v in self.model.versions.values() if v.object in aimed}
+        for record in records:
+            if record.tier == "procedural":
+                by_group = record.group is not None and (record.owner, record.group) in groups
+                assert self.model.version_of(record).object in aimed or by_group, f"nobody sent {record} there"
+
+
+_WHO: ContextVar[str] = ContextVar("who")
+_BEGAN: ContextVar[float] = ContextVar("began")
+
+
+class _Degraded(msgspec.Struct):
+    tier: str
+
+
+class _Told(msgspec.Struct):
+    records: list[Record]
+    degraded: list[_Degraded] = []
+
+
+class _Brief(msgspec.Struct):
+    id: str
+    content: str
+    tier: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    records: list[_Brief]
+    degraded: list[_Degraded] = []
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _summary(answer: bytes) -> str:
+    if not answer.startswith(b'{"records"'):
+        return answer.decode()
+    told = msgspec.json.decode(answer, type=_Answer)
+    without = f"; without {', '.join(each.tier for each in told.degraded)}" if told.degraded else ""
+    return (_shown(told.records) or "none") + without
+
+
+def _shown(records: Sequence[_Brief | Record]) -> str:
+    return ", ".join(f"{r.id}={r.content.partition(' ')[0]}@{r.tier}" for r in records)
+
+
+def _told(problem: BaseException) -> str | None:
+    """The failures that a run ended with, in words; None if it was ended from outside."""
+    leaves: list[BaseException] = []
+    todo = [problem]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions[::-1]
+        else:
+            leaves.append(each)
+    if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in leaves):
+        return None
+    return "\n".join(
+        str(leaf) if isinstance(leaf, AssertionError) and str(leaf) else "".join(format_exception(leaf))
+        for leaf in leaves
+    )

@@ -1,0 +1,165 @@
+"""The routers of a simulated federation, one after the other: each starts on what the last one left, and may die.
+
+A router that dies is cut off at that moment: no tier hears of it any more, and no client. What it leaves is its catalog
+as it was committed then. What it still does is done to a catalog that nobody will open.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from random import Random
+from typing import Final
+from unittest.mock import patch
+
+import anyio
+import apsw
+
+import router.nearest
+from router.app import Federation, running_federation
+from router.catalog.catalog import Catalog
+from router.config import Settings
+from router.config import Tier as TierSettings
+from router.policy import strength
+from router.summarizing import Extracts
+from router.tiers.link import Link
+from tests.federated import Clock
+from tests.simulation.tiers import Tier
+
+# calls under way when a router is stopped are given so long
+_GRACE: Final = 2.0
+
+
+class KeptCatalog(Catalog):
+    """A catalog in memory that begins as an image of an earlier one, and leaves one when it is closed.
+
+    Args:
+        point: is called after every commit.
+    """
+
+    def __init__(self, image: bytes | None, tiers: list[TierSettings], point: Callable[[], None]) -> None:
+        load = router.nearest.load
+
+        def restored(connection: apsw.Connection) -> None:
+            if image is not None:
+                connection.deserialize("main", image)
+            load(connection)
+
+        with patch.object(router.nearest, "load", restored):
+            super().__init__(None, tiers, strength, threads=False)
+        self.left: bytes | None = None
+        database = self._database
+        begin = database.transaction
+
+        @contextmanager
+        def transaction() -> Iterator[apsw.Connection]:
+            with begin() as connection:
+                yield connection
+            if database._depth == 0:
+                point()
+
+        database.transaction = transaction  # type: ignore[method-assign]  # watched
+
+    def image(self) -> bytes:
+        """All that is committed."""
+        return bytes(self._database.connection.serialize("main"))
+
+    def close(self) -> None:
+        """In good order; one that was left by a death stays open, since the dead still stumble about in it."""
+        if self.left is None:
+            self.left = self.image()
+            super().close()
+
+
+class Router:
+    """One router, from its start to its end.
+
+    Args:
+        image: what the last one left.
+        changed: is called when it is ready, and when it is not any more.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tiers: Mapping[str, Tier],
+        clock: Clock,
+        chance: Random,
+        image: bytes | None,
+        changed: Callable[[], None],
+        point: Callable[[], None],
+    ) -> None:
+        self.federation: Federation | None = None
+        self.dead = False
+        self.stopping = False
+        self.left = image
+        self.calls: dict[anyio.CancelScope, None] = {}  # in the order in which they came
+        self._settings = settings
+        self._clock = clock
+        self._changed = changed
+        self._point = point
+        self._scope = anyio.CancelScope()
+        self._catalog: KeptCatalog | None = None
+        self._image = image
+        self._links = {
+            name: Link(
+                name, tier.connect(self), timeout=settings.tier(name).timeout, random=chance.random
+            )
+            for name, tier in tiers.items()
+        }
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether clients reach it."""
+        return self.federation is not None and not self.dead and not self.stopping
+
+    def point(self) -> None:
+        """See `Watched`."""
+        if not self.dead:
+            self._point()
+
+    async def run(self) -> None:
+        """Returns when it has ended, in whichever way; `left` is what the next one starts on."""
+        with self._scope:
+            catalog = self._catalog = KeptCatalog(self._image, list(self._settings.managed), self.point)
+            try:
+                async with running_federation(
+                    self._settings,
+                    self._links,
+                    clock=self._clock,
+                    catalog=catalog,
+                    summarizer=Extracts(threads=False),
+                ) as federation:
+                    self.federation = federation
+                    self._changed()
+                    try:
+                        await anyio.sleep_forever()
+                    finally:
+                        # calls under way run in their clients' tasks, and need what is closed after this
+                        with anyio.CancelScope(shield=True):
+                            await self._let_go()
+            finally:
+                self.left = catalog.left
+
+    def die(self) -> None:
+        """Right here."""
+        assert self._catalog is not None
+        self.dead = True
+        self._catalog.left = self._catalog.image()
+        self._scope.cancel()
+        for call in list(self.calls):
+            call.cancel()
+        self._changed()
+
+    async def stop(self) -> None:
+        """In good order: it takes no calls any more, and those under way are given a moment."""
+        self.stopping = True
+        self._changed()
+        with anyio.move_on_after(_GRACE):
+            await self._let_go()
+        for call in list(self.calls):
+            call.cancel()
+        await self._let_go()
+        self._scope.cancel()
+
+    async def _let_go(self) -> None:
+        while self.calls:  # noqa: ASYNC110 - a clock that jumps waits for nothing
+            await anyio.sleep(0.1)

@@ -1,0 +1,276 @@
+"""The tiers of a simulated federation: servers in this process that work in order, go wrong, die, and come back.
+
+What a fault is called is a2m-chaos's to say (backends/chaos/faults.py). Here are those that an honest server may show:
+it may be late, silent, dead or unwilling, and what it sends may be spoiled on its way. It never loses, alters or makes
+up what it has acknowledged.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, Final, Protocol
+
+import anyio
+import msgspec
+import trio
+
+from backends.store.server import serving
+from backends.store.store import Store
+from router.a2m.child import CannotStart
+from router.a2m.client import Connection, connect_local
+from router.a2m.errors import A2MError, Code
+from router.a2m.jsonrpc import render_error
+from router.a2m.server import Caller
+from tests.servers.core_only import CoreOnly
+
+# which calls refuse-writes and disk-full are done to
+_WRITES: Final = ("memory/remember", "memory/forget")
+
+# how often a fault is drawn, against the others
+FAULTS: Final[Mapping[str, int]] = {
+    "delay": 6,
+    "hang": 2,
+    "drop-answer": 6,
+    "answer-late": 5,
+    "answer-twice": 3,
+    "apply-late": 3,
+    "wrong-id": 4,
+    "tear-line": 3,
+    "log-line": 3,
+    "garbage-line": 3,
+    "exit-before-work": 4,
+    "exit-after-work": 5,
+    "refuse-writes": 8,
+    "disk-full": 5,
+}
+# these are no reason for anything to fail
+_HARMLESS: Final = frozenset({"answer-twice", "log-line"})
+
+# Trouble ends this long after its cause, in seconds: breakers have been tried, what was open is settled.
+AFTERMATH: Final = 300.0
+
+
+class Watched(Protocol):
+    """The router that a tier serves."""
+
+    dead: bool
+
+    def point(self) -> None:
+        """Something has just happened, or is just to happen: a moment to die at."""
+
+
+class _Message(msgspec.Struct):
+    method: str
+    id: msgspec.Raw
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Ids(msgspec.Struct):
+    ids: list[str] = []
+
+
+class Tier:
+    """One tier's records, and the process that serves them, if there is one.
+
+    Args:
+        tell: writes into the history.
+        rate: how many of its calls go wrong.
+        latency: how long a call takes at most, in seconds.
+    """
+
+    def __init__(
+        self, name: str, kept: Store | CoreOnly, chance: Random, timeout: float, tell: Callable[[str, str], None]
+    ) -> None:
+        self.name = name
+        self.kept = kept
+        self.chance = chance
+        self.timeout = timeout
+        self.tell = tell
+        self.rate = 0.0
+        self.latency = 0.0
+        self.down = False
+        self.process: Process | None = None
+        self._trouble_until = -1.0
+        self._removed: dict[str, float] = {}
+
+    def connect(self, router: Watched) -> Callable[[], Any]:
+        """What opens a connection of `router`."""
+
+        @asynccontextmanager
+        async def connected() -> AsyncIterator[Connection]:
+            if self.down or router.dead:
+                raise CannotStart("it is not there")
+            async with self._server() as server:
+                process = Process(self, router, server)
+                async with connect_local(process.answer, name=self.name) as peer:
+                    process.peer = peer
+                    self.process = process
+                    yield peer
+
+        return connected
+
+    def exit(self) -> None:
+        """The process dies, with all that it has not done yet."""
+        self.trouble()
+        if self.process is not None:
+            self.process.die()
+
+    def go_down(self) -> None:
+        """The process dies, and none can be started."""
+        self.tell(self.name, "DOWN")
+        self.down = True
+        self.exit()
+
+    def come_up(self) -> None:
+        """A process can be started again."""
+        if self.down:
+            self.tell(self.name, "can be started again")
+            self.trouble()
+        self.down = False
+
+    def calm(self) -> None:
+        """Nothing goes wrong any more."""
+        self.rate = self.latency = 0.0
+        self.come_up()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is being served, or waits."""
+        return self.process is not None and self.process.underway > 0
+
+    def trouble(self, seconds: float = 0.0) -> None:
+        """From now on, and for so long and its aftermath, calls may fail."""
+        self._trouble_until = max(self._trouble_until, trio.current_time() + seconds + AFTERMATH)
+
+    def is_troubled(self, since: float) -> bool:
+        """Whether there has been a reason for it to fail at any time since then."""
+        return self.down or self._trouble_until >= since
+
+    def held(self, id: str, since: float) -> bool:
+        """Whether it holds a record, or has held it at any time since then."""
+        if self._removed.get(id, -1.0) >= since:
+            return True
+        if isinstance(self.kept, CoreOnly):
+            return id in self.kept._records
+        return self.kept._connection.execute("SELECT 1 FROM record WHERE id = ?", (id,)).get is not None
+
+    def note_removed(self, message: bytes) -> None:
+        """It is told to forget these."""
+        ids = msgspec.json.decode(msgspec.json.decode(message, type=_Message).params, type=_Ids).ids
+        self._removed.update(dict.fromkeys(ids, trio.current_time()))
+
+    @asynccontextmanager
+    async def _server(self) -> AsyncIterator[Callable[[bytes, Caller], Any]]:
+        if isinstance(self.kept, CoreOnly):
+            foreign = self.kept
+
+            async def answer(message: bytes, caller: Caller) -> bytes | None:
+                return foreign.answer(message)
+
+            yield answer
+        else:
+            async with serving(self.kept, threads=False) as server:
+                yield server
+
+
+class Process:
+    """A tier's server while it lives, as one router reaches it: calls are served in the order in which they came."""
+
+    def __init__(self, tier: Tier, router: Watched, server: Callable[[bytes, Caller], Any]) -> None:
+        self.peer: Connection | None = None
+        self._tier = tier
+        self._router = router
+        self._server = server
+        self._alive = True
+        self._turn = anyio.Lock()
+        self.underway = 0
+
+    def die(self) -> None:
+        """Nothing more is done, and nobody hears of it any more."""
+        self._alive = False
+        if self.peer is not None:
+            self.peer.lose("the server has exited")
+
+    async def answer(self, message: bytes, caller: Caller) -> bytes | None:
+        """What is sent back for one line; None for nothing."""
+        if self._router.dead:
+            return None
+        self.underway += 1
+        try:
+            return await self._served(message, caller)
+        finally:
+            self.underway -= 1
+
+    async def _served(self, message: bytes, caller: Caller) -> bytes | None:
+        tier = self._tier
+        async with self._turn:
+            if tier.latency:
+                await anyio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
+            self._router.point()
+            fault = self._fault(message)
+            if fault in ("delay", "apply-late", "hang"):
+                # what comes behind it waits, as on a pipe
+                await anyio.sleep(self._wait(fault))
+            if self._router.dead and tier.chance.random() < 0.5:
+                fault = "exit-before-work"  # what a router leaves behind may be done, or not
+            if not self._alive or fault in ("hang", "exit-before-work"):
+                if fault == "exit-before-work":
+                    self.die()
+                return None
+            if fault in ("refuse-writes", "disk-full"):
+                return _refusal(fault, message)
+            reply: bytes | None = await self._server(message, caller)
+            if b'"memory/forget"' in message:
+                tier.note_removed(message)
+            self._router.point()
+            if not self._alive or fault == "exit-after-work":
+                self.die()
+                return None
+            if tier.latency and tier.chance.random() < 0.3:
+                await anyio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
+        if fault == "answer-late":
+            await anyio.sleep(self._wait(fault))
+        return _spoiled(reply, fault) if fault and reply is not None else reply
+
+    def _fault(self, message: bytes) -> str | None:
+        tier = self._tier
+        if tier.chance.random() >= tier.rate or self._router.dead:
+            return None
+        fault = tier.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
+        method = msgspec.json.decode(message, type=_Message).method
+        if fault in ("refuse-writes", "disk-full") and method not in _WRITES:
+            return None
+        tier.tell(tier.name, f"{fault} at {method}")
+        if fault not in _HARMLESS:
+            tier.trouble()
+        return fault
+
+    def _wait(self, fault: str) -> float:
+        timeout = self._tier.timeout
+        most = {"delay": 0.4, "hang": 1.0, "answer-late": 4.0, "apply-late": 40.0}[fault]
+        wait = round(timeout * most * self._tier.chance.random(), 3)
+        self._tier.trouble(wait)
+        return wait
+
+
+def _refusal(fault: str, message: bytes) -> bytes:
+    id = msgspec.json.decode(message, type=_Message).id
+    reason = "disk full" if fault == "disk-full" else "not today"
+    return render_error(id, A2MError(Code.INTERNAL_ERROR, reason, {"reason": reason}))
+
+
+def _spoiled(reply: bytes, fault: str) -> bytes | None:
+    if fault == "drop-answer":
+        return None
+    if fault == "answer-twice":
+        return reply + b"\n" + reply
+    if fault == "log-line":
+        return b"INFO: serving\n" + reply
+    if fault == "garbage-line":
+        return b"\xff\xfe{]\n" + reply
+    if fault == "tear-line":
+        return reply[: len(reply) // 2] + b"\n" + reply[len(reply) // 2 :]
+    if fault == "wrong-id":
+        decoded = msgspec.json.decode(reply, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode({**decoded, "id": 10**12})
+    return reply

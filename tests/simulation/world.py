@@ -1,0 +1,240 @@
+"""A simulated federation: its tiers, the router that is just alive, and what is told of both."""
+
+import logging
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, Final
+
+import anyio
+import msgspec
+import trio
+
+from backends.store.store import Store
+from router.a2m.errors import A2MError
+from router.catalog.claims import Claims
+from router.config import Settings
+from tests.federated import LOCAL, Clock, Foreign, Trial, assert_nothing_under_way, redone
+from tests.histories import Unheard
+from tests.simulation.routers import Router
+from tests.simulation.tiers import AFTERMATH, Tier
+
+# In so many seconds everything must have come to rest.
+_PATIENCE: Final = 2 * 3600.0
+# So long the sweeper is left to itself; then it is woken, since a copy whose tier nobody has named waits for the next
+# write there.
+_UNAIDED: Final = 900.0
+
+
+class World:
+    """Everything but the clients.
+
+    `history` is what has happened so far, a line each. `dying` is how many moments from now the router dies.
+    """
+
+    def __init__(self, settings: Settings, mix: Mapping[str, Foreign], chance: Random, clock: Clock) -> None:
+        self.settings = settings
+        self.chance = chance
+        self.clock = clock
+        self.history: list[str] = []
+        self.dying: int | None = None
+        self.ended = False
+        self.deaths = 0
+        self.router: Router | None = None
+        self.on_router_ended: Callable[[], None] = lambda: None
+        self._started_at = 0.0
+        self._changed = anyio.Event()
+        self._stores: dict[str, Store] = {}
+        self._servers: dict[str, Any] = {}
+        self.tiers: dict[str, Tier] = {}
+        for tier in settings.tiers:
+            if tier.name in mix:
+                kept = self._servers[tier.name] = mix[tier.name].behind(tier, None)
+            else:
+                kept = self._stores[tier.name] = Store(None, clock=clock, name=tier.name)
+            self.tiers[tier.name] = Tier(
+                tier.name, kept, Random(f"{tier.name} {chance.random()}"), tier.timeout, self.tell
+            )
+
+    def close(self) -> None:
+        """Lets go of what the tiers hold."""
+        for store in self._stores.values():
+            store.close()
+
+    def tell(self, who: str, what: str) -> None:
+        """A line of the history."""
+        self.history.append(f"{_moment(trio.current_time())} {who:>10}  {what}")
+
+    # --- routers
+
+    async def run(self) -> None:
+        """One router after the other, until `end`."""
+        image: bytes | None = None
+        while not self.ended:
+            self._started_at = trio.current_time()
+            self.tell("router", "starts" if image is None else "starts again")
+            self.router = Router(self.settings, self.tiers, self.clock, self.chance, image, self._stir, self._point)
+            await self.router.run()
+            image = self.router.left
+            self.on_router_ended()
+            if not self.ended:
+                await anyio.sleep(self.chance.choice((0.0, 0.0, 2.0, 60.0)))
+
+    async def end(self) -> None:
+        """The last router ends in good order."""
+        self.ended = True
+        await (await self.ready()).stop()
+
+    async def restart(self) -> None:
+        """The router ends in good order, and another one starts."""
+        router = await self.ready()
+        self.tell("router", "stops")
+        await router.stop()
+
+    async def ready(self) -> Router:
+        """The router, when there is one that clients reach."""
+        while self.router is None or not self.router.is_ready:
+            await self._changed.wait()
+        return self.router
+
+    @property
+    def trial(self) -> Trial:
+        """The router that is alive, as tests see it."""
+        assert self.router is not None
+        assert self.router.federation is not None
+        return Trial(self.router.federation, None, self._stores, self._servers, self.clock)  # type: ignore[arg-type]  # `raw` is not used
+
+    def _stir(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _point(self) -> None:
+        if self.dying is None:
+            return
+        self.dying -= 1
+        if self.dying <= 0:
+            self.dying = None
+            assert self.router is not None
+            self.deaths += 1
+            self.tell("router", "DIES")
+            self.router.die()
+
+    # --- clients
+
+    async def call(self, method: str, params: dict[str, Any], patience: float | None) -> bytes:
+        """The result of a client's call. Raises A2MError for an error, Unheard if it gave up or the router died."""
+        router = await self.ready()
+        federation = router.federation
+        assert federation is not None
+        message = msgspec.json.encode(
+            {"jsonrpc": "2.0", "id": 1, "method": f"memory/{method}", "params": params}
+        )
+        reply: bytes | None = None
+        with anyio.CancelScope() as scope:
+            router.calls[scope] = None
+            try:
+                with anyio.move_on_after(patience):
+                    reply = await federation.answer(message, LOCAL)
+            except Exception:
+                # it stumbles over what is closed around it, and nobody listens
+                if not router.dead:
+                    raise
+            finally:
+                del router.calls[scope]
+        if reply is None or router.dead:
+            raise Unheard
+        answer = msgspec.json.decode(reply, type=_Answer)
+        if answer.error is not None:
+            raise A2MError(answer.error.code, answer.error.message, answer.error.data)
+        return bytes(answer.result)
+
+    # --- what is behind it
+
+    def is_troubled(self, since: float) -> bool:
+        """Whether there has been a reason for something to fail at any time since then."""
+        return self._started_at + AFTERMATH >= since or any(tier.is_troubled(since) for tier in self.tiers.values())
+
+    def is_tier_troubled(self, tier: str, since: float) -> bool:
+        """Whether there has been a reason for a tier not to answer at any time since then."""
+        return self._started_at + AFTERMATH >= since or self.tiers[tier].is_troubled(since)
+
+    async def rest(self) -> None:
+        """Faults cease; returns when nothing is under way any more."""
+        self.dying = None
+        for tier in self.tiers.values():
+            tier.calm()
+        with anyio.move_on_after(_PATIENCE) as patience:
+            await self.ready()
+            while True:
+                began = trio.current_time()
+                while self._under_way() and trio.current_time() - began < _UNAIDED:
+                    await anyio.sleep(1.0)
+                federation = self.trial.federation
+                if self.settings.policy.background:
+                    await federation.passes.idle()
+                await federation.sweeper.idle()
+                if not self._under_way():
+                    break
+        assert not patience.cancelled_caught, f"nothing comes to rest: {self._under_way()}"
+        assert_nothing_under_way(self.trial)
+
+    def _under_way(self) -> str | None:
+        """What is still under way; None for nothing."""
+        assert self.router is not None
+        fed = self.trial
+        federation, catalog = fed.federation, fed.federation.catalog
+        for name, link in federation.links.items():
+            if link.status != "up":
+                return f"{name} is {link.status}: {link.reason}"
+        for busy in self.tiers.values():
+            if busy.is_busy:
+                return f"calls at {busy.name}"
+        for tier in self.settings.managed:
+            if not catalog.is_scanned(tier.name):
+                return f"{tier.name} is not accounted for"
+            if catalog.unfinished(tier.name) != ([], []):
+                return f"interrupted writes in {tier.name}: {catalog.unfinished(tier.name)}"
+        if redone(fed):
+            return f"replacements: {redone(fed)}"
+        if catalog.strays_left():
+            left = [stray for tier in self.settings.managed for stray in catalog.strays(tier.name, "", 10)]
+            return f"{catalog.strays_left()} strays: {left}"
+        return _held(catalog.claims) or ("calls" if self.router.calls else None)
+
+
+def _held(claims: Claims) -> str | None:
+    return f"claims on {sorted(claims._waiting)}" if claims._waiting else None
+
+
+class _Error(msgspec.Struct):
+    code: int
+    message: str
+    data: dict[str, Any] | None = None
+
+
+class _Answer(msgspec.Struct):
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: _Error | None = None
+
+
+def _moment(seconds: float) -> str:
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{int(days)}d{int(hours):02}:{int(minutes):02}:{rest:06.3f}"
+
+
+class Troubles(logging.Handler):
+    """Collects what the log says of faults of the router's own: exceptions that nobody has thought of.
+
+    Args:
+        is_dead: whether it is a dead router that stumbles.
+    """
+
+    def __init__(self, is_dead: Callable[[], bool]) -> None:
+        super().__init__(logging.ERROR)
+        self._is_dead = is_dead
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and not self._is_dead():
+            self.found.append(f"{record.getMessage()}: {logging.Formatter().formatException(record.exc_info)}")

@@ -1,0 +1,421 @@
+"""a2m-chaos as a process: what passes it unaltered, how it ends, what it says of itself, what outlives it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import httpx
+import psutil
+import pytest
+
+from backends.chaos import cli
+from backends.chaos.altering import Call
+from backends.chaos.faults import KINDS
+from backends.chaos.misbehaving import GoOn
+from backends.chaos.over_stdio import _Line, _Out
+from backends.chaos.plan import Fault, Plan
+from backends.chaos.running import Run
+from tests.conformance.checking import Target
+from tests.conformance.client import Stdio
+from tests.conformance.running import State, outcomes
+from tests.servers.bindings import over_http
+
+CHAOS: Final = str(Path(sys.executable).with_name("a2m-chaos"))
+STORE: Final = str(Path(sys.executable).with_name("a2m-store"))
+
+# far more than anything here takes; a hang becomes a failure
+PATIENCE: Final = 60
+
+# answers oddly: with spaces, escapes, keys in an order of its own, notifications, a last line without its newline
+ODD: Final = r"""
+import sys
+received = open("received", "wb", buffering=0)
+for number, line in enumerate(sys.stdin.buffer):
+    received.write(line)
+    sys.stderr.buffer.write(b"heard \xff %d\n" % number)
+    sys.stderr.buffer.flush()
+    sys.stdout.buffer.write(b'{"method" : "memory/event","params":{"n":1.0},"jsonrpc":"2.0"}\n')
+    sys.stdout.buffer.write(b'{ "result": {"a":1e400,"a":"\\u00fc \xc3\xbc"} ,"id":%d, "jsonrpc":"2.0"}\r\n' % number)
+    sys.stdout.buffer.flush()
+sys.stdout.buffer.write(b'{"jsonrpc":"2.0","method":"memory/event","params":{"last":true}}')
+"""
+
+# answers its first call when all others have been answered, or after a while
+OUT_OF_ORDER: Final = r"""
+import json, sys, threading
+def answer(call):
+    print(json.dumps({"jsonrpc": "2.0", "id": call["id"], "result": call["params"]["key"]}), flush=True)
+for number, line in enumerate(sys.stdin):
+    print("heard", file=sys.stderr, flush=True)
+    threading.Timer(0.0 if number else 0.3, answer, [json.loads(line)]).start()
+"""
+
+
+def calls(*methods: str, **params: Any) -> bytes:
+    """Calls on lines of their own, with the ids 0, 1, ..."""
+    return b"".join(call(f"memory/{method}", id, **params) + b"\n" for id, method in enumerate(methods))
+
+
+def call(method: str, id: Any = 1, **params: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode()
+
+
+def written(content: str, id: Any = 1) -> bytes:
+    return call("memory/remember", id, records=[{"id": content, "content": content}])
+
+
+def plan(folder: Path, text: str = "") -> str:
+    (folder / "faults.toml").write_text(text)
+    return "faults.toml"
+
+
+def ran(folder: Path, stdin: bytes, *command: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, timeout=PATIENCE)
+
+
+def answers(done: subprocess.CompletedProcess[bytes]) -> dict[Any, Any]:
+    """What was answered, by id."""
+    return {answer["id"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+
+
+@contextmanager
+def at_an_address(folder: Path, *arguments: str) -> Iterator[str]:
+    """a2m-chaos that listens, ended by SIGTERM; it has said what is in the file `stderr`."""
+    with (folder / "stderr").open("w") as stderr:
+        process = subprocess.Popen([CHAOS, "--http", "127.0.0.1:0", *arguments], cwd=folder, stderr=stderr)
+        try:
+            found = None
+            while found is None:
+                assert process.poll() is None, (folder / "stderr").read_text()
+                found = re.search(r"listening on (\S+)", (folder / "stderr").read_text())
+            yield found[1]
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+
+
+def posted(url: str, message: bytes, **headers: str) -> httpx.Response:
+    return httpx.post(url, content=message, headers={"Content-Type": "application/json", **headers}, trust_env=False)
+
+
+# --- without a fault it is not there
+
+
+def test_what_passes_on_stdio_is_unaltered_to_the_byte(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    server = (sys.executable, "odd.py")
+    said = b'{"id" : 0,  "method":"memory/recall","jsonrpc":"2.0","params":{"query":"\\u00fc"}}\n'
+    said += b'{"method":"memory/note","jsonrpc":"2.0"}\nno JSON at all \xff\n[1]\n' + calls("describe")
+    alone = ran(tmp_path, said, *server)
+    received = (tmp_path / "received").read_bytes()
+    through = ran(tmp_path, said, CHAOS, "--plan", plan(tmp_path), "--", *server)
+    assert (tmp_path / "received").read_bytes() == received == said
+    # a line ends with a newline; that of the last one is made up for
+    assert through.stdout == alone.stdout + b"\n"
+    assert through.stderr == alone.stderr
+    assert through.returncode == alone.returncode == 0
+
+
+def test_what_passes_over_http_is_unaltered(tmp_path: Path) -> None:
+    seen: list[bytes] = []
+
+    def odd(message: bytes) -> bytes | None:
+        seen.append(message)
+        return b'{ "result":\n {"a":1e400} ,"id":1,"jsonrpc":"2.0"}' if b'"id"' in message else None
+
+    with over_http(odd) as behind, at_an_address(tmp_path, "--plan", plan(tmp_path), "--url", behind) as url:
+        message = b'{"jsonrpc":"2.0",\n "id":1,"method":"memory/describe"}'
+        for sent in (message, b'{"jsonrpc":"2.0","method":"memory/note"}'):
+            direct, through = posted(behind, sent), posted(url, sent)
+            assert (through.status_code, through.content) == (direct.status_code, direct.content)
+        assert seen[0] == seen[1] == message
+        assert posted(url, message, Origin="http://elsewhere").status_code == 403
+        assert posted(url, message, **{"A2M-Protocol-Version": "a2m/7"}).status_code == 400
+        assert httpx.get(url, trust_env=False).status_code == 405
+
+
+def test_a_child_can_be_served_over_http_and_a_url_on_stdio(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    with at_an_address(tmp_path, "--plan", plan(tmp_path), "--", STORE, "notes/some.db") as url:
+        assert posted(url, written("pears").replace(b", ", b",\n")).json()["result"] == {"ids": ["pears"]}
+        assert posted(url, b'{"jsonrpc":"2.0","method":"memory/recall"}').status_code == 202
+        assert httpx.get(url, trust_env=False).status_code == 405
+        done = ran(tmp_path, calls("timeline", "nonsense"), CHAOS, "--plan", plan(tmp_path), "--url", url)
+        assert [record["content"] for record in answers(done)[0]["result"]["records"]] == ["pears"]
+        assert answers(done)[1]["error"]["code"] == -32601
+        assert done.returncode == 0
+
+
+def test_clients_that_take_the_same_id_get_their_own_answers(tmp_path: Path) -> None:
+    (tmp_path / "out_of_order.py").write_text(OUT_OF_ORDER)
+    command = ("--plan", plan(tmp_path), "--", sys.executable, "out_of_order.py")
+    with at_an_address(tmp_path, *command) as url, ThreadPoolExecutor() as threads:
+        first = threads.submit(posted, url, call("memory/fetch", key="first"))
+        while "heard" not in (tmp_path / "stderr").read_text():
+            os.sched_yield()
+        assert posted(url, call("memory/fetch", key="second")).json()["result"] == "second"
+        assert first.result().json()["result"] == "first"
+
+
+def test_a_server_behind_it_keeps_to_the_protocol_as_it_does_alone(tmp_path: Path) -> None:
+    path = tmp_path / plan(tmp_path)
+    client = Stdio([CHAOS, "--plan", str(path), "--", STORE, str(tmp_path / "some.db")], PATIENCE)
+    try:
+        target = Target(client, None)
+        target.meet()
+        came = list(outcomes(target))
+    finally:
+        client.close()
+    assert [(each.check.name, each.why) for each in came if each.state is State.FAILED] == []
+    assert sum(each.state is State.PASSED for each in came) > 50
+
+
+# --- order
+
+
+def test_a_call_that_waits_on_a_pipe_holds_up_those_behind_it(tmp_path: Path) -> None:
+    text = '[[fault]]\ndo = "delay"\nwait = "50ms"\nmethod = "memory/remember"'
+    said = written("pears", 0) + b"\n" + call("memory/timeline", 1) + b"\n"
+    for in_order, held in ((True, ["pears"]), (False, [])):
+        path = plan(tmp_path, f"{text}\nin_order = {str(in_order).lower()}")
+        done = ran(tmp_path, said, CHAOS, "--plan", path, "--", STORE, f"{in_order}.db")
+        assert [record["id"] for record in answers(done)[1]["result"]["records"]] == held
+
+
+def test_a_call_whose_answer_is_lost_is_carried_out_before_those_behind_it(tmp_path: Path) -> None:
+    path = plan(tmp_path, '[[fault]]\ndo = "drop-answer"\nmethod = "memory/remember"')
+    said = (
+        b"".join(written(f"{number:02}", number) + b"\n" for number in range(20)) + call("memory/timeline", 99) + b"\n"
+    )
+    done = ran(tmp_path, said, CHAOS, "--plan", path, "--", STORE, "some.db")
+    assert list(answers(done)) == [99]
+    assert [r["id"] for r in answers(done)[99]["result"]["records"]] == [f"{number:02}" for number in range(20)]
+
+
+class Notebook(_Line):
+    """Where lines go, instead of to a server."""
+
+    def __init__(self, run: Run, tasks: anyio.abc.TaskGroup) -> None:
+        super().__init__(_Out(Nowhere()), run, tasks)
+        self.handed: list[bytes] = []
+
+    async def pass_on(self, message: bytes) -> None:
+        self.handed.append(message)
+
+    def go_on(self, call: Call, told: anyio.Event) -> GoOn:
+        async def go_on(message: bytes) -> bytes | None:
+            self.handed.append(message)
+            told.set()
+            await anyio.sleep_forever()
+            raise AssertionError("this was cancelled")
+
+        return go_on
+
+
+class Nowhere(anyio.abc.ByteSendStream):
+    async def send(self, item: bytes) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.anyio
+async def test_whichever_task_happens_to_run_first_calls_are_handed_on_as_they_came() -> None:
+    faults = Plan(faults=(Fault(do="drop-answer", every=2), Fault(do="hang", times=1)))
+    said = [call("memory/recall", number) for number in range(9)]
+    async with anyio.create_task_group() as tasks:
+        line = Notebook(Run(faults, lambda sentence: None), tasks)
+        for message in said:
+            await line.take(message)
+        tasks.cancel_scope.cancel()
+    assert line.handed == said[1:]
+
+
+# --- its end
+
+
+def test_it_ends_with_its_input_and_answers_what_is_under_way(tmp_path: Path) -> None:
+    path = plan(tmp_path, '[[fault]]\ndo = "answer-late"\nwait = "100ms"')
+    done = ran(tmp_path, calls("describe", "timeline"), CHAOS, "--plan", path, "--", STORE, "some.db")
+    assert sorted(answers(done)) == [0, 1]
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("fault", ["", '[[fault]]\ndo = "hang"\nin_order = true\nhaving = "nobody answers"'])
+def test_it_ends_in_order_when_it_is_told_to_and_its_child_with_it(fault: str, tmp_path: Path) -> None:
+    with running(tmp_path, fault) as process:
+        asked(process, call("memory/describe"))
+        [child] = psutil.Process(process.pid).children()
+        assert process.stdin is not None
+        if fault:
+            process.stdin.write(call("memory/recall", query="nobody answers") + b"\n")
+            process.stdin.flush()
+            assert process.stderr is not None
+            assert b"hang" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        assert not child.is_running()
+
+
+def test_a_child_does_not_outlive_it(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        asked(process, call("memory/describe"))
+        [child] = psutil.Process(process.pid).children()
+        process.kill()
+        child.wait(PATIENCE)
+
+
+def test_a_child_that_ends_by_itself_ends_it_with_its_status(tmp_path: Path) -> None:
+    assert ran(tmp_path, b"", CHAOS, "--plan", plan(tmp_path), "--", "/bin/sh", "-c", "exit 7").returncode == 7
+    assert ran(tmp_path, b"", CHAOS, "--plan", plan(tmp_path), "--", "/bin/sh", "-c", "kill -9 $$").returncode == 137
+
+
+def test_a_server_that_has_died_at_an_address_is_there_again_after_a_while(tmp_path: Path) -> None:
+    text = '[[fault]]\ndo = "exit-after-work"\nwait = "10ms"\nhaving = "pears"'
+    with at_an_address(tmp_path, "--plan", plan(tmp_path, text), "--", STORE, "some.db") as url:
+        with pytest.raises(httpx.TransportError):
+            posted(url, written("pears"))
+        answer = again(lambda: posted(url, call("memory/timeline")))
+        assert [record["id"] for record in answer.json()["result"]["records"]] == ["pears"]
+    assert "exit-after-work: the server dies, the call carried out" in (tmp_path / "stderr").read_text()
+
+
+# --- what outlives it
+
+
+def test_what_was_counted_outlives_it(tmp_path: Path) -> None:
+    text = '[[fault]]\ndo = "exit-before-work"\nmethod = "memory/remember"\nafter = 1\ntimes = 1\n'
+    command = (CHAOS, "--plan", "faults.toml", "--", STORE, "some.db")
+    for counts, statuses in (("", [0, 0, 0]), ('counts = "faults.counts"\n', [0, 3, 0])):
+        plan(tmp_path, counts + text)
+        assert [ran(tmp_path, written("pears") + b"\n", *command).returncode for _ in statuses] == statuses
+
+
+def test_what_was_not_on_disk_is_gone_even_if_nobody_was_left_to_take_it_away(tmp_path: Path) -> None:
+    text = 'memory = ["some.db*"]\n[[fault]]\ndo = "lose-at-crash"\nhaving = "not on disk"'
+    with running(tmp_path, text) as process:
+        for content in ("before", "not on disk", "afterwards"):
+            assert asked(process, written(content))["result"] == {"ids": [content]}
+        [child] = psutil.Process(process.pid).children()
+        process.kill()
+        child.wait(PATIENCE)
+    with running(tmp_path, text) as process:
+        assert [record["id"] for record in asked(process, call("memory/timeline"))["result"]["records"]] == ["before"]
+        asked(process, written("not on disk"))
+    # the end in order is no crash
+    with running(tmp_path, text) as process:
+        held = [record["id"] for record in asked(process, call("memory/timeline"))["result"]["records"]]
+        assert held == ["before", "not on disk"]
+
+
+# --- what it says of itself
+
+
+class Called:
+    """The command, in this process."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    def __call__(self, *arguments: str) -> tuple[Any, str, str]:
+        code: Any = None
+        try:
+            code = cli.main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return code, *self._capfd.readouterr()
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Called:
+    return Called(capfd)
+
+
+def test_it_explains_itself(here: Called) -> None:
+    code, said, _ = here("--help")
+    assert code == 0
+    for word in ("--plan", "--seed", "--http", "--url", "--list", "--version", "[[fault]]", "COMMAND"):
+        assert word in said
+    code, said, _ = here("--list")
+    assert code == 0
+    for kind in KINDS.values():
+        assert re.search(rf"^{kind.name} +{re.escape(kind.sentence)}", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ((), 2, "expected either a server's command after --, or --url"),
+        (("--plan", "faults.toml", "--url", "http://127.0.0.1:1/", "--", "a2m-store"), 2, "expected either"),
+        (("--", "a2m-store", "notes.db"), 2, "required: --plan"),
+        (("--plan", "no.toml", "--", "a2m-store"), 1, "no.toml: cannot be read: No such file or directory"),
+        (("--plan", "mistaken.toml", "--", "a2m-store"), 1, 'did you mean "exit-after-work"?'),
+        (("--plan", "faults.toml", "--url", "notes.db"), 1, "expected a URL like http://"),
+        (("--plan", "faults.toml", "--", "/no/such/program"), 1, "'/no/such/program' cannot be started: No such file"),
+        (("--plan", "faults.toml", "--http", "0.0.0.0:1", "--", "a2m-store"), 2, "can be reached from elsewhere"),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    arguments: tuple[str, ...],
+    code: int,
+    sentence: str,
+    here: Called,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan(tmp_path)
+    (tmp_path / "mistaken.toml").write_text('[[fault]]\ndo = "exit-after"')
+    came, out, said = here(*arguments)
+    assert (came, out) == (code, "")
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+# --- processes
+
+
+@contextmanager
+def running(folder: Path, text: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """a2m-chaos on pipes, in front of a store; at the end its input is closed."""
+    process = subprocess.Popen(
+        [CHAOS, "--plan", plan(folder, text), "--", STORE, "some.db"],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+        process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def asked(process: subprocess.Popen[bytes], message: bytes) -> Any:
+    """The next answer, to this."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(message + b"\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def again(attempt: Callable[[], httpx.Response]) -> httpx.Response:
+    """What comes of the first attempt that comes to anything."""
+    while True:
+        try:
+            return attempt()
+        except httpx.TransportError:
+            os.sched_yield()

@@ -1,0 +1,318 @@
+"""Real runs, held against the model that the explorer explores: what is proved of the model is proved of the router.
+
+Each run is the router, its links, its catalog and two stores; it meets what its name says, at the step that is held.
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from router.a2m.client import Connection
+from router.a2m.errors import A2MError
+from router.catalog.catalog import Catalog
+from router.catalog.claims import id_name
+from router.catalog.readers import Readers
+from router.moves import Moves
+from router.sweeping import Sweeper
+from router.tiers.copies import UNACCOUNTED, Copies
+from tests.explorer.accounts import B
+from tests.explorer.machine import Scenario
+from tests.explorer.recording import TWO_TIERS, Followed, Left, Recorder
+from tests.explorer.recording import record as recording
+from tests.federated import Steered, Task, Trial, contents, trial
+from tests.test_rules_restart import CALM, crash, joined, photograph, promote, write_group, write_one
+
+pytestmark = pytest.mark.anyio
+
+Act = Callable[[Trial], Awaitable[None]]
+Step = tuple[str, str, bool]
+
+
+def name_of(step: Step) -> str:
+    tier, method, after = step
+    return f"{'after' if after else 'before'} {method} in {tier}"
+
+
+# every call of a move, before the tier has seen it and after
+CALLS = [
+    *(("source", "recall", False), ("source", "recall", True)),
+    *(("target", "remember", False), ("target", "remember", True)),
+    *(("target", "recall", False), ("target", "recall", True)),
+]
+SWEEPING = [("source", "forget", False), ("source", "forget", True)]
+WRITING = [("source", "remember", False), ("source", "remember", True)]
+REPLACING = [("source", "recall", False), ("source", "recall", True)]
+
+
+def record(content: str, **fields: Any) -> dict[str, Any]:
+    return {"id": content[0], "content": content, "group": "g", "tier": "source", **fields}
+
+
+async def move(fed: Trial) -> None:
+    await fed.call("promote", ids=["a"], tier="target")
+
+
+async def forget_b(fed: Trial) -> None:
+    await fed.call("forget", ids=["b"])
+
+
+async def replace_a(fed: Trial) -> None:
+    await fed.call("remember", records=[{"content": "a2", "key": "k", "group": "g"}])
+
+
+async def late(fed: Trial) -> None:
+    await fed.call("remember", records=[record("c1")])
+
+
+async def read(fed: Trial) -> None:
+    await fed.call("recall", query="a1 b1")
+
+
+async def at_rest(fed: Trial) -> None:
+    """Return when nothing is left to be done. It claims nothing meanwhile, which the sweeper would meet."""
+    catalog = fed.federation.catalog
+    with anyio.fail_after(20):
+        await fed.federation.sweeper.idle()
+        # nobody tells when the last claim has been let go and the last copy swept
+        while catalog.strays_left() or catalog.claims._waiting:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+class Run:
+    """A router that is followed, with its two records, and a call that is held at a step. Raises Left, at the end, if
+    it has left the model."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, scenario: Scenario, folder: Path | None = None) -> None:
+        self.steer = Steered()
+        self.down: set[str] = set()
+        self.recorder = Recorder(Followed(scenario), self.steer)
+        self.folder = folder
+        recording(self.recorder, patch.setattr)
+
+    async def __call__(
+        self,
+        act: Act,
+        step: Step,
+        *,
+        meets: Act | None = None,
+        while_held: Callable[[Trial, Task], Awaitable[None]] | None = None,
+    ) -> None:
+        async with (
+            trial(TWO_TIERS, weather=self.recorder, down=self.down, folder=self.folder) as fed,
+            anyio.create_task_group() as tasks,
+        ):
+            await fed.call("remember", records=[record("a1", key="k"), record("b1")])
+            await at_rest(fed)
+            self.recorder.fed = fed
+            with self.recorder.listening():
+                tier, method, after = step
+                hold = self.steer.hold(tier, method, after=after)
+                task = Task(tasks, lambda: act(fed))
+                await hold.reached.wait()
+                other = None if meets is None else Task(tasks, lambda: meets(fed))
+                await wait_all_tasks_blocked()
+                if while_held is not None:
+                    await while_held(fed, task)
+                hold.release()
+                await task.settled()
+                if other is not None:
+                    await other.settled()
+                await at_rest(fed)
+        self.ends()
+
+    async def crashes(self, act: Act, step: Step, folder: Path) -> None:
+        """The router dies at the step, and the next one begins with the files as they are then."""
+        self.folder = folder / "before"
+        self.folder.mkdir()
+
+        async def dies(fed: Trial, task: Task) -> None:
+            photograph(folder / "before", folder / "after")
+            self.recorder.dies()
+
+        await self(act, step, while_held=dies)
+        self.recorder.starts_again()
+        with self.recorder.listening():
+            async with trial(TWO_TIERS, weather=self.recorder, folder=folder / "after") as fed:
+                self.recorder.fed = fed
+                await at_rest(fed)
+        self.ends(at_rest=True)
+
+    def ends(self, *, at_rest: bool = False) -> None:
+        if self.recorder.wrong is not None:
+            raise self.recorder.wrong
+        if at_rest or self.recorder.fed is not None:
+            assert self.recorder.followed.rests()
+
+
+MEETINGS: dict[str, tuple[Scenario, Act | None]] = {
+    "nothing": (Scenario(name="a move"), None),
+    "a forget": (Scenario(name="a move, a forget", forgets=B), forget_b),
+    "a replacement": (Scenario(name="a move, a replacement", replaces=True), replace_a),
+    "a late member": (Scenario(name="a move, a late member", late=True), late),
+    "a read": (Scenario(name="a move, a read", reads=1), read),
+}
+
+
+@pytest.mark.parametrize("step", [*CALLS, *SWEEPING], ids=name_of)
+@pytest.mark.parametrize("meeting", MEETINGS)
+async def test_a_move_and_what_it_meets_are_a_path_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, meeting: str, step: Step
+) -> None:
+    scenario, meets = MEETINGS[meeting]
+    await Run(monkeypatch, scenario)(move, step, meets=meets)
+
+
+async def test_a_move_during_a_read_is_a_path_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(name="a read, a move", reads=1)
+    await Run(monkeypatch, scenario)(read, ("source", "recall", True), meets=move)
+
+
+# every call that changes something: by whom, and where it can be stopped
+CHANGING: dict[str, tuple[Scenario, Act, list[Step]]] = {
+    "a move": (Scenario(name="a move"), move, [*CALLS, *SWEEPING]),
+    "a late write": (Scenario(name="a late write", moves=(), late=True), late, WRITING),
+    "a replacement": (Scenario(name="a replacement", moves=(), replaces=True), replace_a, [*REPLACING, *WRITING]),
+    "a forget": (Scenario(name="a forget", moves=(), forgets=B), forget_b, SWEEPING),
+}
+STOPPED = [(change, step) for change, (_, _, steps) in CHANGING.items() for step in steps]
+
+
+def stopped(change_and_step: tuple[str, Step]) -> str:
+    change, step = change_and_step
+    return f"{change}, {name_of(step)}"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("at", STOPPED, ids=stopped)
+async def test_what_a_crash_leaves_is_put_right_as_in_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: tuple[str, Step]
+) -> None:
+    change, step = at
+    scenario, act, _ = CHANGING[change]
+    await Run(monkeypatch, msgspec.structs.replace(scenario, crashes=1)).crashes(act, step, tmp_path)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("at", STOPPED, ids=stopped)
+async def test_a_call_that_lands_late_is_met_as_in_the_model(
+    monkeypatch: pytest.MonkeyPatch, at: tuple[str, Step]
+) -> None:
+    change, step = at
+    scenario, act, _ = CHANGING[change]
+
+    async def given_up(fed: Trial, task: Task) -> None:
+        await task.settled()
+        # where it is the sweeper that waits, it passes over what it has a claim on as soon as it has given up
+        await fed.federation.sweeper.idle()
+
+    await Run(monkeypatch, msgspec.structs.replace(scenario, timeouts=1))(act, step, while_held=given_up)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("at", STOPPED, ids=stopped)
+async def test_an_outage_is_met_as_in_the_model(monkeypatch: pytest.MonkeyPatch, at: tuple[str, Step]) -> None:
+    change, step = at
+    scenario, act, _ = CHANGING[change]
+    run = Run(monkeypatch, msgspec.structs.replace(scenario, outages=1))
+
+    async def lost(fed: Trial, task: Task) -> None:
+        peer = fed.federation.links[step[0]]._peer
+        assert isinstance(peer, Connection)
+        peer.lose("it died")
+        await wait_all_tasks_blocked()
+
+    await run(act, step, while_held=lost)
+
+
+# --- a router that is built in another way leaves the model
+
+
+async def nothing(*_: Any) -> dict[str, Any]:
+    """Instead of what should be done."""
+    return {}
+
+
+async def seen_unread(self: Sweeper, entries: Any, tier: str) -> dict[str, Any]:
+    return {entry.id: None for entry in entries}
+
+
+OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
+    "copies that are not noted": (
+        *(Catalog, "note_copies", lambda *_: None),
+        *(Scenario(name="a move"), move, None, ("target", "remember", True)),
+    ),
+    "notes that are not durable": (
+        *(Moves, "_note_synced", nothing),
+        *(Scenario(name="a move"), move, None, ("target", "remember", True)),
+    ),
+    "a sweeper that does not wait for readers": (
+        *(Readers, "grace", nothing),
+        *(Scenario(name="a read, a move", reads=1), read, move, ("source", "recall", True)),
+    ),
+    "a flip of what has changed": (
+        *(Catalog, "unchanged", lambda _, unit: [entry for entry in unit if entry.id == "a"]),
+        *(Scenario(name="a move, a forget", forgets=B), move, forget_b, ("target", "remember", True)),
+    ),
+    "copies that are not read back": (
+        *(Copies, "unkept", nothing),
+        *(Scenario(name="a move"), move, None, ("target", "remember", True)),
+    ),
+    "a sweeper that does not read records at home": (
+        *(Sweeper, "_seen_at_home", seen_unread),
+        *(Scenario(name="a move"), move, None, ("source", "forget", True)),
+    ),
+}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("otherwise", OTHERWISE)
+async def test_a_router_that_does_otherwise_leaves_the_model(monkeypatch: pytest.MonkeyPatch, otherwise: str) -> None:
+    owner, name, instead, scenario, act, meets, step = OTHERWISE[otherwise]
+    monkeypatch.setattr(owner, name, instead)
+    with pytest.raises(Left):
+        await Run(monkeypatch, scenario)(act, step, meets=meets)
+
+
+# --- what the explorer found in the router, as it is seen from outside
+
+
+async def test_no_group_leaves_a_tier_before_it_is_known_what_was_being_written_there(tmp_path: Path) -> None:
+    async def write_late(fed: Trial) -> None:
+        await fed.call("remember", records=[{"id": "c", "content": "c", "group": "g"}])
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=True), write_late, write_group)
+    steer = Steered()
+    down = {"working"}
+    async with trial(CALM, folder=folder, down=down, weather=steer) as fed:
+        looking = steer.hold("working", "recall")
+        down.clear()
+        await looking.reached.wait()
+        with pytest.raises(A2MError, match=UNACCOUNTED):
+            await promote(fed)
+        looking.release()
+        await joined(fed, "working")
+        await promote(fed)
+        assert contents(await fed.timeline()) == dict.fromkeys("abc", "episodic")
+
+
+async def test_an_interrupted_replacement_is_looked_into_when_nobody_has_a_claim_on_its_record(tmp_path: Path) -> None:
+    async def replace(fed: Trial) -> None:
+        await fed.remember("two", key="k")
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=True), replace, write_one)
+    down = {"working"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        # as the sweeper has, which removes another copy
+        claim = await fed.federation.catalog.claims.take([id_name("x")])
+        down.clear()
+        await fed.federation.links["working"].wait_up()
+        await wait_all_tasks_blocked()
+        claim.release()
+        await joined(fed, "working")
+        assert contents(await fed.timeline()) == {"two": "working"}
+        assert fed.federation.catalog.unfinished("working") == ([], [])

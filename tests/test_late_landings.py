@@ -1,0 +1,99 @@
+"""A router died while a call of its was under way at a tier that is reached over HTTP: it may land when the next router
+runs. Time is simulated, and jumps."""
+
+import functools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trio
+import trio.testing
+
+from router.a2m.errors import A2MError
+from router.a2m.http_client import SETTLING
+from router.a2m.jsonrpc import parse_request, read_params
+from router.a2m.messages import Remember
+from tests.federated import FOUR_TIERS, LOCAL, Steered, Task, Trial, assert_nothing_under_way, settings_of, trial
+from tests.test_rules_restart import photograph
+
+# semantic is reached over HTTP; how a tier is really reached is the test's to say
+OVER_HTTP = settings_of(
+    FOUR_TIERS.replace(
+        '[tiers.semantic]\nkind = "semantic"\ncommand = ["-"]',
+        '[tiers.semantic]\nkind = "semantic"\nurl = "http://127.0.0.1:1/"',
+    ),
+    policy="explicit",
+)
+
+
+def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test on trio with a clock that jumps to the next deadline when nothing else is to be done."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        trio.run(functools.partial(test, **fixtures), clock=trio.testing.MockClock(autojump_threshold=0))
+
+    return run
+
+
+async def killed_in(folder: Path, act: Callable[[Trial], Awaitable[Any]]) -> tuple[Path, Remember]:
+    """The files of a router that died when `act` had its remember under way to the semantic tier; and that call."""
+    (folder / "before").mkdir()
+    steer = Steered()
+    async with trial(OVER_HTTP, weather=steer, folder=folder / "before") as fed, anyio.create_task_group() as tasks:
+        await fed.remember("one", id="x", session="s")
+        hold = steer.hold("semantic", "remember")
+        task = Task(tasks, lambda: act(fed))
+        await hold.reached.wait()
+        after = photograph(folder / "before", folder / "after")
+        hold.release()
+        await task.settled()
+    message = next(message for tier, message in steer.seen if tier == "semantic" and b"memory/remember" in message)
+    return after, read_params(parse_request(message).params, Remember)
+
+
+def land(fed: Trial, call: Remember) -> None:
+    """What was under way comes to its tier."""
+    store = fed.stores["semantic"]
+    with store.transaction():
+        store.remember(call, LOCAL)
+
+
+@simulated
+async def test_a_copy_that_lands_after_the_start_is_removed_all_the_same(tmp_path: Path) -> None:
+    folder, under_way = await killed_in(tmp_path, lambda fed: fed.call("promote", ids=["x"], tier="semantic"))
+    async with trial(OVER_HTTP, folder=folder) as fed:
+        assert [(r["id"], r["tier"]) for r in await fed.timeline()] == [("x", "working")]
+        await anyio.sleep(SETTLING / 2)
+        land(fed, under_way)
+        assert [(r["id"], r["tier"]) for r in await fed.timeline()] == [("x", "working")]
+        with pytest.raises(A2MError, match="a call of an earlier router may still land there"):
+            await fed.call("promote", ids=["x"], tier="semantic")
+        await anyio.sleep(SETTLING)
+        await fed.settled()
+        assert fed.copies() == {"x": ["working"]}
+        assert await fed.call("promote", ids=["x"], tier="semantic") == {"promoted": 1}
+        await fed.settled()
+        assert fed.copies() == {"x": ["semantic"]}
+        assert_nothing_under_way(fed)
+
+
+@simulated
+async def test_a_write_that_lands_after_the_start_becomes_true(tmp_path: Path) -> None:
+    folder, under_way = await killed_in(tmp_path, lambda fed: fed.remember("two", id="y", tier="semantic"))
+    async with trial(OVER_HTTP, folder=folder) as fed:
+        assert [r["id"] for r in await fed.timeline()] == ["x"]
+        for id, why in {"y": "an interrupted write of 'y'", "z": "a call of an earlier router may still land"}.items():
+            with pytest.raises(A2MError, match=why):
+                await fed.remember("two", id=id, tier="semantic")
+        await fed.remember("another", id="w")  # other tiers go on
+        await anyio.sleep(SETTLING / 2)
+        land(fed, under_way)
+        await anyio.sleep(SETTLING)
+        await fed.settled()
+        assert fed.copies() == {"x": ["working"], "w": ["working"], "y": ["semantic"]}
+        assert sorted(r["id"] for r in await fed.timeline()) == ["w", "x", "y"]
+        await fed.remember("two", id="z", tier="semantic")
+        assert_nothing_under_way(fed)
