@@ -167,8 +167,8 @@ class Federation:
         self.recovery.agree_on_metric(profiles)
         self._redoing.resume()
         for tier in self.settings.managed:
-            # of a tier's own process nothing is left that could land
-            if tier.url is not None and self.catalog.has_notes(tier.name):
+            # of a tier's own process nothing is left that could land; a power cut may have taken the note of what could
+            if tier.url is not None and (not self.catalog.ended_well or self.catalog.has_notes(tier.name)):
                 self.sweeper.hold(tier.name, SETTLING)
         for link in self.links.values():
             link.on_change(self._tier_changed)

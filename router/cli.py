@@ -204,7 +204,7 @@ async def _serve_http(
         federation.answer,
         admit=admission(serve.origins, serve.principals),
         profile=lambda caller: federation.methods.describe(Describe(), caller),
-        ready=lambda: unready(federation.settings, federation.links, federation.catalog.is_scanned),
+        ready=lambda: unready(federation.settings, federation.links, federation.catalog.is_accounted),
         max_message=federation.settings.limits.max_message,
         limits=limits,
     )

@@ -296,7 +296,7 @@ def _disk_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path, holder: str) -> Iterator[int]:
-    """The file at `path` is this process's alone; yields the descriptor of the lock beside it, into which whoever has it
+    """The file at `path` is this process's alone; yields the descriptor of the lock beside it, in which its holder
     may write from the second line on. Raises InUse."""
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -236,18 +236,9 @@ class Moves:
 
         Raises Altered.
         """
-        left = [draft_of(record) for record in records]
-        if not left:
-            return
-        for _ in range(2):
-            await self._copies.write(target, left)
-            unkept = await self._copies.unkept(target, left)
-            left = [draft for draft in left if draft.id in unkept]
-            if not left:
-                return
-            # a tier that holds an id keeps the old content and still answers with the id
-            await self._copies.remove(target, unkept)
-        raise Altered(f"{target} does not keep what it is given: {left[0].id!r} came back altered")
+        left = await self._copies.write_seen(target, [draft_of(record) for record in records])
+        if left:
+            raise Altered(f"{target} does not keep what it is given: {left[0].id!r} came back altered")
 
 
 def _all_well(found: Sequence[dict[str, Record] | A2MError | TierDown | OSError]) -> list[dict[str, Record]]:

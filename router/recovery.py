@@ -211,24 +211,22 @@ class Recovery:
 
     async def _finish_writes(self, tier: str) -> None:
         while True:
-            reserved, replaced = self._catalog.unfinished(tier)
+            reserved = self._catalog.unfinished(tier)
             ids = [entry.id for entry in reserved]
-            held = [id_name(id) for id in [*ids, *replaced] if not self._catalog.is_left_over(id)]
+            held = [id_name(id) for id in ids if not self._catalog.is_left_over(id)]
             if not held:
                 break
             # who has the claim may be at work on this, and will settle it; or on another copy, and never will
             (await self._catalog.claims.take(held)).release()
-        if not ids and not replaced:
+        if not ids:
             return
-        found = await self._copies.read(tier, [*ids, *replaced], embeddings=True)
+        found = await self._copies.read(tier, ids, embeddings=True)
         digests = {id: digest(record) for id, record in found.items()}
         there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved}
         kept = self._catalog.recover_reservations(tier, there, _vectors(found.values()))
-        for id in replaced:
-            self._catalog.settle_replacement(id, digests.get(id))
-        if kept or replaced:
+        if kept:
             self._changed()
-        log.info("%s: %d interrupted writes looked into, %d of them had arrived", tier, len(ids) + len(replaced), kept)
+        log.info("%s: %d interrupted writes looked into, %d of them had arrived", tier, len(ids), kept)
 
     async def _count(self, tier: Tier) -> None:
         """Compare what is there with what should be; scan where they differ."""

@@ -440,6 +440,7 @@ class Stage:
         self._turns: dict[str, anyio.Lock] = {}
         self._changed = anyio.Event()
         self._ended = False
+        self._death_is_over = False
         disk.watch = self._moment
 
     @contextmanager
@@ -461,6 +462,11 @@ class Stage:
         """Return when so many calls have been made, or no more will be."""
         while self.calls < calls and not self._ended:
             await self._changed.wait()
+
+    def bring_back(self) -> None:
+        """All tiers can be reached again, and none dies any more."""
+        self.down.clear()
+        self._death_is_over = True
 
     def has_ended(self) -> None:
         """What was asked for has been answered."""
@@ -493,7 +499,7 @@ class Stage:
 
     async def _die(self, number: int, tier: str, *, after: bool) -> None:
         death = self._death
-        if death is None or (death.call, death.after) != (number, after):
+        if death is None or self._death_is_over or (death.call, death.after) != (number, after):
             return
         assert self.fed is not None
         self.died = tier
@@ -578,9 +584,10 @@ async def carried_out(
                         await anyio.sleep(1.0)
                     else:
                         await anyio.sleep(3.0)
-                        stage.down.clear()
+                        stage.bring_back()
                         with anyio.fail_after(_BACK_SECONDS):
-                            while (await client.look())[1]:
+                            # the welcome ends after the link is up, and nobody tells of it
+                            while (await client.look())[1]:  # noqa: ASYNC110
                                 await anyio.sleep(1.0)
                         await anyio.sleep(_REDONE_SECONDS)
                     await fed.settled()

@@ -226,29 +226,18 @@ async def test_what_was_forgotten_before_the_crash_stays_forgotten(tmp_path: Pat
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("tier", ["working", "semantic"])
 @pytest.mark.parametrize("after", [False, True])
-async def test_a_replacement_in_place_is_what_its_tier_has(tmp_path: Path, after: bool) -> None:
+async def test_a_replacement_is_true_before_its_tier_hears_of_it(tmp_path: Path, tier: str, after: bool) -> None:
     async def replace(fed: Trial) -> None:
-        await fed.remember("two", key="k")
+        await fed.remember("two", key="k", tier=tier)
 
-    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=after), replace, write_one)
+    folder = await crash(tmp_path, lambda steer: steer.hold(tier, "remember", after=after), replace, write_one)
     async with trial(CALM, folder=folder) as fed:
         [record] = await fed.timeline()
-        assert (record["id"], record["content"], record["revision"]) == (("x", "two", 1) if after else ("x", "one", 0))
+        assert (record["id"], record["content"], record["revision"], record["tier"]) == ("x", "two", 1, tier)
         await one_home_each(fed)
-        await fed.call("promote", ids=["x"], tier="semantic")
-        await one_home_each(fed)
-
-
-@pytest.mark.parametrize("after", [False, True])
-async def test_a_replacement_elsewhere_that_was_not_acknowledged_did_not_happen(tmp_path: Path, after: bool) -> None:
-    async def replace(fed: Trial) -> None:
-        await fed.remember("two", key="k", tier="semantic")
-
-    folder = await crash(tmp_path, lambda steer: steer.hold("semantic", "remember", after=after), replace, write_one)
-    async with trial(CALM, folder=folder) as fed:
-        [record] = await fed.timeline()
-        assert (record["content"], record["tier"]) == ("one", "working")
+        await fed.call("promote", ids=["x"], tier="procedural")
         await one_home_each(fed)
 
 

@@ -13,7 +13,7 @@ from router.a2m.jsonrpc import parse_request, render_error
 from router.a2m.messages import Remember
 from router.a2m.records import Draft
 from router.catalog.catalog import Catalog
-from tests.federated import FOUR_TIERS, LOCAL, Trial, assert_nothing_under_way, settings_of, trial
+from tests.federated import FOUR_TIERS, LOCAL, Trial, assert_nothing_under_way, settings_of, stored, trial
 
 pytestmark = pytest.mark.anyio
 
@@ -77,29 +77,23 @@ async def test_a_record_that_its_tier_has_lost_does_not_keep_its_bucket_full() -
         assert fed.federation.catalog.overfull("working") == []
 
 
-async def test_a_failed_replacement_leaves_the_old_content() -> None:
-    broken = False
+async def test_a_replacement_that_its_tier_refuses_is_true_and_the_tier_catches_up() -> None:
+    broken = True
 
-    async def lose_answers(tier: str, message: bytes, go: Go) -> bytes | None:
-        request = parse_request(message)
-        answer = await go()
-        lose = broken and tier == "semantic" and request.method == "memory/remember" and b"new" in message
-        # carried out, and answered as if it had not been
-        return render_error(request.id, A2MError(Code.INTERNAL_ERROR, "ailing")) if lose and request.id else answer
+    def says(tier: str, method: str, params: dict[str, Any]) -> A2MError | None:
+        refused = broken and tier == "semantic" and method == "remember" and "new" in str(params)
+        return A2MError(Code.INTERNAL_ERROR, "ailing") if refused else None
 
-    async with trial(weather=lose_answers) as fed:
+    async with trial(weather=Refusing(says)) as fed:
         await fed.remember("old", key="k", tier="semantic", metadata={"n": 1.0})
-        broken = True
-        with pytest.raises(A2MError, match="ailing"):
-            await fed.remember("new", key="k")
-        broken = False
-        await fed.remember("another", key="other", tier="semantic")
-        # the claim on the key is free again once the old content is back
-        claim = await fed.federation.catalog.claims.take([("key", "", "k")])
-        claim.release()
+        await fed.remember("new", key="k")
         record = (await fed.call("fetch", key="k"))["record"]
-        assert (record["content"], record["revision"], record["metadata"]) == ("old", 0, {"n": 1.0})
-        assert no_claims_held(fed)
+        assert (record["content"], record["revision"], record["tier"]) == ("new", 1, "semantic")
+        assert [r["content"] for r in (await fed.call("recall", query="new old"))["records"]] == ["new"]
+        broken = False
+        await fed.settled()
+        assert [record.content for _, record in stored(fed)[record["id"]]] == ["new"]
+        assert_nothing_under_way(fed)
 
 
 async def test_a_disk_that_fails_keeps_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:

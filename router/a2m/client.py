@@ -164,7 +164,7 @@ class Connection:
             case None if self.reason is not None:
                 raise ConnectionLost(self.reason, certain)
             case None:
-                raise TooLate(f"no answer within {round(timeout, 2):g} s", certain)
+                raise TooLate(f"no answer within {round(timeout or 0.0, 2):g} s", certain)
             case _TooLong():
                 raise AnswerTooLong(f"an answer of more than {self._max_message:,} bytes", settled())
             case MalformedMessage() as malformed:

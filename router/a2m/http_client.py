@@ -132,7 +132,7 @@ class HttpClient:
         except TimeoutError:
             certain = self._certain(posting)
             what = "answer" if posting.sent else "connection"
-            raise TooLate(f"no {what} within {round(timeout, 2):g} s", certain) from None
+            raise TooLate(f"no {what} within {round(timeout or 0.0, 2):g} s", certain) from None
         except Broken as problem:
             certain = self._certain(posting)
             what = "the connection broke" if posting.sent else "cannot be reached"

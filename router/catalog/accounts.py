@@ -403,10 +403,6 @@ class Accounts:
         self._know_width(None if vector is None else len(vector))
         self._index(current.seq, entry.home, vector)
 
-    def _is_elsewhere(self, entry: Entry) -> bool:
-        current = self._find(entry.id)
-        return current is None or current.home != entry.home
-
     def _enter(self, entry: Entry) -> None:
         """The record comes to live in its home. Its row exists; everything that counts it is brought up to date."""
         no, owner, session, group = self._places(entry)

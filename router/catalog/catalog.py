@@ -66,29 +66,23 @@ class Catalog(Lookup):
     """
 
     def reserve(self, new: Sequence[Entry], replacements: Sequence[Replacement]) -> None:
-        """Note a batch before any tier hears of it: the new records, and the replacements of known ones.
+        """Note the new records of a batch before any tier hears of them.
 
-        `home` of each entry is where it is being written to. Nothing of it is visible before `commit_write`.
+        `home` of each entry is where it is being written to. Nothing of the batch is visible before `commit_write`; and
+        one with replacements, of which no tier is told before, is not made true by what its tiers hold after a crash.
         """
         self._reservations += 1
+        found = False if replacements else None
         with self._database.transaction():
             self._set_fact("clock", self._clock)
             for entry in new:
                 self._execute(
                     "INSERT INTO records (id, owner, session, grp, role, key, revision, created_at, digest, version,"
-                    " salience, access_count, accessed_at, strength, destination, batch)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-                    (*self._account(entry), self._no[entry.home], self._reservations),
+                    " salience, access_count, accessed_at, strength, destination, batch, found)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+                    (*self._account(entry), self._no[entry.home], self._reservations, found),
                 )
                 self._note(entry, entry.home, Stray.PENDING)
-            for replacement in replacements:
-                entry = replacement.entry
-                self._execute(
-                    "INSERT OR REPLACE INTO replacing VALUES (?, ?, ?)",
-                    (entry.id, self._no[entry.home], msgspec.msgpack.encode(replacement)),
-                )
-                if self._is_elsewhere(entry):
-                    self._note(entry, entry.home, Stray.PENDING)
 
     def commit_write(
         self,
@@ -97,11 +91,10 @@ class Catalog(Lookup):
         vectors: Vectors = NO_VECTORS,
         redo: Mapping[str, Draft] | None = None,
     ) -> list[Replacement]:
-        """A batch's tiers hold all of it: it becomes true. Returns those replacements whose record was forgotten
-        meanwhile; their copies are noted as unwanted, and have to be written anew.
+        """A batch becomes true, the new records of which their tiers hold. Returns those replacements whose record was
+        forgotten meanwhile: they are gone with it.
 
-        `redo`: the records among the replacements that their tiers do not hold yet. For those who read, they are as
-        they are here, until `end_redo`.
+        `redo`: the replacements' records, whole. For those who read, they are as they are here, until `end_redo`.
         """
         lost = []
         with self._database.transaction():
@@ -109,10 +102,8 @@ class Catalog(Lookup):
                 self._index(self._settle_home(entry), entry.home, vectors.get(entry.id))
             for replacement in replacements:
                 entry = replacement.entry
-                self._execute("DELETE FROM replacing WHERE id = ?", (entry.id,))
                 current = self._find(entry.id)
                 if current is None or current.version != replacement.replaces:
-                    self._note(entry, entry.home, Stray.UNWANTED)
                     lost.append(replacement)
                     continue
                 self._replace(current, replacement, vectors.get(entry.id))
@@ -123,40 +114,22 @@ class Catalog(Lookup):
                     )
         return lost
 
-    def end_redo(self, entry: Entry, vector: Sequence[float] | None) -> None:
-        """The record's tier holds it as it is."""
+    def end_redo(self, entries: Iterable[Entry], vectors: Mapping[str, Sequence[float] | None]) -> None:
+        """The records' tiers hold them as they are."""
         with self._database.transaction():
-            self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
-            self._index(entry.seq, entry.home, vector)
+            for entry in entries:
+                self._execute("DELETE FROM redo WHERE id = ?", (entry.id,))
+                self._index(entry.seq, entry.home, vectors.get(entry.id))
 
-    def abandon(self, new: Iterable[Entry], replacements: Iterable[Replacement]) -> None:
-        """A batch failed: nothing of it becomes true. What may have been written is noted as unwanted. Replacements in
-        place stay noted until `settle_replacement` learns which content their tier holds.
+    def abandon(self, new: Iterable[Entry]) -> None:
+        """A batch failed: nothing of it becomes true. What may have been written is noted as unwanted.
 
-        Over HTTP a call may land later than anybody waits for it, so such ids are noted like forgotten ones, too."""
+        Over HTTP a call may land later than anybody waits for it, so such ids are noted like forgotten ones, too.
+        """
         with self._database.transaction():
             for entry in new:
                 self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
-                self._note(entry, entry.home, Stray.UNWANTED)
-                if self._tiers[entry.home].url is not None:
-                    self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, self._clock))
-            for replacement in replacements:
-                entry = replacement.entry
-                if self._is_elsewhere(entry):
-                    self._execute("DELETE FROM replacing WHERE id = ?", (entry.id,))
-                    self._note(entry, entry.home, Stray.UNWANTED)
-
-    def settle_replacement(self, id: str, found: bytes | None) -> None:
-        """An unfinished replacement in place: the tier holds a record with the digest `found`, or none."""
-        with self._database.transaction():
-            row = next(self._execute("SELECT entry FROM replacing WHERE id = ?", (id,)), None)
-            self._execute("DELETE FROM replacing WHERE id = ?", (id,))
-            current = self._find(id)
-            if row is not None and current is not None:
-                replacement = msgspec.msgpack.decode(row[0], type=Replacement)
-                if replacement.entry.digest == found and replacement.entry.home == current.home:
-                    # a tier that replaces in place indexes its vectors itself
-                    self._replace(current, replacement, None)
+                self._refuse(entry)
 
     def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
         """Copies of these were found in `tier` that are to go."""
@@ -311,13 +284,14 @@ class Catalog(Lookup):
                 self._strike(tier, id)
 
     def begin_recovery(self) -> None:
-        """Right after the start: what was being moved stays where it was, and its copies are unwanted."""
+        """Right after the start: what was being moved stays where it was, and its copies are unwanted; of a batch that
+        cannot become true any more, nothing is."""
         with self._database.transaction():
-            elsewhere = self._execute(
-                "SELECT replacing.id, tier FROM replacing LEFT JOIN records USING (id) WHERE tier IS NOT home"
-            )
-            for id, _ in list(elsewhere):
-                self._execute("DELETE FROM replacing WHERE id = ?", (id,))
+            rows = self._execute("SELECT DISTINCT batch FROM records WHERE home IS NULL AND found = 0")
+            for (batch,) in list(rows):
+                for entry in self._batch(batch):
+                    self._delete(entry)
+                    self._refuse(entry)
             self._execute(
                 "UPDATE strays SET kind = ? WHERE kind = ? AND id NOT IN (SELECT id FROM records WHERE home IS NULL)",
                 (Stray.UNWANTED, Stray.PENDING),
@@ -545,23 +519,32 @@ class Catalog(Lookup):
         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, now))
 
     def _finish(self, batch: int) -> int:
-        rows = list(
-            self._execute(
-                f"SELECT {COLUMNS}, destination, found FROM records WHERE batch = ? AND home IS NULL", (batch,)
-            )
-        )
-        if any(found is None for *_, found in rows):
+        found = [
+            found for (found,) in self._execute("SELECT found FROM records WHERE batch = ? AND home IS NULL", (batch,))
+        ]
+        if None in found:
             return 0  # another of its tiers has not been asked yet
-        entries = [row_entry(row, self._name[row[-2]]) for row in rows]
+        entries = self._batch(batch)
         taken = any(e.key is not None and self.by_key(e.owner, e.key) is not None for e in entries)
-        if all(found for *_, found in rows) and not taken:
+        if all(found) and not taken:
             for entry in entries:
                 self._know_width(self._indexed_width(self._settle_home(entry)))
             return len(entries)
         for entry in entries:
             self._delete(entry)
-            self._note(entry, entry.home, Stray.UNWANTED)
+            self._refuse(entry)
         return 0
+
+    def _batch(self, batch: int) -> list[Entry]:
+        """The reserved records of a batch."""
+        rows = self._execute(f"SELECT {COLUMNS}, destination FROM records WHERE batch = ? AND home IS NULL", (batch,))
+        return [row_entry(row, self._name[row[-1]]) for row in rows]
+
+    def _refuse(self, entry: Entry) -> None:
+        """What was reserved does not become true; its copy goes, now, or when it lands at last."""
+        self._note(entry, entry.home, Stray.UNWANTED)
+        if self._tiers[entry.home].url is not None:
+            self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, self._clock))
 
     def _left_over(self, id: str) -> Entry | None:
         """The record that an interrupted write reserved, if nobody here is at work on it."""

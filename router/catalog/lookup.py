@@ -306,20 +306,18 @@ class Lookup(Accounts):
 
     def has_notes(self, tier: str) -> bool:
         """Whether a call to `tier` may have been under way when this catalog was last in use: a write that is reserved,
-        a replacement, or a copy that may exist."""
-        return bool(self.strays(tier, "", 1)) or any(self.unfinished(tier))
+        or a copy that may exist."""
+        return bool(self.strays(tier, "", 1) or self.unfinished(tier))
 
-    def unfinished(self, tier: str) -> tuple[list[Entry], list[str]]:
-        """What a crash left under way at `tier`: reserved records, and ids whose replacement in place is unsettled."""
-        no = self._no[tier]
+    def unfinished(self, tier: str) -> list[Entry]:
+        """What a crash left under way at `tier`: the records reserved there that may become true."""
         reserved = self._execute(
-            f"SELECT {COLUMNS} FROM records WHERE home IS NULL AND destination = ? AND found IS NULL", (no,)
+            f"SELECT {COLUMNS} FROM records WHERE home IS NULL AND destination = ? AND found IS NULL", (self._no[tier],)
         )
-        replacing = self._execute("SELECT id FROM replacing WHERE tier = ?", (no,))
-        return [row_entry(row, tier) for row in reserved], [row[0] for row in replacing]
+        return [row_entry(row, tier) for row in reserved]
 
     def is_left_over(self, id: str) -> bool:
-        """Whether a reservation or replacement was left by an earlier router, and nobody here is at work on it."""
+        """Whether a reservation was left by an earlier router, and nobody here is at work on it."""
         return not self.claims.is_held(id_name(id))
 
     def _arms(self, selection: Selection) -> list[Condition]:

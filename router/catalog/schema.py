@@ -135,5 +135,8 @@ SCHEMA: Final = (
         access_count INTEGER NOT NULL,
         accessed_at INTEGER
     ) STRICT, WITHOUT ROWID;
+
+    -- What is replaced is true here first, and noted in `redo`.
+    DROP TABLE replacing;
     """,
 )

@@ -284,7 +284,7 @@ class Readings:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
         tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if tier not in self._mounts]
         for tier in tiers:
-            if not self._catalog.is_scanned(tier.name):
+            if not self._catalog.is_accounted(tier.name):
                 raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
         selection = Selection(
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
@@ -396,7 +396,7 @@ class Readings:
         unaccounted = [
             Degraded(tier.name, self._copies.why_unaccounted(tier.name))
             for tier in tiers
-            if tier not in self._mounts and tier.name not in silent and not self._catalog.is_scanned(tier.name)
+            if tier not in self._mounts and tier.name not in silent and not self._catalog.is_accounted(tier.name)
         ]
         return [*degraded, *unaccounted] or None
 

@@ -43,7 +43,7 @@ class Resolving:
             return params.ids or []
         managed = [tier for tier in tiers if tier not in self._mounts]
         for tier in managed:
-            if not self._catalog.is_scanned(tier.name):
+            if not self._catalog.is_accounted(tier.name):
                 raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
         question = Question(
             tiers=managed, scope=scope, where=where, key_prefix=params.key_prefix, query=params.query or None

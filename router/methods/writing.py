@@ -1,12 +1,13 @@
 """memory/remember and memory/forget: how records come to be, are replaced, and go (§4.2, §4.5).
 
-A write is two notes around one call: it is reserved before a tier hears of it, and becomes true for all of its batch at
-once when every tier has it. A forget never waits for a tier that need not be asked: it is true when it is noted.
+A new record is two notes around one call: it is reserved before its tier hears of it, and becomes true when the tier
+has it. What replaces a record is true when it is noted, and its tier catches up. All of a batch becomes true in one
+step, or nothing of it does. A forget never waits for a tier that need not be asked: it is true when it is noted.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -29,7 +30,7 @@ from router.a2m.errors import (
 )
 from router.a2m.events import Event, Forgotten, Place, Written, named
 from router.a2m.messages import Forget, Remember
-from router.a2m.records import Draft, Record, digest, draft_of
+from router.a2m.records import Draft, digest
 from router.a2m.timestamps import render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
@@ -64,10 +65,6 @@ log = logging.getLogger(__name__)
 
 # How long a write waits for another change of the same ids, keys or groups before it says so.
 _CLAIM_SECONDS: Final = 30.0
-
-# Waits before it is tried again to learn what a tier made of a replacement.
-_FIRST_WAIT: Final = 0.5
-_LONGEST_WAIT: Final = 30.0
 
 
 class Overtaken(Exception):
@@ -168,16 +165,20 @@ class Writing:
         """A replacement that names another tier moves its record there; if that stays in its group, the whole group."""
         for slot in slots:
             draft = slot.last
-            entry = None if draft.key is None else self._catalog.by_key(draft.owner, draft.key)
-            if entry is None or draft.tier in (None, entry.home) or draft.group is None or draft.group != entry.group:
-                continue
-            assert draft.tier is not None
-            members = self._catalog.unit(entry)
-            if len(members) > 1:
+            # a forget in the middle of a move makes it let go, and leaves less to be moved
+            while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
                 unit = Unit(tuple(member.id for member in members), 0.0, len(members))
-                moved = await self._moves.carry_out([unit], entry.home, draft.tier)
+                moved = await self._moves.carry_out([unit], members[0].home, draft.tier)
                 if moved.reason is not None:
                     raise _answer(TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None))
+
+    def _members_left_behind(self, draft: Draft, tier: str) -> list[Entry]:
+        """The group of the record that `draft` would move to `tier` alone."""
+        entry = None if draft.key is None else self._catalog.by_key(draft.owner, draft.key)
+        if entry is None or entry.home == tier or draft.group is None or draft.group != entry.group:
+            return []
+        members = self._catalog.unit(entry)
+        return list(members) if len(members) > 1 else []
 
     def _dated(self, draft: Draft) -> Draft:
         moment = self._catalog.next_moment(self._clock())
@@ -264,52 +265,48 @@ class Writing:
         """
         new = [entry for _, _, entry in plan.new]
         replacements = [replacement for _, _, replacement in plan.replaced]
-        tiers = {entry.home for entry in new} | {replacement.entry.home for replacement in replacements}
+        redo = {replacement.entry.id: draft for _, draft, replacement in plan.replaced}
         drafts = [draft for _, draft, _ in [*plan.new, *plan.replaced]]
         failures: list[Failure] = []
-        undo: _Undo | None = None
-        redo: dict[str, Draft] = {}
+        reserved = is_true = False
         try:
             await self._check_known(plan)
             await self._make_way(new + [r.entry for r in replacements])
             await self._refuse_what_is_there(plan)
-            later = self._later(plan)
-            told = [replacement for replacement in replacements if replacement.entry.id not in later]
-            before = await self._read_replaced(told)
             if self._is_outdated(plan):
                 return False
             _check(still)
             with self._width(drafts) as width:
-                self._catalog.reserve(new, told)
-                undo = _Undo(told, before)
-                failures = await self._tell_tiers([(draft, entry.home) for _, draft, entry in plan.new], reserved=True)
-                if not failures and told:
-                    undo.attempted = True
-                    failures = await self._tell_tiers(
-                        [(d, r.entry.home) for _, d, r in plan.replaced if r.entry.id not in later], reserved=False
-                    )
+                if new:
+                    self._catalog.reserve(new, replacements)
+                    reserved = True
+                    failures = await self._tell_tiers([(draft, entry.home) for _, draft, entry in plan.new])
                 if failures:
                     raise _answer(failures[0])
                 if width is not None and self._catalog.dimensions() is None:
                     self._catalog.fix_dimensions(width)
                 _check(still)
                 vectors = {draft.id: draft.embedding for draft in drafts if draft.id and draft.embedding}
-                lost = self._catalog.commit_write(new, replacements, vectors, later)
+                lost = self._catalog.commit_write(new, replacements, vectors, redo)
+                is_true = True
                 self._tell_written(plan, lost)
-            undo, redo = None, later
-            if len(before) < len(replacements):
-                # recovery finds a replacement in place by its digest, but not one that changed its home, nor one of a
-                # record that was lost; one that its tier has yet to catch up with is nowhere else
+            if replacements:
+                # recovery finds new records at their tiers, but a replacement is nowhere else yet
                 await self._catalog.synced()
         except InTheWay:
             return False
-        except (A2MError, TierDown, OSError) as failure:
+        except OSError as failure:
+            raise _unsure(failure) if is_true else _answer(failure) from failure
+        except (A2MError, TierDown) as failure:
             failures = failures or [failure]
             raise _answer(failure) from failure
         finally:
-            await self._end(claim, new, failures, undo)
-            self._redoing.begin(redo)
-            self._sweeper.wake(*tiers)
+            if is_true and redo:
+                self._redoing.begin(redo, claim)
+            else:
+                given_up = partial(self._catalog.abandon, new) if reserved and not is_true else None
+                await self._settling.release([claim], failures, note=given_up)
+            self._sweeper.wake()
         for slot, _, entry in plan.new + plan.known:
             slot.answer = entry.id
         for slot, _, replacement in plan.replaced:
@@ -333,35 +330,6 @@ class Writing:
                     key=entry.key,
                     revision=entry.revision,
                 )
-            )
-
-    def _later(self, plan: _Plan) -> dict[str, Draft]:
-        """The replacements that a tier cannot carry out in place: they become true here first, and it catches up."""
-        now = self._catalog.find(r.entry.id for _, _, r in plan.replaced)
-        return {
-            r.entry.id: draft
-            for _, draft, r in plan.replaced
-            if r.entry.id in now
-            and now[r.entry.id].home == r.entry.home
-            and not self._copies.manner(r.entry.home).native
-        }
-
-    async def _end(
-        self,
-        claim: Claim,
-        new: Sequence[Entry],
-        failures: Sequence[Failure],
-        undo: "_Undo | None",
-    ) -> None:
-        """Whatever came of a write: note what is unwanted now, and let the claim go, at once or when all is settled."""
-        if undo is None:
-            await self._settling.release([claim], failures)
-        else:
-            await self._settling.release(
-                [claim],
-                failures,
-                note=partial(self._catalog.abandon, new, undo.replacements),
-                then=partial(self._write_back, undo) if undo.replacements else None,
             )
 
     async def _check_known(self, plan: _Plan) -> None:
@@ -413,21 +381,6 @@ class Writing:
                 self._catalog.note_unwanted(late, tier)
                 await self._sweeper.clear(tier, late)
 
-    async def _read_replaced(self, replacements: Sequence[Replacement]) -> dict[str, Record]:
-        """The records that are to be replaced where they are, vectors included: what is written back if it fails.
-
-        What a tier has lost is not among them; its replacement brings the record back.
-        """
-        now = self._catalog.find(replacement.entry.id for replacement in replacements)
-        in_place = [r.entry for r in replacements if r.entry.id in now and now[r.entry.id].home == r.entry.home]
-        before: dict[str, Record] = {}
-        for tier, there in _by_home(in_place).items():
-            try:
-                before |= await self._copies.read(tier, [entry.id for entry in there], embeddings=True)
-            except A2MError as refused:
-                raise _as_down(tier, refused) from refused
-        return before
-
     def _is_outdated(self, plan: _Plan) -> bool:
         """Whether a scan has taken a record into the account, which needs no claim, that the plan takes for new."""
         return any(
@@ -455,51 +408,23 @@ class Writing:
                 self._widths[width] -= 1
                 self._widths += Counter()  # drops what has come down to zero
 
-    async def _tell_tiers(self, written: Sequence[tuple[Draft, str]], *, reserved: bool) -> list[Failure]:
-        """Write to all tiers at once; meanwhile what was `reserved` just now becomes durable."""
+    async def _tell_tiers(self, written: Sequence[tuple[Draft, str]]) -> list[Failure]:
+        """Write to all tiers at once; meanwhile what was reserved just now becomes durable. Before that, where there is
+        more than one call: after a power cut a part of them could be all that is left of the batch."""
         by_tier: dict[str, list[Draft]] = {}
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
-        calls = [partial(self._copies.write_new, tier, drafts) for tier, drafts in by_tier.items()]
-        found = await outcomes([*calls, self._catalog.synced] if reserved else calls)
+        calls: list[Callable[[], Awaitable[None]]] = [
+            partial(self._copies.write_new, tier, drafts) for tier, drafts in by_tier.items()
+        ]
+        if len(calls) > 1 or not all(self._copies.is_one_call(tier, drafts) for tier, drafts in by_tier.items()):
+            await self._catalog.synced()
+        found = await outcomes([*calls, self._catalog.synced])
         return [
             failure if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS else _as_down(tier, failure)
             for tier, failure in zip([*by_tier, "catalog"], found, strict=False)
             if failure is not None
         ]
-
-    async def _write_back(self, undo: "_Undo") -> None:
-        """Nothing of a failed batch stays visible: what has been replaced in place gets its old content again."""
-        for replacement in undo.replacements:
-            entry = replacement.entry
-            wait = _FIRST_WAIT
-            found = None
-            while undo.attempted and entry.id in undo.before:
-                try:
-                    found = await self._digest_at(entry)
-                    if found != entry.digest:
-                        break
-                    await self._copies.write(entry.home, [draft_of(undo.before[entry.id])])
-                except (TierDown, A2MError) as problem:
-                    log.info("%s: whether %r was replaced is not known yet: %s", entry.home, entry.id, problem)
-                    await anyio.sleep(wait)
-                    wait = min(2 * wait, _LONGEST_WAIT)
-            await self._settling.until_noted(partial(self._catalog.settle_replacement, entry.id, found))
-
-    async def _digest_at(self, entry: Entry) -> bytes | None:
-        copy = (await self._copies.read(entry.home, [entry.id], embeddings=True)).get(entry.id)
-        return None if copy is None else digest(copy)
-
-
-class _Undo(msgspec.Struct):
-    """What it takes to undo the replacements of a batch: what was there `before`, of those that stay where they are.
-
-    `attempted`: a tier may have been told of them.
-    """
-
-    replacements: Sequence[Replacement]
-    before: dict[str, Record]
-    attempted: bool = False
 
 
 def _check(still: Callable[[], bool] | None) -> None:
@@ -542,6 +467,17 @@ def _as_down(tier: str, failure: Failure) -> Failure:
     if reason in (DISK_FULL, OVERLOADED):
         return TierDown(tier, reason, RETRY_AFTER, None)  # what passes, and what programs know by its name
     return TierDown(tier, f"it refuses: {failure.message}", 60.0, None)
+
+
+def _unsure(failure: OSError) -> A2MError:
+    """What a caller hears of a write that is true, and may not outlive a power cut."""
+    reason = disk_failed(failure).data
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"the catalog's disk failed: {failure.strerror or failure}; what was written can be read, but may not outlive "
+        "a power cut; write it again when the disk is well",
+        reason,
+    )
 
 
 def _answer(failure: Failure) -> A2MError:

@@ -133,6 +133,12 @@ class Copies:
         if most is not None and len(draft.content or "") > most:
             raise quota(f"content of a record in {tier!r}", most, len(draft.content or ""), "characters")
 
+    def is_one_call(self, tier: str, drafts: Sequence[Draft]) -> bool:
+        """Whether `tier` is told these records in one call, and so has all of them or none."""
+        chunks = iter(self._chunks(tier, drafts, bytes_of))
+        next(chunks, None)
+        return next(chunks, None) is None
+
     async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
         manner = self.manner(tier)
@@ -144,6 +150,21 @@ class Copies:
             raw = await self._call(tier, "memory/remember", Remember(records=chunk))
             if self._decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
                 raise self._untrusted(tier, "answered a write with other ids than it was given")
+
+    async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> list[Draft]:
+        """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
+        not. Returns those that are not even then."""
+        left = list(drafts)
+        for _ in range(2):
+            if not left:
+                break
+            await self.write(tier, left)
+            unkept = await self.unkept(tier, left)
+            left = [draft for draft in left if draft.id in unkept]
+            if left:
+                # a tier that holds an id keeps the old content and still answers with the id
+                await self.remove(tier, unkept)
+        return left
 
     async def write_new(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write records that are nowhere else. A server that makes no promise to keep what it is given is seen to have

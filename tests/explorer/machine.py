@@ -6,7 +6,8 @@ point on, and each call under way has landed or has not.
 
 Rougher than the router, and why that loses nothing that is looked for here:
 - a claim is taken in one step (`Claims` has tests of its own);
-- a sweep may begin whenever there is something noted, without being woken;
+- a sweep may begin whenever there is something noted, without being woken; there is one at a time;
+- a read that has failed may be asked once more whenever its tier is up;
 - copies that are written and come back altered end a move; no tier alters anything here;
 - a tier that comes back is looked into in two steps, its scan included.
 """

@@ -130,10 +130,11 @@ class Life:
         chance = self._chance
         count = chance.randint(2, 4)
         each = _OPERATIONS // _BURSTS // count
-        latency = chance.choice((0.0, 0.01, 0.1, 1.0))
+        clients.pause = chance.choice((0.0, 0.02, 2.0))
         rate = chance.choice((0.0, 0.0, 0.02, 0.1, 0.3))
         for tier in world.tiers.values():
-            tier.latency = latency
+            # some take much longer than others: what is asked of several at once is answered at different moments
+            tier.latency = chance.choice((0.0, 0.01, 0.1, 1.0))
             tier.rate = rate if chance.random() < 0.5 else 0.0
         async with anyio.create_task_group() as events:
             for _ in range(chance.choice((0, 1, 1, 2))):
@@ -180,6 +181,7 @@ class Clients(Run):
         self.world = world
         self.chance = chance
         self.operations = 0
+        self.pause = 0.0  # seconds that a client may take between two calls
         self.done = False
         self.model = Model(clock.look, SHARED)
         self._aimed: set[str] = set()  # ids that a client has promoted to procedural
@@ -189,7 +191,7 @@ class Clients(Run):
         """One client, which does one thing after the other."""
         _WHO.set(name)
         for operation in operations:
-            await anyio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.05, 2.0)))
+            await anyio.sleep(self.chance.choice((0.0, self.pause)))
             _BEGAN.set(trio.current_time())
             self.operations += 1
             await self.carry_out(operation)
@@ -226,11 +228,7 @@ class Clients(Run):
         assert refused.code == Code.INTERNAL_ERROR, f"an error of the caller's, who made none: {refused}"
         data = refused.data or {}
         assert "reason" in data, f"an error without a reason: {refused}"
-        tier = data.get("tier")
-        if tier in self.world.tiers:
-            assert self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
-        else:
-            assert self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
+        assert self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
 
     async def shown(self, method: str, **params: Any) -> tuple[list[Record], Callable[[Version], bool]]:
         began = trio.current_time()
