@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from router.a2m.records import Draft
+from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
 from router.config import Tier
@@ -54,6 +56,17 @@ def write(catalog: Catalog, *entries: Entry) -> list[Entry]:
     catalog.commit_write(entries, [])
     found = catalog.find(each.id for each in entries)
     return [found[each.id] for each in entries]
+
+
+def replace(catalog: Catalog, new: Entry, was: Entry, salience: float | None = None) -> bool:
+    """`new` takes the place of a record that was as `was` says, for its tier to catch up with; whether it did."""
+    redo = {new.id: content_of(new)}
+    return catalog.commit_write([], [Replacement(new, was.version, salience)], redo=redo) == []
+
+
+def content_of(entry: Entry) -> Draft:
+    """What a tier is told of a record, as far as a catalog looks into it."""
+    return Draft(id=entry.id, content=entry.digest.decode(), key=entry.key, owner=entry.owner)
 
 
 def move(catalog: Catalog, units: Sequence[Sequence[Entry]], target: str) -> list[Entry]:

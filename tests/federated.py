@@ -214,10 +214,10 @@ class Trial:
         """Return when the background has nothing left to do: no pass, no tier that has to catch up, no stray."""
         if self.federation.settings.policy.background:
             await self.federation.passes.idle()
-        await self._let_go()
+        await self.caught_up()
         await self.federation.sweeper.idle()
 
-    async def _let_go(self) -> None:
+    async def caught_up(self) -> None:
         """Return when what is claimed now has been let go: what is not settled, and tiers that have to catch up."""
         claims = self.federation.catalog.claims
         claim = await claims.take(claims._waiting)

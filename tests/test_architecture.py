@@ -102,6 +102,7 @@ PURE = {
     "router.catalog.selection",
     "router.tiers.backoff",
     "router.tiers.lifting",
+    "router.tiers.room",
 }
 IMPURE = {
     *("anyio", "asyncio", "trio", "socket", "ssl", "select", "selectors", "subprocess", "signal", "http", "urllib"),

@@ -1,6 +1,10 @@
 """The catalog's promises that take a story to tell: flips that come too late, crashes, settings that change."""
 
+import errno
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.a2m.equality import text_atom
+from router.a2m.records import Draft
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
-from router.catalog.entries import Stray
+from router.catalog.entries import Entry, Stray
 from router.catalog.lookup import Selection
 from router.catalog.selection import Scope
 from router.database import DatabaseError
-from tests.catalogs import NAMES, TIERS, entry, move, opened, rewritten, tier, write
+from tests.catalogs import NAMES, TIERS, content_of, entry, move, opened, replace, rewritten, tier, write
 
 ALL = Scope()
 
@@ -65,9 +70,7 @@ def test_a_unit_stays_where_one_of_its_members_was_replaced(first: bool) -> None
     catalog = opened()
     unit = write(catalog, entry("x", group="g", key="k"), entry("y", group="g", key="l"))
     replaced = unit[0 if first else 1]
-    replacement = Replacement(rewritten(replaced), replaced.version)
-    catalog.reserve([], [replacement])
-    assert catalog.commit_write([], [replacement]) == []
+    assert replace(catalog, rewritten(replaced), replaced)
     assert move(catalog, [unit], "episodic") == []
     assert home(catalog, "x") == home(catalog, "y") == "working"
 
@@ -116,9 +119,7 @@ def test_an_id_that_was_forgotten_and_written_again_is_another_record(tmp_path: 
     [new] = write(catalog, entry("x", group="g"))
     assert catalog.flip([old], "episodic") == []
     assert home(catalog, "x") == "working"
-    replacement = Replacement(rewritten(old[0]), old[0].version)
-    catalog.reserve([], [replacement])
-    assert catalog.commit_write([], [replacement]) == [replacement]
+    assert not replace(catalog, rewritten(old[0]), old[0])
     assert catalog.find(["x"]) == {"x": new}
     catalog.close()
 
@@ -165,14 +166,14 @@ def test_a_batch_becomes_true_only_whole_over_all_its_tiers(tmp_path: Path) -> N
         catalog = recovered(path)
         assert catalog.find("xyz") == {}
         assert all(map(catalog.is_reserved, "xyz"))
-        assert [left.id for left in catalog.unfinished("working")[0]] == ["x"]
+        assert [left.id for left in catalog.unfinished("working")] == ["x"]
         assert catalog.recover_reservations("working", {"x": "x" in arrived}) == 0
         assert catalog.find("xyz") == {}
-        assert catalog.unfinished("working") == ([], [])
+        assert catalog.unfinished("working") == []
         catalog.close()  # once more, between the two tiers
 
         catalog = recovered(path)
-        assert sorted(left.id for left in catalog.unfinished("episodic")[0]) == ["y", "z"]
+        assert sorted(left.id for left in catalog.unfinished("episodic")) == ["y", "z"]
         whole = arrived == {"x", "y"}
         there = {"y": "y" in arrived, "z": True}
         assert catalog.recover_reservations("episodic", there) == (3 if whole else 0)
@@ -237,63 +238,250 @@ def test_a_move_that_was_committed_stays_committed(tmp_path: Path) -> None:
     catalog.close()
 
 
-@pytest.mark.parametrize("found", ["new", "old", "none", "another"])
-@pytest.mark.parametrize("crashed", [True, False])
-def test_the_account_follows_what_the_tier_holds_of_a_replacement_in_place(
-    tmp_path: Path, found: str, crashed: bool
-) -> None:
+# --- replacements, and the tiers that have to catch up with them
+
+REMOTE = [
+    msgspec.structs.replace(each, command=None, url="http://127.0.0.1:1/") if each.name == "semantic" else each
+    for each in TIERS
+]
+
+
+def behind(catalog: Catalog) -> dict[str, str | None]:
+    """What the tiers have yet to catch up with, and its content; the catalog's ways of telling it agree."""
+    redone = catalog.redone("xyz")
+    assert sorted(id for name in NAMES for id in catalog.redo_in(name)) == sorted(redone)
+    assert all(home(catalog, id) == name for name in NAMES for id in catalog.redo_in(name))
+    assert catalog.is_redoing() == bool(redone)
+    return {id: draft.content for id, draft in redone.items()}
+
+
+def test_what_replaces_a_record_is_true_at_once_and_survives_until_its_tier_has_caught_up(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "catalog.db")
     [old] = write(catalog, entry("x", key="k", salience=3.0))
     catalog.touch(["x"], 5000)
-    [old] = catalog.find(["x"]).values()
     new = rewritten(old, session="s")
-    catalog.reserve([], [Replacement(new, old.version)])
-    if crashed:
+    assert replace(catalog, new, old)
+    for _ in range(2):
+        [now] = catalog.find(["x"]).values()
+        assert (now.digest, now.session, now.revision) == (new.digest, "s", 1)
+        assert (now.salience, now.access_count, now.accessed_at) == (3.0, 1, 5000)
+        assert now.version != old.version
+        assert behind(catalog) == {"x": "again of x"}
+        assert catalog.strays_left() == 0
         catalog.close()
         catalog = recovered(tmp_path / "catalog.db")
-        assert catalog.is_left_over("x")
-    else:
-        catalog.abandon([], [Replacement(new, old.version)])
-    assert catalog.find(["x"]) == {"x": old}
-    assert catalog.unfinished("working") == ([], ["x"])
-    catalog.settle_replacement("x", {"new": new.digest, "old": old.digest, "none": None, "another": b"?"}[found])
-    [now] = catalog.find(["x"]).values()
-    if found == "new":
-        assert now.version not in (old.version, new.version)
-        assert msgspec.structs.replace(now, version=0) == msgspec.structs.replace(new, version=0)
-        assert [record.session for record in catalog.sessions(ALL)] == ["s"]
-    else:
-        assert now == old
-    assert catalog.unfinished("working") == ([], [])
-    catalog.settle_replacement("x", new.digest)  # settled is settled
+    catalog.end_redo([now], {})
+    assert behind(catalog) == {}
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")
+    assert behind(catalog) == {}
     assert catalog.find(["x"]) == {"x": now}
     catalog.close()
 
 
-def test_a_replacement_into_another_tier_that_was_interrupted_never_was(tmp_path: Path) -> None:
+def test_a_batch_becomes_true_with_its_replacements_in_all_tiers_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     catalog = opened(tmp_path / "catalog.db")
-    [old] = write(catalog, entry("x", key="k"))
-    catalog.reserve([], [Replacement(rewritten(old, home="semantic"), old.version)])
+    x, y = write(catalog, entry("x", key="k"), entry("y", "semantic", key="l"))
+    replacements = [Replacement(rewritten(each), each.version) for each in (x, y)]
+    redo = {each.entry.id: content_of(each.entry) for each in replacements}
+    catalog.reserve([entry("z", "episodic")], replacements)
+
+    before = catalog._replace
+
+    def fail_at_the_last(current: Entry, *rest: Any) -> None:
+        if current.id == "y":
+            raise OSError(errno.ENOSPC, "no room")
+        before(current, *rest)
+
+    monkeypatch.setattr(catalog, "_replace", fail_at_the_last)
+    with pytest.raises(OSError, match="no room"):
+        catalog.commit_write([entry("z", "episodic")], replacements, redo=redo)
+    assert catalog.find("xyz") == {"x": x, "y": y}
+    assert behind(catalog) == {}
+    assert catalog.is_reserved("z")
+
+    monkeypatch.undo()
+    assert catalog.commit_write([entry("z", "episodic")], replacements, redo=redo) == []
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")
-    assert catalog.find(["x"]) == {"x": old}
-    assert [catalog.unfinished(name) for name in NAMES] == [([], [])] * 4
-    assert kinds(catalog, "semantic") == {"x": Stray.UNWANTED}
+    found = catalog.find("xyz")
+    assert {id: each.digest for id, each in found.items()} == {
+        "x": b"again of x",
+        "y": b"again of y",
+        "z": b"first of z",
+    }
+    assert behind(catalog) == {"x": "again of x", "y": "again of y"}
     catalog.close()
 
 
-def test_an_unsettled_replacement_of_what_was_forgotten_since_is_dropped(tmp_path: Path) -> None:
-    catalog = opened(tmp_path / "catalog.db")
-    [old] = write(catalog, entry("x", key="k"))
-    new = rewritten(old)
-    catalog.reserve([], [Replacement(new, old.version)])
-    catalog.forget(["x"], ALL, 2000)
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_batch_with_a_replacement_gives_up_what_it_reserved_when_the_router_has_died(
+    tmp_path: Path, arrived: bool
+) -> None:
+    catalog = opened(tmp_path / "catalog.db", REMOTE)
+    [x] = write(catalog, entry("x", key="k"))
+    catalog.reserve([entry("y"), entry("z", "semantic")], [Replacement(rewritten(x), x.version)])
+    catalog.reserve([entry("other")], [])
+    assert not catalog.is_accounted("working") or catalog.unfinished("working")
     catalog.close()
-    catalog = recovered(tmp_path / "catalog.db")
-    catalog.settle_replacement("x", new.digest)
-    assert catalog.find(["x"]) == {}
+
+    catalog = opened(tmp_path / "catalog.db", REMOTE)
+    assert [left.id for left in catalog.unfinished("working")] == ["other"]  # of the rest nothing may become true
+    catalog.begin_recovery()
+    assert catalog.find("xyz") == {"x": x}
+    assert [catalog.is_reserved(id) for id in ("y", "z", "other")] == [False, False, True]
+    assert catalog.unfinished("semantic") == []
+    assert kinds(catalog, "working") == {"y": Stray.UNWANTED}
+    assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
+    # what goes to a server over HTTP may land later than anybody waits
+    assert [catalog.is_forgotten(id) for id in ("y", "z", "other")] == [False, True, False]
+    assert catalog.recover_reservations("working", {"y": arrived, "other": arrived}) == int(arrived)
+    assert catalog.recover_reservations("semantic", {"z": arrived}) == 0
+    assert set(catalog.find(["x", "y", "z", "other"])) == {"x", "other"} if arrived else {"x"}
+    catalog.close()
+
+
+def test_what_recovery_gave_up_can_be_written_again_on_purpose(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "catalog.db", REMOTE)
+    [x] = write(catalog, entry("x", key="k"))
+    catalog.reserve([entry("z", "semantic")], [Replacement(rewritten(x), x.version)])
+    catalog.close()
+    catalog = opened(tmp_path / "catalog.db", REMOTE)
+    catalog.begin_recovery()
+    write(catalog, entry("z", "semantic"))
+    assert home(catalog, "z") == "semantic"
+    assert not catalog.is_forgotten("z")
+    assert catalog.strays_left() == 0
+    catalog.close()
+
+
+def test_a_write_that_is_given_up_is_kept_from_coming_back_late_where_it_may() -> None:
+    catalog = opened(tiers=REMOTE)
+    given_up = [entry("x"), entry("y", "semantic"), entry("z", "semantic")]
+    catalog.reserve(given_up, [])
+    catalog.abandon(given_up)
+    catalog.abandon(given_up)  # it is noted again where the disk did not take it at once
+    assert not any(map(catalog.is_reserved, "xyz"))
+    assert [catalog.is_forgotten(id) for id in "xyz"] == [False, True, True]
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
-    catalog.close()
+    assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
+    catalog.strike("semantic", ["y", "z"])
+    assert catalog.adopt(given_up[1:]) == (0, [])  # it has landed, and a scan comes by
+    assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
+    write(catalog, entry("y", "semantic"))
+    assert [catalog.is_forgotten(id) for id in "xyz"] == [False, False, True]
+
+
+def test_the_catalog_lets_go_of_several_at_once_and_of_no_others() -> None:
+    catalog = opened()
+    written = write(catalog, *(entry(id, key=id) for id in "xyz"))
+    for each in written:
+        replace(catalog, rewritten(each), each)
+    found = catalog.find("xyz")
+    catalog.end_redo([found["x"], found["z"]], {})
+    assert behind(catalog) == {"y": "again of y"}
+    assert catalog.find("xyz") == found
+    catalog.end_redo([], {})
+    assert behind(catalog) == {"y": "again of y"}
+
+
+def test_of_two_replacements_the_tier_has_to_catch_up_with_the_last_wherever_that_is() -> None:
+    catalog = opened()
+    [first] = write(catalog, entry("x", key="k"))
+    replace(catalog, rewritten(first), first)
+    [second] = catalog.find(["x"]).values()
+    assert replace(catalog, rewritten(second, digest=b"third", home="semantic"), second)
+    assert behind(catalog) == {"x": "third"}
+    assert catalog.redo_in("semantic") == ["x"]
+    assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
+
+
+def forget_and_write_again(catalog: Catalog) -> None:
+    catalog.forget(["x"], ALL, 2000)
+    write(catalog, entry("x", key="k"))
+
+
+CHANGES_OF_X: dict[str, Callable[[Catalog], object]] = {
+    "it was forgotten": lambda catalog: catalog.forget(["x"], ALL, 2000),
+    "it was forgotten and written again": forget_and_write_again,
+    "it was replaced": lambda catalog: replace(
+        catalog, rewritten(catalog.find(["x"])["x"], digest=b"another"), catalog.find(["x"])["x"]
+    ),
+    "it was moved": lambda catalog: move(catalog, [catalog.unit(catalog.find(["x"])["x"])], "episodic"),
+    "it came home": lambda catalog: catalog.come_home("x", b"first of x", "episodic"),
+    "a scan found a newer one": lambda catalog: catalog.adopt([entry("x", "episodic", key="k", revision=7)]),
+}
+
+
+@pytest.mark.parametrize("meanwhile", CHANGES_OF_X)
+def test_a_replacement_of_what_is_not_any_more_what_it_was_does_not_become_true(meanwhile: str) -> None:
+    catalog = opened()
+    [x] = write(catalog, entry("x", key="k"))
+    CHANGES_OF_X[meanwhile](catalog)
+    then, were_behind = catalog.find(["x"]), behind(catalog)
+    assert not replace(catalog, rewritten(x), x)
+    assert catalog.find(["x"]) == then
+    assert behind(catalog) == were_behind
+
+
+def test_a_replacement_does_not_mind_that_the_record_was_recalled_and_reinforced() -> None:
+    catalog = opened()
+    [x] = write(catalog, entry("x", key="k"))
+    catalog.touch(["x"], 5000)
+    catalog.reinforce(["x"], 2.0, ALL)
+    assert replace(catalog, rewritten(x), x)
+    [now] = catalog.find(["x"]).values()
+    assert (now.access_count, now.accessed_at, now.salience) == (1, 5000, 3.0)
+
+
+LETTING_GO: dict[str, Callable[[Catalog], object]] = {
+    "it is forgotten": lambda catalog: catalog.forget(["x"], ALL, 2000),
+    "it moves": lambda catalog: move(catalog, [catalog.unit(catalog.find(["x"])["x"])], "episodic"),
+    "it comes home": lambda catalog: catalog.come_home("x", b"again of x", "episodic"),
+    "it gives way to a summary": lambda catalog: catalog.distil(
+        catalog.unit(catalog.find(["x"])["x"]), entry("summary", "episodic"), 2000
+    ),
+    "its store is exchanged": lambda catalog: catalog.drop_home("working"),
+    "a scan finds a newer one": lambda catalog: catalog.adopt([entry("x", "episodic", key="k", revision=7)]),
+}
+
+
+@pytest.mark.parametrize("what", LETTING_GO)
+def test_a_tier_has_nothing_to_catch_up_with_when(what: str) -> None:
+    catalog = opened()
+    x, y = write(catalog, entry("x", key="k"), entry("y", "semantic", key="l"))
+    replace(catalog, rewritten(x), x)
+    replace(catalog, rewritten(y), y)
+    assert LETTING_GO[what](catalog)
+    assert behind(catalog) == {"y": "again of y"}
+
+
+def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> None:
+    catalog = opened()
+    x, y = write(catalog, entry("x", key="k"), entry("y"))
+    replace(catalog, rewritten(x), x)
+    found = catalog.find("xy")
+    assert catalog.may_hold("working") == range(1, 3)
+    assert [lost.id for lost in catalog.lose(found.values())] == ["y"]
+    catalog.end_redo([found["x"]], {})
+    assert [lost.id for lost in catalog.lose([found["x"]])] == ["x"]
+
+
+def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_caught_up() -> None:
+    catalog = opened()
+    catalog.index_vectors("working", True)
+    catalog.reserve([entry("x", key="k"), entry("y")], [])
+    catalog.commit_write([entry("x", key="k"), entry("y")], [], {"x": [1.0, 0.0], "y": [0.6, 0.8]})
+    x = catalog.find(["x"])["x"]
+    nearest_first = partial(catalog.nearest, Selection(tiers=NAMES), [1.0, 0.0], 2)
+    assert nearest_first() == ["x", "y"]
+    away = {"x": [0.0, 1.0]}
+    catalog.commit_write([], [Replacement(rewritten(x), x.version)], away, {"x": Draft(id="x")})
+    assert nearest_first() == ["y", "x"]
+    catalog.end_redo(catalog.find(["x"]).values(), away)
+    assert nearest_first() == ["y", "x"]
 
 
 # --- what is earned, and what settings make of it
@@ -309,9 +497,7 @@ def test_a_record_that_moves_on_has_to_earn_its_next_promotion() -> None:
         if moved == "flip":
             move(catalog, [[x]], "b")
         elif moved == "replaced":
-            replacement = Replacement(rewritten(x, home="b"), x.version)
-            catalog.reserve([], [replacement])
-            catalog.commit_write([], [replacement])
+            replace(catalog, rewritten(x, home="b"), x)
         else:
             catalog.come_home("x", x.digest, "b")
         assert home(catalog, "x") == "b"

@@ -20,14 +20,15 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.a2m.budget import budget, left
 from router.a2m.child import CannotStart, connect_process
 from router.a2m.client import Connection, Settled, connect_local
 from router.a2m.errors import A2MError
 from router.a2m.server import Caller
 from router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
-from router.a2m.budget import budget, left
 from router.tiers.link import PATIENCE, Link, LinkStatus, Overloaded, TierDown
 from router.tiers.profile import BadProfile, Store, read_profile
+from router.tiers.room import Room
 
 DESCRIBED: dict[str, Any] = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": ["core"]}
 
@@ -54,6 +55,8 @@ class Tier:
         self.deaf = False  # takes calls and does not answer
         self.greets_after = 0.0
         self.takes = 0.0  # seconds to answer
+        self.one_after_the_other = False
+        self._turn = anyio.Lock()
         self._die = anyio.Event()
 
     def die(self) -> None:
@@ -83,6 +86,9 @@ class Tier:
         self.calls.append((anyio.current_time(), method))
         if method == "memory/describe":
             await anyio.sleep(self.greets_after)
+        elif self.one_after_the_other:
+            async with self._turn:
+                await anyio.sleep(self.takes)
         else:
             await anyio.sleep(self.takes)
         if self.deaf or method == "memory/remember":
@@ -364,11 +370,76 @@ async def test_more_calls_than_there_may_be_are_refused_at_once() -> None:
                 for _ in range(7):
                     calls.start_soon(recall)
             calls.start_soon(recall)  # in the background nobody waits, and nothing is refused
-        assert ends == [(0, "overloaded")] * 3 + [(1, "answered")] * 3 + [(2, "answered")] * 2
+        # two at a time, and one more waits for its turn
+        assert ends == [(0, "overloaded")] * 4 + [(1, "answered")] * 3 + [(2, "answered")]
         with budget(60):
             await recall()
         assert (link.status, ends[-1]) == ("up", (3, "answered"))
         tasks.cancel_scope.cancel()
+
+
+@simulated
+async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None:
+    """It carries ten calls a second, and is asked for many more, each of which has 5 s."""
+    tier = Tier()
+    link = Link("episodic", tier.connect, timeout=5, most_calls=256, random=lambda: 1.0)
+    late: list[float] = []
+    good: list[float] = []
+
+    async def recall() -> None:
+        try:
+            await link.call("memory/recall", {})
+        except Overloaded:
+            pass
+        except TierDown:
+            late.append(anyio.current_time())
+        else:
+            good.append(anyio.current_time())
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(link.run)
+        await link.wait_up()
+        tier.one_after_the_other = True
+        tier.takes = 0.1
+        with budget(600):
+            async with anyio.create_task_group() as calls:
+                for _ in range(60 * 40):
+                    calls.start_soon(recall)
+                    await anyio.sleep(0.025)
+        assert link.status == "up"
+        assert len([at for at in late if at > 40]) < len([at for at in good if at > 40]) / 10
+        assert len([at for at in good if at > 40]) > 0.9 * 10 * 20
+        # and when it can do more again it gets more
+        tier.takes = 0.001
+        with budget(600):
+            async with anyio.create_task_group() as calls:
+                for _ in range(5000):
+                    calls.start_soon(recall)
+                    await anyio.sleep(0.0011)
+        assert len([at for at in good if at > 60]) > 4900
+        tasks.cancel_scope.cancel()
+
+
+@given(st.lists(st.booleans(), max_size=300), st.integers(1, 300))
+def test_the_bound_on_calls_stays_within_its_bounds(answers: list[bool], most: int) -> None:
+    room = Room(most)
+    for in_time in answers:
+        before = room.calls
+        number = room.begin()
+        room.ended(number, in_time=in_time)
+        assert 1 <= room.calls <= most
+        assert room.calls >= before if in_time else room.calls <= before
+        assert 1 <= room.waiting <= max(1, most // 4)
+
+
+def test_calls_that_were_under_way_together_lower_the_bound_once() -> None:
+    room = Room(100)
+    numbers = [room.begin() for _ in range(100)]
+    for number in numbers:
+        room.ended(number, in_time=False)
+    assert room.calls == 50
+    room.ended(room.begin(), in_time=False)
+    assert room.calls == 25
 
 
 @simulated

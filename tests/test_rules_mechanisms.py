@@ -190,6 +190,7 @@ async def a_copy_that_is_not_at_home() -> None:
         await fed.remember("alpha old", key="k")
         steer.refuse("working", "forget")
         await fed.remember("alpha new", key="k", tier="semantic")
+        await fed.caught_up()
         records = (await fed.call("recall", query="alpha"))["records"]
         assert [record["content"] for record in records] == ["alpha new"]
         assert [record["content"] for record in await fed.timeline()] == ["alpha new"]

@@ -8,8 +8,8 @@
 - Behind an open breaker the connection is kept, since it may be well. It is replaced when the tier has been silent for
   PATIENCE seconds, which doubles as long as that does not help, or has answered TRIALS greetings in a row as it must
   not.
-- Of a client's requests at most `most_calls` are under way at the tier; as many more wait for their turn. What comes
-  then is refused. Work in the background is bounded by itself and is not refused.
+- Of clients' requests only so many calls are under way at the tier, and a few more wait for their turn; see Room. What
+  comes then is refused. Work in the background is bounded by itself and is not refused.
 """
 
 import logging
@@ -31,6 +31,7 @@ from router.a2m.errors import OVERLOADED, A2MError
 from router.a2m.http_client import HttpFailure
 from router.tiers.backoff import FIRST, Backoff
 from router.tiers.profile import BadProfile, Profile, read_profile
+from router.tiers.room import Room
 
 FAILURES: Final = 5
 TRIALS: Final = 5
@@ -105,7 +106,7 @@ class Link:
         connect: opens a connection. May raise CannotStart or OSError.
         timeout: of a call, in seconds, unless the call has one of its own.
         transport: what people are told about how the tier is reached.
-        most_calls: clients' calls under way at once.
+        most_calls: clients' calls under way at once; fewer where the tier is too slow for them.
         random: uniform in [0, 1), for the jitter.
 
     `profile` is what the tier said at the last greeting; `reason` is why it is down. `obstacle` is for those who use
@@ -135,9 +136,9 @@ class Link:
         self._peer: Peer | None = None  # exactly while the link is up
         self._failures = 0
         self._replaced = 0  # connections in a row that were given up for being silent
-        self._places = anyio.Semaphore(most_calls, fast_acquire=True)
-        self._places_wanted = 0
-        self._most_wanted = 2 * most_calls
+        self._room = Room(most_calls)
+        self._places = anyio.CapacityLimiter(most_calls)
+        self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
         self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
@@ -162,18 +163,31 @@ class Link:
 
         Raises Refused as the tier answered it, Overloaded, and TierDown for everything else.
         """
-        deadline = anyio.current_time() + min(self._timeout if timeout is None else timeout, left())
+        allowed = min(self._timeout if timeout is None else timeout, left())
+        deadline = anyio.current_time() + allowed
         try:
-            async with self._place(deadline):
-                return await self._call(method, params, deadline, on_unsettled)
+            async with self._place(deadline) as given_up:
+
+                def unsettled(settled: Settled) -> None:
+                    given_up.append(settled)
+                    if on_unsettled is not None:
+                        on_unsettled(settled)
+
+                return await self._call(method, params, deadline, unsettled, is_fair=allowed >= _FAIR * self._timeout)
         except A2MError as answered:
             raise Refused(answered.code, answered.message, answered.data) from None
 
     async def _call(
-        self, method: str, params: Any, deadline: float, on_unsettled: Callable[[Settled], None] | None
+        self,
+        method: str,
+        params: Any,
+        deadline: float,
+        on_unsettled: Callable[[Settled], None] | None,
+        *,
+        is_fair: bool,
     ) -> msgspec.Raw:
         try:
-            return await self._attempt(method, params, deadline - anyio.current_time(), on_unsettled)
+            return await self._attempt(method, params, deadline - anyio.current_time(), on_unsettled, is_fair=is_fair)
         except TierDown as down:
             lost = isinstance(down.__cause__, ConnectionLost) and not isinstance(down.__cause__, HttpFailure)
             if method not in _READS or not lost:
@@ -186,40 +200,59 @@ class Link:
         return await self._attempt(method, params, remaining, on_unsettled)
 
     @asynccontextmanager
-    async def _place(self, deadline: float) -> AsyncIterator[None]:
-        """Room for one call among those of clients. Raises Overloaded where too many wait for it, and TierDown where
-        it does not come in time."""
+    async def _place(self, deadline: float) -> AsyncIterator[list[Settled]]:
+        """Room for one call among those of clients. Raises Overloaded where too many wait for it already, or where it
+        does not come in time.
+
+        A call that is given up is still the tier's work, and keeps its place, until what it yields is settled: else the
+        tier would only ever be at what nobody waits for any more.
+        """
+        given_up: list[Settled] = []
         if not is_request():
-            yield
+            yield given_up
             return
-        if self._places_wanted >= self._most_wanted:
+        if self._places.statistics().tasks_waiting >= self._room.waiting:
             raise Overloaded(self.name)
-        self._places_wanted += 1
+        borrower = object()
+        with anyio.move_on_after(deadline - anyio.current_time()) as turn:
+            await self._places.acquire_on_behalf_of(borrower)
+        if turn.cancelled_caught:
+            raise Overloaded(self.name)
         try:
-            with anyio.move_on_after(deadline - anyio.current_time()) as waiting:
-                await self._places.acquire()
-            if waiting.cancelled_caught:
-                raise Overloaded(self.name)
-            try:
-                yield
-            finally:
-                self._places.release()
+            yield given_up
         finally:
-            self._places_wanted -= 1
+            if given_up and self._tasks is not None:
+                self._tasks.start_soon(self._leave, borrower, given_up)
+            else:
+                self._places.release_on_behalf_of(borrower)
+
+    async def _leave(self, borrower: object, given_up: list[Settled]) -> None:
+        try:
+            for settled in given_up:
+                await settled.wait()
+        finally:
+            self._places.release_on_behalf_of(borrower)
+
+    def _learn(self, call: int, *, in_time: bool) -> None:
+        self._room.ended(call, in_time=in_time)
+        if self._places.total_tokens != self._room.calls:
+            log.debug("%s: %d calls may be under way", self.name, self._room.calls)
+            self._places.total_tokens = self._room.calls
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keeps the tier connected until cancelled, and then ends the connection in good order."""
         task_status.started()
         try:
-            while True:
-                try:
-                    async with self._connect() as peer:
-                        await self._tend(peer)
-                except (CannotStart, OSError) as problem:
-                    self._fall(str(problem))
-                await anyio.sleep_until(self._retry_at)
+            async with anyio.create_task_group() as self._tasks:
+                while True:
+                    try:
+                        async with self._connect() as peer:
+                            await self._tend(peer)
+                    except (CannotStart, OSError) as problem:
+                        self._fall(str(problem))
+                    await anyio.sleep_until(self._retry_at)
         finally:
-            self._peer = None
+            self._peer = self._tasks = None
             self.status, self.reason = "down", "the router has ended its link"
 
     async def wait_up(self) -> None:
@@ -257,14 +290,22 @@ class Link:
         return LinkStatus(self.status, self.reason or self.obstacle, server, self._transport)
 
     async def _attempt(
-        self, method: str, params: Any, timeout: float, on_unsettled: Callable[[Settled], None] | None
+        self,
+        method: str,
+        params: Any,
+        timeout: float,
+        on_unsettled: Callable[[Settled], None] | None,
+        *,
+        is_fair: bool = False,
     ) -> msgspec.Raw:
+        """`is_fair`: the call was given its time, as far as it has not waited for its turn."""
         peer = self._peer
         if peer is None:
             raise TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
         if timeout <= 0:
             raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
         began = anyio.current_time()
+        number = self._room.begin()
         try:
             result = await peer.call(method, params, timeout=timeout, on_unsettled=on_unsettled)
         except A2MError:
@@ -273,11 +314,14 @@ class Link:
         except client.AnswerTooLong as problem:
             raise AnswerTooLong(self.name, problem.reason, 0.0, problem.settled) from problem
         except Unanswered as problem:
-            hurried = timeout < _FAIR * self._timeout
-            if not (isinstance(problem, TooLate) and (hurried or peer.heard > began)):
+            is_slow = peer.heard > began
+            if not isinstance(problem, TooLate) or (timeout >= _FAIR * self._timeout and not is_slow):
                 self._count_failure(peer, problem.reason)
+            elif is_fair and is_slow:
+                self._learn(number, in_time=False)
             raise TierDown(self.name, problem.reason, self._retry_after(), problem.settled) from problem
         self._failures = 0
+        self._learn(number, in_time=True)
         return result
 
     def _count_failure(self, peer: Peer, reason: str) -> None:

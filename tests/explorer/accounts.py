@@ -40,7 +40,7 @@ def written(mask: int) -> str:
 
 
 def content_in(held: int, id: int) -> int:
-    """Which content of a record a set of copies holds: 0 for none, 1 for the first, 2 for what replaced it."""
+    """Which content of a record a set of copies holds: 0 for none, 1 for the first, 2 and 3 for what replaced it."""
     return held >> 2 * id & 3
 
 
@@ -68,28 +68,30 @@ class Book(msgspec.Struct, frozen=True, gc=False):
     """What the catalog says.
 
     Args:
-        records: three bits a record: 0 unknown; 1 to 4 its home and content; 5 and 6 reserved, and where.
+        records: four bits a record: 0 unknown; 1 to 6 its home and content; 7 and 8 reserved, and where.
         strays: three bits a tier and record: the kind.
         forgotten: the ids that were forgotten.
-        replacing: 0, or one more than the tier where the keyed record is being replaced.
+        redo: 0, or one more than the tier that has yet to catch up with what replaced the keyed record.
+        doomed: those reserved that cannot become true by what a tier holds after a crash.
     """
 
     records: int = 0
     strays: int = 0
     forgotten: int = 0
-    replacing: int = 0
+    redo: int = 0
+    doomed: int = 0
 
     def home(self, id: int) -> int | None:
-        code = self.records >> 3 * id & 7
-        return (code - 1) >> 1 if 1 <= code <= 4 else None
+        code = self.records >> 4 * id & 15
+        return (code - 1) // 3 if 1 <= code <= 6 else None
 
     def content(self, id: int) -> int:
-        code = self.records >> 3 * id & 7
-        return 1 + ((code - 1) & 1) if 1 <= code <= 4 else 0
+        code = self.records >> 4 * id & 15
+        return 1 + (code - 1) % 3 if 1 <= code <= 6 else 0
 
     def reserved(self, id: int) -> int | None:
-        code = self.records >> 3 * id & 7
-        return code - 5 if code >= 5 else None
+        code = self.records >> 4 * id & 15
+        return code - 7 if code >= 7 else None
 
     def stray(self, tier: int, id: int) -> int:
         return self.strays >> 3 * (4 * tier + id) & 7
@@ -108,10 +110,17 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return sum(1 << id for id in members(wanted) if self.stray(tier, id))
 
     def left_over(self, tier: int, claimed: int) -> int:
-        """What a crash left under way at a tier, and nobody is at work on: reservations, and a replacement."""
-        reserved = sum(1 << id for id in IDS if self.reserved(id) == tier)
-        replacing = 1 << A if self.replacing == 1 + tier else 0
-        return (reserved | replacing) & ~claimed
+        """What was being written to a tier when a router died, may become true, and nobody is at work on."""
+        return sum(1 << id for id in IDS if self.reserved(id) == tier) & ~self.doomed & ~claimed
+
+    def is_behind(self, id: int) -> bool:
+        """Whether the record's tier has yet to catch up with what replaced it."""
+        return id == A and self.redo > 0
+
+    def has_taken_key(self, id: int) -> bool:
+        """Whether the key of a record is another's, or is just being given to one."""
+        others = [other for other in KEYED if other != id] if id in KEYED else []
+        return any(self.home(other) is not None or self.reserved(other) is not None for other in others)
 
     # --- changes
 
@@ -126,34 +135,46 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return self.note(tier, mask, NONE)
 
     def _put(self, id: int, code: int) -> "Book":
-        return msgspec.structs.replace(self, records=self.records & ~(7 << 3 * id) | code << 3 * id)
+        book = msgspec.structs.replace(self, records=self.records & ~(15 << 4 * id) | code << 4 * id)
+        if book.doomed >> id & 1:
+            book = msgspec.structs.replace(book, doomed=book.doomed & ~(1 << id))
+        return book
 
     def enter(self, id: int, tier: int, content: int) -> "Book":
         """The record lives there, whatever was noted of it."""
-        return self._put(id, 1 + 2 * tier + content - 1)
+        return self._put(id, 1 + 3 * tier + content - 1)
 
-    def reserve(self, tier: int, mask: int) -> "Book":
+    def _caught_up(self, id: int) -> "Book":
+        """Nothing is left to catch up with for the record."""
+        return msgspec.structs.replace(self, redo=0) if self.is_behind(id) else self
+
+    def reserve(self, tier: int, mask: int, *, doomed: bool = False) -> "Book":
         book = self.note(tier, mask, PENDING)
         for id in members(mask):
-            book = book._put(id, 5 + tier)
-        return book
+            book = book._put(id, 7 + tier)
+        return msgspec.structs.replace(book, doomed=mask) if doomed else book
 
     def settle_home(self, id: int, tier: int) -> "Book":
         book = self.enter(id, tier, 1).strike(tier, 1 << id)
         return msgspec.structs.replace(book, forgotten=book.forgotten & ~(1 << id))
 
-    def abandon(self, tier: int, mask: int) -> "Book":
-        book = self.note(tier, mask, UNWANTED)
+    def replace(self, tier: int, content: int) -> "Book":
+        """What replaces the keyed record is true; its tier has yet to catch up."""
+        return msgspec.structs.replace(self.enter(A, tier, content), redo=1 + tier)
+
+    def end_redo(self) -> "Book":
+        return msgspec.structs.replace(self, redo=0)
+
+    def _refuse(self, id: int, tier: int, remote: bool) -> "Book":
+        """What was reserved does not become true; where it may land later than anybody waits, that is noted as well."""
+        book = (self if self.reserved(id) is None else self._put(id, 0)).note(tier, 1 << id, UNWANTED)
+        return msgspec.structs.replace(book, forgotten=book.forgotten | 1 << id) if remote else book
+
+    def abandon(self, tier: int, mask: int, *, remote: bool = False) -> "Book":
+        book = self
         for id in members(mask):
-            if book.reserved(id) is not None:
-                book = book._put(id, 0)
+            book = book._refuse(id, tier, remote)
         return book
-
-    def begin_replacing(self, tier: int) -> "Book":
-        return msgspec.structs.replace(self, replacing=1 + tier)
-
-    def end_replacing(self) -> "Book":
-        return msgspec.structs.replace(self, replacing=0)
 
     def give_up(self, tier: int, mask: int) -> "Book":
         return self.note(tier, sum(1 << id for id in members(mask) if self.stray(tier, id) == PENDING), UNWANTED)
@@ -162,14 +183,14 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         """New homes; `kind` is how the old copies are noted."""
         book = self
         for id in members(mask):
-            book = book.enter(id, target, book.content(id) or 1)
+            book = book.enter(id, target, book.content(id) or 1)._caught_up(id)
         return book.strike(target, mask).note(source, mask, kind)
 
     def forget(self, id: int, *, noted: bool = True) -> "Book":
         """A record, or a reservation that was left over, is struck out, and every copy of it is unwanted."""
         home = self.home(id)
         where = self.reserved(id) if home is None else home
-        book = self._put(id, 0)
+        book = self._put(id, 0)._caught_up(id)
         if not noted:
             return book
         if where is not None:
@@ -181,30 +202,42 @@ class Book(msgspec.Struct, frozen=True, gc=False):
 
     def come_home(self, id: int, tier: int) -> "Book":
         """The record's home has lost it: the copy in `tier` is the record."""
-        return self.enter(id, tier, self.content(id)).strike(tier, 1 << id).note(1 - tier, 1 << id, UNWANTED)
+        book = self.enter(id, tier, self.content(id)).strike(tier, 1 << id).note(1 - tier, 1 << id, UNWANTED)
+        return book._caught_up(id)
 
-    def begin_recovery(self, *, noted: bool = True) -> "Book":
-        """What was being moved stays; its copies are unwanted. Without `noted` the notes of them are dropped."""
+    def lose(self, mask: int, *, spares: bool = True) -> "Book":
+        """What a scan did not find where it lives, and of which no copy is noted, is out of the account; but not what
+        its tier has yet to catch up with."""
         book = self
-        if book.replacing and book.home(A) != book.replacing - 1:
-            book = book.end_replacing()
+        for id in members(mask):
+            copies = any(self.stray(tier, id) in (PENDING, SUPERSEDED, EQUAL) for tier in TIERS)
+            if self.home(id) is not None and not copies and not (spares and self.is_behind(id)):
+                book = book._put(id, 0)._caught_up(id)
+        return book
+
+    def begin_recovery(self, *, noted: bool = True, remote: bool = False) -> "Book":
+        """What was being moved stays; its copies are unwanted. Of a batch that cannot become true, nothing does.
+        Without `noted` the notes of copies are dropped."""
+        book = self
+        for id in members(book.doomed):
+            where = book.reserved(id)
+            assert where is not None, "only what is reserved is doomed"
+            book = book._refuse(id, where, remote)
         for tier in TIERS:
             for id in IDS:
                 if book.stray(tier, id) == PENDING and book.reserved(id) is None:
                     book = book.note(tier, 1 << id, UNWANTED if noted else NONE)
         return book
 
-    def recover(self, tier: int, looked_into: int, found: int) -> "Book":
-        """What a tier turned out to hold of the writes and the replacement that a crash interrupted."""
+    def recover(self, tier: int, looked_into: int, found: int, *, remote: bool = False) -> "Book":
+        """What a tier turned out to hold of the writes that a crash interrupted."""
         book = self
-        for id in members(looked_into):
-            if book.reserved(id) == tier:
-                there = content_in(found, id) == 1
-                book = book.settle_home(id, tier) if there else book._put(id, 0).note(tier, 1 << id, UNWANTED)
-            elif id == A and book.replacing == 1 + tier:
-                book = book.end_replacing()
-                if content_in(found, A) == 2 and book.home(A) == tier:
-                    book = book.enter(A, tier, 2)
+        for id in members(looked_into & ~self.doomed):
+            if book.reserved(id) != tier:
+                continue
+            taken = id in KEYED and any(book.home(other) is not None for other in KEYED)
+            there = content_in(found, id) == 1 and not taken
+            book = book.settle_home(id, tier) if there else book._refuse(id, tier, remote)
         return book
 
     def adopt(self, tier: int, held: int) -> "Book":
@@ -213,7 +246,9 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         for id in IDS:
             content, home = content_in(held, id), book.home(id)
             noted = book.stray(tier, id)
-            if not content or noted not in (NONE, ASIDE) or book.reserved(id) is not None or home == tier:
+            if noted == ASIDE and home is None:
+                noted = NONE
+            if not content or noted or book.reserved(id) is not None or home == tier:
                 continue
             if book.forgotten >> id & 1:
                 book = book.note(tier, 1 << id, UNWANTED)
@@ -221,10 +256,10 @@ class Book(msgspec.Struct, frozen=True, gc=False):
                 book = book.note(tier, 1 << id, EQUAL)
             elif home is not None and content < book.content(id):
                 book = book.note(tier, 1 << id, SUPERSEDED)
-            elif id in KEYED and any(book.home(o) is not None for o in KEYED if o != id):
+            elif book.has_taken_key(id):
                 book = book.note(tier, 1 << id, ASIDE)
             else:
-                book = book.enter(id, tier, content).strike(tier, 1 << id)
+                book = book.enter(id, tier, content).strike(tier, 1 << id)._caught_up(id)
                 if home is not None:
                     book = book.note(home, 1 << id, SUPERSEDED)
         return book
@@ -249,7 +284,8 @@ class Book(msgspec.Struct, frozen=True, gc=False):
             if home is not None:
                 told.append(f"{ID_NAMES[id]}{self.content(id)} in {TIER_NAMES[home]}")
             elif reserved is not None:
-                told.append(f"{ID_NAMES[id]} reserved in {TIER_NAMES[reserved]}")
+                doomed = ", not to become true after a crash" if self.doomed >> id & 1 else ""
+                told.append(f"{ID_NAMES[id]} reserved in {TIER_NAMES[reserved]}{doomed}")
         told += [
             f"{ID_NAMES[id]} {KIND_NAMES[self.stray(tier, id)]} in {TIER_NAMES[tier]}"
             for tier in TIERS
@@ -258,6 +294,6 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         ]
         if self.forgotten:
             told.append(f"{written(self.forgotten)} forgotten")
-        if self.replacing:
-            told.append(f"a being replaced in {TIER_NAMES[self.replacing - 1]}")
+        if self.redo:
+            told.append(f"{TIER_NAMES[self.redo - 1]} has yet to catch up with a")
         return ", ".join(told) or "nothing"

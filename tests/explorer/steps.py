@@ -50,24 +50,29 @@ MOVE: Final = (
 WRITE: Final = (*CLEAR, "reserve", "write the tier", SYNC, "commit the write", "let go")
 WRITE_FAILED: Final = (SYNC, "let go")
 
-REPLACE: Final = (
-    *CLEAR,
-    "read what is replaced",
-    "note the replacement",
+# true as soon as it is durable; its tier catches up in its own time, at first under the same claim
+REPLACE: Final = (*CLEAR, "commit the batch", SYNC, "have the tier catch up")
+# a batch that brings a new record as well
+BATCH: Final = (*CLEAR, "reserve", "write the tier", SYNC, "commit the batch", SYNC, "have the tier catch up")
+
+CATCH_UP: Final = (
+    "see what the tier has yet to catch up with",
     SYNC,
-    "replace it",
-    "commit the replacement",
-    "let go",
-)
-REPLACE_FAILED: Final = (
-    SYNC,
+    # only where the tier does not replace by itself
+    "forget what is replaced",
+    "see that it is gone",
+    "tell the tier",
+    "read it back",
+    "see whether it is kept",
+    # only what it does not keep
+    "forget what is not kept",
+    "see that this is gone",
+    "tell the tier again",
+    "read it again",
+    "see that it is kept",
+    GRACE,
+    "end the redo",
     SETTLE,
-    "read what is there",
-    "see which it is",
-    "write it back",
-    "look again",
-    "settle the replacement",
-    SYNC,
     "let go",
 )
 
@@ -88,14 +93,18 @@ CALLS: Final = {
     "read back": (RECALL, True),
     "forget the source": (REMOVAL, False),
     "write the tier": (REMEMBER, True),
-    "read what is replaced": (RECALL, True),
-    "replace it": (REMEMBER, True),
-    "read what is there": (RECALL, True),
-    "write it back": (REMEMBER, True),
+    "forget what is replaced": (REMOVAL, True),
+    "see that it is gone": (RECALL, True),
+    "tell the tier": (REMEMBER, True),
+    "read it back": (RECALL, True),
+    "forget what is not kept": (REMOVAL, True),
+    "see that this is gone": (RECALL, True),
+    "tell the tier again": (REMEMBER, True),
+    "read it again": (RECALL, True),
 }
 
 # the programs, by their place in Design.programs
-MOVING, WRITING, REPLACING, WRITE_UNDONE, REPLACE_UNDONE, SWEEPING = range(6)
+MOVING, WRITING, REPLACING, REPLACING_AND_WRITING, WRITE_UNDONE, CATCHING_UP, SWEEPING = range(7)
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,19 +120,26 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         notes_the_forgotten: a forget notes the copies.
         keeps_notes: notes of what was under way outlive a crash.
         counts: the start compares what a tier holds with what is accounted for, and takes the rest in.
-        settles_write_back: what puts a replaced record back is settled before it is done again.
         accounts_for_reservations: a tier where an earlier router was writing is not accounted for before that has been
             looked into: nothing is moved from there, and a read says that it had to do without.
-        holds_tiers: after a start, a tier for which something is noted is left alone until an earlier router's calls
-            cannot land there any more.
-        waits_for_claims: what a crash left under way is looked into when nobody has a claim on it, and not passed over.
+        holds_tiers: after a crash, a tier is left alone until an earlier router's calls cannot land there any more:
+            it is not welcomed, and nothing is swept there.
+        holds_unnoted: also one for which nothing is noted, since a power cut may have taken the note.
+        holds_back_redo: a tier that is left alone has not to catch up with anything meanwhile either.
+        catches_up_claimed: whoever has a tier catch up has a claim on the record.
+        serves_redo: a read shows what a tier has yet to catch up with as the catalog has it.
+        leaves_what_is_behind: a move leaves a record where it is that its tier has yet to catch up with.
+        spares_what_is_behind: what its tier has yet to catch up with is not lost when a scan does not find it;
+            `spares_what_was_behind`: nor if its tier had yet to catch up when the scan looked.
+        dooms_batches: a reservation of a batch with a replacement does not become true by what its tier holds.
     """
 
     move: tuple[str, ...] = MOVE
     write: tuple[str, ...] = WRITE
     write_failed: tuple[str, ...] = WRITE_FAILED
     replace: tuple[str, ...] = REPLACE
-    replace_failed: tuple[str, ...] = REPLACE_FAILED
+    batch: tuple[str, ...] = BATCH
+    catch_up: tuple[str, ...] = CATCH_UP
     sweep: tuple[str, ...] = SWEEP
     forget: tuple[str, ...] = FORGET
     claims_groups: bool = True
@@ -135,14 +151,21 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     notes_the_forgotten: bool = True
     keeps_notes: bool = True
     counts: bool = True
-    settles_write_back: bool = False
     accounts_for_reservations: bool = True
-    waits_for_claims: bool = True
     holds_tiers: bool = True
+    holds_unnoted: bool = True
+    holds_back_redo: bool = True
+    catches_up_claimed: bool = True
+    serves_redo: bool = True
+    leaves_what_is_behind: bool = True
+    spares_what_is_behind: bool = True
+    spares_what_was_behind: bool = True
+    dooms_batches: bool = True
 
     @property
     def programs(self) -> tuple[tuple[str, ...], ...]:
-        return self.move, self.write, self.replace, self.write_failed, self.replace_failed, self.sweep
+        """By the numbers above."""
+        return self.move, self.write, self.replace, self.batch, self.write_failed, self.catch_up, self.sweep
 
 
 # as the router is
