@@ -173,7 +173,8 @@ def test_a_batch_becomes_true_only_whole_over_all_its_tiers(tmp_path: Path) -> N
         catalog.close()  # once more, between the two tiers
 
         catalog = recovered(path)
-        assert sorted(left.id for left in catalog.unfinished("episodic")) == ["y", "z"]
+        # a batch of which one tier is known to lack its part need not wait for the others
+        assert sorted(left.id for left in catalog.unfinished("episodic")) == (["y", "z"] if "x" in arrived else [])
         whole = arrived == {"x", "y"}
         there = {"y": "y" in arrived, "z": True}
         assert catalog.recover_reservations("episodic", there) == (3 if whole else 0)
@@ -324,7 +325,6 @@ def test_a_batch_with_a_replacement_gives_up_what_it_reserved_when_the_router_ha
     [x] = write(catalog, entry("x", key="k"))
     catalog.reserve([entry("y"), entry("z", "semantic")], [Replacement(rewritten(x), x.version)])
     catalog.reserve([entry("other")], [])
-    assert not catalog.is_accounted("working") or catalog.unfinished("working")
     catalog.close()
 
     catalog = opened(tmp_path / "catalog.db", REMOTE)
@@ -339,7 +339,7 @@ def test_a_batch_with_a_replacement_gives_up_what_it_reserved_when_the_router_ha
     assert [catalog.is_forgotten(id) for id in ("y", "z", "other")] == [False, True, False]
     assert catalog.recover_reservations("working", {"y": arrived, "other": arrived}) == int(arrived)
     assert catalog.recover_reservations("semantic", {"z": arrived}) == 0
-    assert set(catalog.find(["x", "y", "z", "other"])) == {"x", "other"} if arrived else {"x"}
+    assert set(catalog.find(["x", "y", "z", "other"])) == ({"x", "other"} if arrived else {"x"})
     catalog.close()
 
 
@@ -460,7 +460,7 @@ def test_a_tier_has_nothing_to_catch_up_with_when(what: str) -> None:
 
 def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> None:
     catalog = opened()
-    x, y = write(catalog, entry("x", key="k"), entry("y"))
+    [x, _] = write(catalog, entry("x", key="k"), entry("y"))
     replace(catalog, rewritten(x), x)
     found = catalog.find("xy")
     assert catalog.may_hold("working") == range(1, 3)

@@ -16,15 +16,16 @@ from router.a2m.client import Connection
 from router.a2m.errors import A2MError
 from router.catalog.catalog import Catalog
 from router.catalog.claims import id_name
+from router.catalog.lookup import Lookup
 from router.catalog.readers import Readers
 from router.moves import Moves
 from router.sweeping import Sweeper
 from router.tiers.copies import UNACCOUNTED, Copies
-from tests.explorer.accounts import B
-from tests.explorer.machine import Scenario
+from tests.explorer.accounts import A, B
 from tests.explorer.recording import TWO_TIERS, Followed, Left, Recorder
 from tests.explorer.recording import record as recording
-from tests.federated import Steered, Task, Trial, contents, trial
+from tests.explorer.states import Scenario
+from tests.federated import Foreign, Steered, Task, Trial, contents, held_by, plant, trial
 from tests.test_rules_restart import CALM, crash, joined, photograph, promote, write_group, write_one
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +47,7 @@ CALLS = [
 ]
 SWEEPING = [("source", "forget", False), ("source", "forget", True)]
 WRITING = [("source", "remember", False), ("source", "remember", True)]
-REPLACING = [("source", "recall", False), ("source", "recall", True)]
+REPLACING = [*WRITING, ("source", "recall", False), ("source", "recall", True)]
 
 
 def record(content: str, **fields: Any) -> dict[str, Any]:
@@ -57,12 +58,24 @@ async def move(fed: Trial) -> None:
     await fed.call("promote", ids=["a"], tier="target")
 
 
+async def forget_a(fed: Trial) -> None:
+    await fed.call("forget", ids=["a"])
+
+
 async def forget_b(fed: Trial) -> None:
     await fed.call("forget", ids=["b"])
 
 
 async def replace_a(fed: Trial) -> None:
     await fed.call("remember", records=[{"content": "a2", "key": "k", "group": "g"}])
+
+
+async def replace_a_again(fed: Trial) -> None:
+    await fed.call("remember", records=[{"content": "a3", "key": "k", "group": "g"}])
+
+
+async def replace_a_and_write_c(fed: Trial) -> None:
+    await fed.call("remember", records=[{"content": "a2", "key": "k", "group": "g"}, record("c1")])
 
 
 async def late(fed: Trial) -> None:
@@ -78,8 +91,8 @@ async def at_rest(fed: Trial) -> None:
     catalog = fed.federation.catalog
     with anyio.fail_after(20):
         await fed.federation.sweeper.idle()
-        # nobody tells when the last claim has been let go and the last copy swept
-        while catalog.strays_left() or catalog.claims._waiting:  # noqa: ASYNC110
+        # nobody tells when the last claim has been let go, the last copy swept, the last tier caught up
+        while catalog.strays_left() or catalog.is_redoing() or catalog.claims._waiting:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
@@ -152,7 +165,8 @@ class Run:
 MEETINGS: dict[str, tuple[Scenario, Act | None]] = {
     "nothing": (Scenario(name="a move"), None),
     "a forget": (Scenario(name="a move, a forget", forgets=B), forget_b),
-    "a replacement": (Scenario(name="a move, a replacement", replaces=True), replace_a),
+    "a replacement": (Scenario(name="a move, a replacement", replaces=1), replace_a),
+    "a batch": (Scenario(name="a move, a batch", replaces=1, batch=True), replace_a_and_write_c),
     "a late member": (Scenario(name="a move, a late member", late=True), late),
     "a read": (Scenario(name="a move, a read", reads=1), read),
 }
@@ -167,6 +181,29 @@ async def test_a_move_and_what_it_meets_are_a_path_of_the_model(
     await Run(monkeypatch, scenario)(move, step, meets=meets)
 
 
+WHILE_CATCHING_UP: dict[str, tuple[Scenario, Act]] = {
+    "a move": (Scenario(name="a replacement, a move", replaces=1), move),
+    "a forget": (Scenario(name="a replacement, a forget", moves=(), replaces=1, forgets=A), forget_a),
+    "a late member": (Scenario(name="a replacement, a late member", moves=(), replaces=1, late=True), late),
+    "a read": (Scenario(name="a replacement, a read", moves=(), replaces=1, reads=1), read),
+    "another replacement": (Scenario(name="two replacements", moves=(), replaces=2), replace_a_again),
+}
+
+
+@pytest.mark.parametrize("step", REPLACING, ids=name_of)
+@pytest.mark.parametrize("meeting", WHILE_CATCHING_UP)
+async def test_a_tier_that_catches_up_and_what_it_meets_are_a_path_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, meeting: str, step: Step
+) -> None:
+    scenario, meets = WHILE_CATCHING_UP[meeting]
+    await Run(monkeypatch, scenario)(replace_a, step, meets=meets)
+
+
+async def test_a_replacement_during_a_read_is_a_path_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(name="a read, a replacement", moves=(), reads=1, replaces=1)
+    await Run(monkeypatch, scenario)(read, ("source", "recall", True), meets=replace_a)
+
+
 async def test_a_move_during_a_read_is_a_path_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = Scenario(name="a read, a move", reads=1)
     await Run(monkeypatch, scenario)(read, ("source", "recall", True), meets=move)
@@ -176,7 +213,8 @@ async def test_a_move_during_a_read_is_a_path_of_the_model(monkeypatch: pytest.M
 CHANGING: dict[str, tuple[Scenario, Act, list[Step]]] = {
     "a move": (Scenario(name="a move"), move, [*CALLS, *SWEEPING]),
     "a late write": (Scenario(name="a late write", moves=(), late=True), late, WRITING),
-    "a replacement": (Scenario(name="a replacement", moves=(), replaces=True), replace_a, [*REPLACING, *WRITING]),
+    "a replacement": (Scenario(name="a replacement", moves=(), replaces=1), replace_a, REPLACING),
+    "a batch": (Scenario(name="a batch", moves=(), replaces=1, batch=True), replace_a_and_write_c, REPLACING),
     "a forget": (Scenario(name="a forget", moves=(), forgets=B), forget_b, SWEEPING),
 }
 STOPPED = [(change, step) for change, (_, _, steps) in CHANGING.items() for step in steps]
@@ -241,6 +279,26 @@ async def seen_unread(self: Sweeper, entries: Any, tier: str) -> dict[str, Any]:
     return {entry.id: None for entry in entries}
 
 
+_commit_write = Catalog.commit_write
+
+
+def without_redo(self: Catalog, new: Any, replacements: Any, vectors: Any, redo: Any) -> Any:
+    return _commit_write(self, new, replacements, vectors)
+
+
+_reserve = Catalog.reserve
+
+
+def reserved_alone(self: Catalog, new: Any, replacements: Any) -> None:
+    _reserve(self, new, [])
+
+
+def before_it_is_told(self: Catalog, new: Any, replacements: Any, vectors: Any, redo: Any) -> Any:
+    lost = _commit_write(self, new, replacements, vectors, redo)
+    self.end_redo(self.find(redo).values(), vectors)
+    return lost
+
+
 OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
     "copies that are not noted": (
         *(Catalog, "note_copies", lambda *_: None),
@@ -261,6 +319,32 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
     "copies that are not read back": (
         *(Copies, "unkept", nothing),
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
+    ),
+    "a replacement that no tier has to catch up with": (
+        *(Catalog, "commit_write", without_redo),
+        *(Scenario(name="a replacement", moves=(), replaces=1), replace_a, move, ("source", "recall", False)),
+    ),
+    "a catalog that lets go before the tier is told": (
+        *(Catalog, "commit_write", before_it_is_told),
+        *(Scenario(name="a replacement", moves=(), replaces=1), replace_a, None, ("source", "recall", False)),
+    ),
+    "a replacement that is not read back": (
+        *(Copies, "unkept", nothing),
+        *(Scenario(name="a replacement", moves=(), replaces=1), replace_a, None, ("source", "remember", True)),
+    ),
+    "a catalog that lets go while somebody reads": (
+        *(Readers, "grace", nothing),
+        *(Scenario(name="a read, a replacement", moves=(), reads=1, replaces=1), read),
+        *(replace_a, ("source", "recall", True)),
+    ),
+    "a batch that may become half true after a crash": (
+        *(Catalog, "reserve", reserved_alone),
+        *(Scenario(name="a batch", moves=(), replaces=1, batch=True), replace_a_and_write_c),
+        *(None, ("source", "remember", False)),
+    ),
+    "a move of what its tier is behind with": (
+        *(Lookup, "redone", lambda *_: {}),
+        *(Scenario(name="a replacement", replaces=1), replace_a, None, ("source", "remember", True)),
     ),
     "a sweeper that does not read records at home": (
         *(Sweeper, "_seen_at_home", seen_unread),
@@ -300,11 +384,8 @@ async def test_no_group_leaves_a_tier_before_it_is_known_what_was_being_written_
         assert contents(await fed.timeline()) == dict.fromkeys("abc", "episodic")
 
 
-async def test_an_interrupted_replacement_is_looked_into_when_nobody_has_a_claim_on_its_record(tmp_path: Path) -> None:
-    async def replace(fed: Trial) -> None:
-        await fed.remember("two", key="k")
-
-    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=True), replace, write_one)
+async def test_an_interrupted_write_is_looked_into_when_nobody_has_a_claim_on_its_record(tmp_path: Path) -> None:
+    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=True), write_one)
     down = {"working"}
     async with trial(CALM, folder=folder, down=down) as fed:
         # as the sweeper has, which removes another copy
@@ -314,5 +395,48 @@ async def test_an_interrupted_replacement_is_looked_into_when_nobody_has_a_claim
         await wait_all_tasks_blocked()
         claim.release()
         await joined(fed, "working")
+        assert contents(await fed.timeline()) == {"one": "working"}
+        assert fed.federation.catalog.unfinished("working") == []
+
+
+async def test_what_is_replaced_is_told_to_its_tier_when_no_call_of_an_earlier_router_can_land_there() -> None:
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed:
+        await write_one(fed)
+        sweeper = fed.federation.sweeper
+        # as after a crash, where what was under way may be an earlier replacement of the same record
+        sweeper.hold("working", 3600.0)
+        steer.seen.clear()
+        await fed.remember("two", key="k")
+        await wait_all_tasks_blocked()
         assert contents(await fed.timeline()) == {"two": "working"}
-        assert fed.federation.catalog.unfinished("working") == ([], [])
+        assert not any(b"two" in message for _, message in steer.seen)
+        sweeper.hold("working", 0.0)
+        await fed.settled()
+        assert [record["content"] for record in held_by(fed.stores["working"])] == ["two"]
+
+
+async def test_a_tier_that_catches_up_while_it_is_scanned_has_not_lost_its_record(tmp_path: Path) -> None:
+    servers = {"working": Foreign()}
+    steer = Steered()
+    async with trial(CALM, servers=servers, weather=steer, folder=tmp_path) as fed:
+        await write_one(fed)
+        steer.refuse("working", "forget")
+        await fed.remember("two", key="k")
+        plant(fed, "working", id="z", content="of which nothing is accounted for")
+    steer = Steered()
+    seen_gone = steer.hold("working", "recall", after=True, having=b'"x"')
+    not_found = steer.hold("working", "recall", after=True, having=b'"x"')
+
+    async def catch_up_while_it_is_scanned() -> None:
+        await seen_gone.reached.wait()
+        await not_found.reached.wait()
+        seen_gone.release()
+        await wait_all_tasks_blocked()
+        not_found.release()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(catch_up_while_it_is_scanned)
+        async with trial(CALM, servers=servers, weather=steer, folder=tmp_path) as fed:
+            await fed.settled()
+            assert (await fed.call("fetch", key="k"))["record"]["content"] == "two"

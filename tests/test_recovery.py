@@ -21,11 +21,10 @@ from router.a2m.errors import A2MError
 from router.a2m.messages import Remember
 from router.a2m.records import Draft
 from router.a2m.timestamps import render
-from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog, Decided
 from router.catalog.entries import Stray
 from router.checking import print_check
-from tests.catalogs import entry, opened, rewritten
+from tests.catalogs import entry, opened, replace, rewritten
 from tests.federated import (
     LOCAL,
     START,
@@ -221,12 +220,10 @@ def test_an_equal_copy_whose_record_is_replaced_before_it_is_decided_does_not_co
     catalog.end_scan("working")
     catalog.adopt([msgspec.structs.replace(found, home="episodic")])
     known = catalog.find(["x"])["x"]
-    replacement = Replacement(rewritten(known), known.version)
-    catalog.reserve([], [replacement])
-    catalog.commit_write([], [replacement])
+    assert replace(catalog, rewritten(known), known)
     catalog.end_scan("episodic")
     now = catalog.find(["x"])["x"]
-    assert (now.home, now.digest) == ("working", replacement.entry.digest)
+    assert (now.home, now.digest) == ("working", rewritten(known).digest)
     assert [(stray.tier, stray.kind) for stray in catalog.strays("episodic", "", 5)] == [("episodic", Stray.UNWANTED)]
     catalog.close()
 

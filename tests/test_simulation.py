@@ -14,13 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import router.catalog.catalog
 from backends.chaos.faults import KINDS
-from router.catalog.catalog import Catalog
 from router.catalog.claims import id_name
-from router.catalog.readers import Readers
-from router.recovery import Recovery
-from router.sweeping import Sweeper
 from tests.federated import Steered, settings_of, trial
 from tests.simulation.lives import Outcome, live
 from tests.simulation.tiers import FAULTS

@@ -31,8 +31,9 @@ from tests.explorer.accounts import (
     Book,
     with_content,
 )
-from tests.explorer.machine import Event, Label, Machine, Scenario, State
+from tests.explorer.machine import Machine
 from tests.explorer.rules import is_quiescent, told
+from tests.explorer.states import Event, Label, Scenario, State
 from tests.explorer.steps import BUILT, RECALL, Design
 from tests.federated import Steered, Trial, held_by, settings_of
 
@@ -62,8 +63,8 @@ _KINDS: Final = {
 
 # the catalog's changes that the model knows
 CHANGES: Final = (
-    *("reserve", "commit_write", "abandon", "settle_replacement", "note_copies", "flip", "give_up", "strike"),
-    *("come_home", "forget", "begin_recovery", "recover_reservations", "adopt", "decide_groups"),
+    *("reserve", "commit_write", "abandon", "end_redo", "note_copies", "flip", "give_up", "strike"),
+    *("come_home", "forget", "begin_recovery", "recover_reservations", "adopt", "lose", "decide_groups"),
 )
 
 
@@ -81,11 +82,11 @@ def book_of(catalog: Catalog) -> Book:
             # what replaces a record has the next revision
             book = book.enter(id, TIER_NAMES.index(entry.home), 1 + entry.revision)
     for tier in TIERS:
-        reserved, replacing = catalog.unfinished(TIER_NAMES[tier])
-        for entry in reserved:
-            book = book.reserve(tier, 1 << ID_NAMES.index(entry.id))
-        if replacing:
-            book = book.begin_replacing(tier)
+        may_become_true = {entry.id for entry in catalog.unfinished(TIER_NAMES[tier])}
+        for id in catalog.accounted(TIER_NAMES[tier], filter(catalog.is_reserved, ID_NAMES)):
+            book = book.reserve(tier, 1 << ID_NAMES.index(id), doomed=id not in may_become_true)
+        if catalog.redo_in(TIER_NAMES[tier]):
+            book = msgspec.structs.replace(book, redo=1 + tier)
     for tier in TIERS:
         name = TIER_NAMES[tier]
         asked = [NotedStray(id, name, Stray.PENDING, None, None) for id in ID_NAMES]

@@ -7,7 +7,7 @@ every pair of them with the move between, and those threes in which one of them 
 from typing import Final
 
 from tests.explorer.accounts import SOURCE, TARGET, A, B, C
-from tests.explorer.machine import Scenario
+from tests.explorer.states import Scenario
 
 _AGAIN: Final = ((SOURCE, TARGET), (SOURCE, TARGET))
 _THERE_AND_BACK: Final = ((SOURCE, TARGET), (TARGET, SOURCE))
@@ -15,15 +15,15 @@ _THERE_AND_BACK: Final = ((SOURCE, TARGET), (TARGET, SOURCE))
 SLICE: Final = (
     Scenario(name="a move and a read", reads=2),
     Scenario(name="a move, a late member and a read", late=True, reads=1),
-    Scenario(name="a move, a replacement and a read", replaces=True, reads=1),
+    Scenario(name="a move, a replacement and a read", replaces=1, reads=1),
     Scenario(name="a move, a forget and a read", forgets=B, reads=1),
     Scenario(name="a move there and back, a read", moves=_THERE_AND_BACK, reads=1),
     Scenario(name="a crash of a move and a late member", late=True, crashes=1, moves=_AGAIN),
-    Scenario(name="a crash of a move and a replacement", replaces=True, crashes=1),
+    Scenario(name="a crash of a move and a replacement", replaces=1, crashes=1),
     Scenario(name="a crash of a move and a forget", forgets=B, crashes=1),
     Scenario(name="two crashes of a move there and back", moves=_THERE_AND_BACK, crashes=2),
-    Scenario(name="an outage, a late member and a replacement", late=True, replaces=True, outages=1),
-    Scenario(name="a call that lands late, a late member and a replacement", late=True, replaces=True, timeouts=1),
+    Scenario(name="an outage, a late member and a replacement", late=True, replaces=1, outages=1),
+    Scenario(name="a call that lands late, a late member and a replacement", late=True, replaces=1, timeouts=1),
     Scenario(name="a call that lands late and a forget", forgets=B, timeouts=1, moves=_AGAIN),
     Scenario(name="a crash, an outage and a late member", late=True, crashes=1, outages=1),
     Scenario(name="a record that its new home loses", losses=1, reads=1, crashes=1),
@@ -32,26 +32,26 @@ SLICE: Final = (
 
 WHOLE: Final = (
     *SLICE,
-    Scenario(name="every client at once", late=True, replaces=True, forgets=A, reads=1),
-    Scenario(name="every client but the forget, and two reads", late=True, replaces=True, reads=2),
+    Scenario(name="every client at once", late=True, replaces=1, forgets=A, reads=1),
+    Scenario(name="every client but the forget, and two reads", late=True, replaces=1, reads=2),
     Scenario(name="a forget of the late member, a crash, an outage", late=True, forgets=C, crashes=1, outages=1),
-    Scenario(name="a forget of what is replaced, a late one, a crash", late=True, replaces=True, forgets=A, crashes=1),
-    Scenario(name="a forget of what is replaced, an outage", replaces=True, forgets=A, outages=1),
-    Scenario(name="a forget of what is replaced, a call that lands late", replaces=True, forgets=A, timeouts=1),
-    Scenario(name="a crash, a call that lands late", late=True, replaces=True, crashes=1, timeouts=1),
+    Scenario(name="a forget of what is replaced, a late one, a crash", late=True, replaces=1, forgets=A, crashes=1),
+    Scenario(name="a forget of what is replaced, an outage", replaces=1, forgets=A, outages=1),
+    Scenario(name="a forget of what is replaced, a call that lands late", replaces=1, forgets=A, timeouts=1),
+    Scenario(name="a crash, a call that lands late", late=True, replaces=1, crashes=1, timeouts=1),
     Scenario(name="a crash, an outage, a call that lands late", late=True, crashes=1, outages=1, timeouts=1),
-    Scenario(name="two crashes", late=True, replaces=True, crashes=2, moves=_AGAIN),
+    Scenario(name="two crashes", late=True, replaces=1, crashes=2, moves=_AGAIN),
     Scenario(name="there and back, a forget, a call that lands late", forgets=A, timeouts=1, moves=_THERE_AND_BACK),
     Scenario(name="there and back, a crash, a late member", late=True, crashes=1, moves=_THERE_AND_BACK),
     Scenario(name="a server goes on after a crash of a move", forgets=B, moves=_AGAIN, crashes=1, outlives=True),
-    Scenario(name="a server goes on after a crash of a replacement", replaces=True, crashes=1, outlives=True),
+    Scenario(name="a server goes on after a crash of a replacement", replaces=1, crashes=1, outlives=True),
     Scenario(name="a read, an outage, a forget", reads=1, outages=1, forgets=B),
-    Scenario(name="a read, a call that lands late, a replacement", reads=1, timeouts=1, replaces=True),
+    Scenario(name="a read, a call that lands late, a replacement", reads=1, timeouts=1, replaces=1),
     Scenario(name="a record that its new home loses, and a forget", losses=1, reads=1, forgets=B, crashes=1),
 )
 
 # What the router does not withstand yet, each with the least it takes.
 KNOWN: Final = (
-    Scenario(name="a replacement is undone by a call that lands late", moves=(), replaces=True, forgets=A, timeouts=2),
+    Scenario(name="a replacement is undone by a call that lands late", moves=(), replaces=1, forgets=A, timeouts=2),
     Scenario(name="a server goes on after a crash of a write", moves=(), late=True, crashes=1, outlives=True),
 )

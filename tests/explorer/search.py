@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.explorer.machine import Label, Machine, Scenario, State
+from tests.explorer.machine import Machine
 from tests.explorer.rules import is_quiescent, told, wrong_at_rest, wrong_in
+from tests.explorer.states import Label, Scenario, State
 from tests.explorer.steps import BUILT, Design
 
 
@@ -74,7 +75,7 @@ def explore(
     at = 0
     while at < len(states):
         state = states[at]
-        wrong = wrong_in(state, design)
+        wrong = wrong_in(state, scenario, design)
         if wrong is None and is_quiescent(state):
             quiescent.append(at)
             wrong = wrong_at_rest(state)

@@ -80,7 +80,7 @@ timeout = "1s"
 # what the router's own account still has to do: copies to remove, tiers to catch up, writes to look into, buckets to
 # empty. A number of tiers is not accounted for while one is scanned
 _LEFT: Final = """
-SELECT (SELECT count(*) FROM strays), (SELECT count(*) FROM redo), (SELECT count(*) FROM replacing),
+SELECT (SELECT count(*) FROM strays), (SELECT count(*) FROM redo),
     (SELECT count(*) FROM records WHERE home IS NULL), (SELECT count(*) FROM tiers WHERE NOT scanned)
 """
 _OVERFULL: Final = "SELECT max(records) FROM buckets WHERE tier = (SELECT no FROM tiers WHERE name = ?)"
@@ -333,7 +333,7 @@ class Processes:
         path = self.folder / "router.db"
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PATIENCE)) as catalog:
             counts = catalog.execute(_LEFT).fetchone()
-            names = ("strays", "redone", "being replaced", "reserved", "tiers not accounted for")
+            names = ("strays", "redone", "reserved", "tiers not accounted for")
             left = [f"{count} {name}" for count, name in zip(counts, names, strict=True) if count]
             for tier, capacity in CAPACITY.items():
                 most = catalog.execute(_OVERFULL, (tier,)).fetchone()[0] or 0

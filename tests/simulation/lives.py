@@ -18,8 +18,7 @@ from trio.testing import MockClock
 
 from router.a2m.errors import A2MError, Code
 from router.a2m.records import Record
-from router.config import Settings
-from tests.federated import FOUR_TIERS, Foreign, Mix, Trial, settings_of
+from tests.federated import FOUR_TIERS, Foreign, Mix, settings_of
 from tests.histories import SHARED, Operation, Run, Unheard, check_the_tiers
 from tests.model import Model, Version, none_excused
 from tests.simulation.chance import JumpingClock, following

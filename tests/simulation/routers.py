@@ -100,9 +100,7 @@ class Router:
         self._catalog: KeptCatalog | None = None
         self._image = image
         self._links = {
-            name: Link(
-                name, tier.connect(self), timeout=settings.tier(name).timeout, random=chance.random
-            )
+            name: Link(name, tier.connect(self), timeout=settings.tier(name).timeout, random=chance.random)
             for name, tier in tiers.items()
         }
 
