@@ -6,7 +6,6 @@
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
@@ -118,17 +117,3 @@ def test_what_a_replacement_leaves_in_another_tier_goes() -> None:
             assert fed.copies() == {id: ["semantic"]}
 
     calmly(scenario)
-
-
-# --- what it would find
-
-
-@contextmanager
-def planted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, value: Any) -> Iterator[None]:
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, name, value)
-        yield
-
-
-def first_found(seeds: range) -> int | None:
-    return next((seed for seed in seeds if live(seed).failure is not None), None)

@@ -134,6 +134,10 @@ class Router:
                         # calls under way run in their clients' tasks, and need what is closed after this
                         with anyio.CancelScope(shield=True):
                             await self._let_go()
+            except Exception:
+                # the dead stumble over what is closed around them
+                if not self.dead:
+                    raise
             finally:
                 self.left = catalog.left
 

@@ -166,7 +166,7 @@ class World:
             await self.ready()
             while True:
                 began = trio.current_time()
-                while self._under_way() and trio.current_time() - began < _UNAIDED:
+                while self._under_way() and trio.current_time() - began < _UNAIDED:  # noqa: ASYNC110 - as in `stop`
                     await anyio.sleep(1.0)
                 federation = self.trial.federation
                 if self.settings.policy.background:
