@@ -346,7 +346,7 @@ class Model:
         self.end_timeline(begin, Selector(), records, embeddings=True)
         for record in records:
             recalled = self._recalled.get((record.id, record.created_at), 0)
-            assert recalled <= record.access_count <= recalled + self._recalls_unheard, (recalled, record)
+            assert recalled <= (record.access_count or 0) <= recalled + self._recalls_unheard, (recalled, record)
             salience = self._salience(record)
             assert salience is None or record.salience == salience, (record, salience)
 

@@ -4,7 +4,7 @@ The batch here writes a record anew and replaces one in each of two tiers. Its t
 when all of it is true, so one that takes no part in that makes no batch fail; the tier of a new record does.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,7 +18,6 @@ from router.catalog.syncing import Syncing
 from tests.federated import (
     ALL_NATIVE,
     Foreign,
-    Hold,
     Mix,
     Steered,
     Task,
@@ -42,8 +41,8 @@ SERVERS: Final[dict[str, Mix]] = {
 servers_of_all_kinds = pytest.mark.parametrize("servers", SERVERS.values(), ids=SERVERS)
 on_one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
-BEFORE: Final = {"old": "working", "other": "semantic"}
-AFTER: Final = {"new": "working", "another": "semantic", "beside": "episodic"}
+BEFORE: Final = {"old": "working", "dated": "semantic"}
+AFTER: Final = {"new": "working", "fresh": "semantic", "beside": "episodic"}
 
 
 async def write_old(fed: Trial) -> None:
@@ -51,7 +50,7 @@ async def write_old(fed: Trial) -> None:
         "remember",
         records=[
             {"id": "w", "content": "old", "key": "k"},
-            {"id": "s", "content": "other", "key": "l", "tier": "semantic"},
+            {"id": "s", "content": "dated", "key": "l", "tier": "semantic"},
         ],
     )
 
@@ -62,9 +61,13 @@ async def write_batch(fed: Trial) -> None:
         records=[
             {"id": "e", "content": "beside", "tier": "episodic"},
             {"content": "new", "key": "k"},
-            {"content": "another", "key": "l"},
+            {"content": "fresh", "key": "l"},
         ],
     )
+
+
+async def replace_both(fed: Trial) -> None:
+    await fed.call("remember", records=[{"content": "new", "key": "k"}, {"content": "fresh", "key": "l"}])
 
 
 class Photographer(Steered):
@@ -79,10 +82,9 @@ class Photographer(Steered):
         self.begun = self.told = False
         self._folder, self._into = folder, into
 
-    def __call__(self, tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> Any:
-        return self._photographed(tier, message, go_on) if self.begun else super().__call__(tier, message, go_on)
-
-    async def _photographed(self, tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> Any:
+    async def __call__(self, tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        if not self.begun:
+            return await super().__call__(tier, message, go_on)
         what = f"{method_of(message).removeprefix('memory/')} in {tier}"
         self._take(f"before {what}")
         answer = await super().__call__(tier, message, go_on)
@@ -201,8 +203,30 @@ async def test_stopped_at_any_call_every_reader_sees_all_of_it_or_nothing(server
     assert call >= 5
 
 
+@servers_of_all_kinds
+@pytest.mark.parametrize("tier", ["working", "semantic"])
+async def test_a_reader_who_began_before_does_not_see_one_replaced_and_the_other_not(tier: str, servers: Mix) -> None:
+    steer = Steered()
+    async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
+        await write_old(fed)
+        await fed.settled()
+        has_read_the_old = steer.hold(tier, "recall", after=True)
+        other = "semantic" if tier == "working" else "working"
+        reads_the_other_late = steer.hold(other, "recall")
+        reading = Task(tasks, fed.timeline)
+        await has_read_the_old.reached.wait()
+        await reads_the_other_late.reached.wait()
+        await replace_both(fed)
+        reads_the_other_late.release()
+        await wait_all_tasks_blocked()
+        assert contents(await fed.timeline()) == {"new": "working", "fresh": "semantic"}
+        has_read_the_old.release()
+        assert contents(await reading.ended()) in (BEFORE, {"new": "working", "fresh": "semantic"})
+        await one_home_each(fed)
+
+
 @contextmanager
-def a_disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> Any:
+def a_disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[anyio.Event]:
     """The catalog's disk takes its time, until the event is set."""
     is_well = anyio.Event()
     wait = Syncing.wait
@@ -224,8 +248,7 @@ async def test_nobody_is_told_and_no_tier_replaces_before_it_would_outlive_a_pow
         await write_old(fed)
         await fed.settled()
         with a_disk_that_waits(monkeypatch) as is_well:
-            replacing: list[dict[str, Any]] = [{"content": "new", "key": "k"}, {"content": "another", "key": "l"}]
-            writing = Task(tasks, lambda: fed.call("remember", records=replacing))
+            writing = Task(tasks, lambda: replace_both(fed))
             steer.seen.clear()
             await wait_all_tasks_blocked()
             assert not writing.done
@@ -297,7 +320,7 @@ async def test_what_failed_without_an_answer_does_not_come_true_when_it_lands_la
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         await write_old(fed)
-        late: Hold = steer.hold("episodic", "remember", having=b"beside")
+        late = steer.hold("episodic", "remember", having=b"beside")
         true = await refused(fed)
         assert contents(await fed.timeline()) == true
         late.release()

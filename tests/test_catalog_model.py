@@ -60,6 +60,7 @@ entries = st.builds(
     key=st.none() | st.sampled_from(KEYS),
     created_at=moments,
     salience=st.sampled_from(SALIENCES),
+    revision=st.sampled_from([0, 0, 3]),
 )
 texts = st.sampled_from([*IDS, "", "user", "a", "s", "s\0t", "g", "k", "k/a", "b\0", *NAMES, *map(render, MOMENTS)])
 numbers = st.sampled_from([0, 1, -0.0, 1.0, 0.5, 2, 7.25, 10**30, 1e30, 2**53 + 1, 10**400, -1, 1000])
@@ -303,8 +304,14 @@ class Model(RuleBasedStateMachine):
 
     # --- writes
 
-    @rule(drafts=st.lists(entries, min_size=1, max_size=3), salience=st.none() | st.sampled_from(SALIENCES))
-    def a_write_begins(self, drafts: list[Entry], salience: float | None) -> None:
+    @rule(
+        drafts=st.lists(entries, min_size=1, max_size=3),
+        again=st.lists(st.tuples(st.integers(0, 9), homes), max_size=2),
+        salience=st.none() | st.sampled_from(SALIENCES),
+    )
+    def a_write_begins(self, drafts: list[Entry], again: list[tuple[int, str]], salience: float | None) -> None:
+        keyed = [record for _, record in sorted(self.living.items()) if record.key is not None]
+        drafts = drafts + [msgspec.structs.replace(keyed[n % len(keyed)], home=to) for n, to in again if keyed]
         new: dict[str, Entry] = {}
         replaced: dict[str, Replacement] = {}
         for draft in drafts:

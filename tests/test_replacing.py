@@ -115,6 +115,33 @@ async def test_a_group_of_which_a_member_was_just_replaced_moves_whole(servers: 
         await one_home_each(fed)
 
 
+# --- readers while a tier catches up
+
+
+@pytest.mark.parametrize("method", ["recall", "timeline"])
+async def test_a_reader_who_asks_a_lesser_tier_between_forgetting_and_writing_sees_the_new_content(method: str) -> None:
+    """The tier tells of nothing then, and by the time its answer is heard it has caught up."""
+    steer = Steered()
+    servers = SERVERS["lesser"]
+    async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
+        [id] = await fed.remember("old words", key="k")
+        await fed.remember("beside")
+        forgotten = steer.hold("working", "forget", after=True)
+        assert await fed.remember("new words", key="k") == [id]
+        await forgotten.reached.wait()
+        asked = steer.hold("working", "recall", after=True)
+        question = {"query": "words beside"} if method == "recall" else {}
+        reading = Task(tasks, lambda: fed.call(method, **question))
+        await asked.reached.wait()
+        assert [content for copies in held(fed).values() for _, content in copies] == ["beside"]
+        forgotten.release()
+        await wait_all_tasks_blocked()
+        assert held(fed)[id] == [("working", "new words")]
+        asked.release()
+        assert contents((await reading.ended())["records"]) == {"new words": "working", "beside": "working"}
+        await one_home_each(fed)
+
+
 # --- a tier that does not take it
 
 
@@ -320,8 +347,11 @@ async def test_while_the_other_tier_has_not_taken_it_nothing_is_shown_twice_or_m
 
 
 @servers_of_all_kinds
-async def test_the_old_copy_stays_for_a_reader_who_may_have_begun_to_read_it(servers: Mix) -> None:
+@pytest.mark.parametrize("taken", [True, False], ids=["which takes it", "which refuses it"])
+async def test_the_old_copy_stays_for_a_reader_who_may_have_begun_to_read_it(servers: Mix, taken: bool) -> None:
     steer = Steered()
+    if not taken:
+        steer.refuse("semantic", "remember")
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         [id] = await fed.remember("old", key="k")
         on_its_way = steer.hold("working", "recall", after=True)
@@ -336,6 +366,8 @@ async def test_the_old_copy_stays_for_a_reader_who_may_have_begun_to_read_it(ser
         on_its_way.release()
         [shown] = await reading.ended()
         assert shown["content"] in ("old", "new")
+        if not taken:
+            steer.allow("semantic", "remember")
         await one_home_each(fed)
         assert held(fed) == {id: [("semantic", "new")]}
 
@@ -360,6 +392,8 @@ async def test_the_old_copy_stays_as_long_as_a_power_cut_could_bring_back_the_ol
             replacing = Task(tasks, lambda: fed.remember("new", key="k", tier="semantic"))
             await wait_all_tasks_blocked()
             assert not replacing.done  # nobody is told what is not durable yet
+            fed.federation.sweeper.wake()
+            await wait_all_tasks_blocked()
             assert calls(steer, "working", "forget") == before
             assert held(fed) == {id: [("working", "old")]}
             disk_is_well.set()

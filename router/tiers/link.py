@@ -243,17 +243,24 @@ class Link:
         """Keeps the tier connected until cancelled, and then ends the connection in good order."""
         task_status.started()
         try:
-            async with anyio.create_task_group() as self._tasks:
-                while True:
-                    try:
-                        async with self._connect() as peer:
-                            await self._tend(peer)
-                    except (CannotStart, OSError) as problem:
-                        self._fall(str(problem))
-                    await anyio.sleep_until(self._retry_at)
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                try:
+                    await self._keep_connected()
+                finally:
+                    self._tasks = None
         finally:
-            self._peer = self._tasks = None
+            self._peer = None
             self.status, self.reason = "down", "the router has ended its link"
+
+    async def _keep_connected(self) -> None:
+        while True:
+            try:
+                async with self._connect() as peer:
+                    await self._tend(peer)
+            except (CannotStart, OSError) as problem:
+                self._fall(str(problem))
+            await anyio.sleep_until(self._retry_at)
 
     async def wait_up(self) -> None:
         """Returns when the tier can be called."""

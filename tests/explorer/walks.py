@@ -174,7 +174,9 @@ class Walks:
             work = Work(REPLACING, tier=home, ids=1 << A) if home is not None else Work(WRITING, ids=1 << D)
             if self.scenario.batch and home is not None:
                 work = Work(REPLACING_AND_WRITING, tier=home, ids=1 << A | 1 << C)
-            can_begin = m.replaces and book.home(D) is None and m.is_up(work.tier) and self.is_accounted(m, work.tier)
+            needed = {work.tier, SOURCE} if _new_in(work) else {work.tier}
+            can_begin = m.replaces and book.home(D) is None
+            can_begin = can_begin and all(m.is_up(tier) and self.is_accounted(m, tier) for tier in needed)
             if can_begin:
                 m.replaces -= 1
                 yield from self._claimed(m, who, work)
@@ -253,7 +255,7 @@ class Walks:
         elif line in ("forget what is replaced", "see that it is gone"):
             ids = work.ids if self.scenario.lesser else 0
         elif line == "write the tier":
-            ids = _new_in(work)
+            tier, ids = SOURCE, _new_in(work)
         else:
             ids = work.ids
         return tier, method, ids, work.was
@@ -332,7 +334,7 @@ class Walks:
             m.change(who, at=steps.index("bring it home") + 1, old=0, got=0)
             self._run(m, who)
         elif work.program in (WRITING, REPLACING_AND_WRITING) and work.at > steps.index("reserve"):
-            m.commit("abandon", m.book.abandon(work.tier, _new_in(work), remote=self.scenario.outlives))
+            m.commit("abandon", m.book.abandon(SOURCE, _new_in(work), remote=self.scenario.outlives))
             m.change(who, program=WRITE_UNDONE, at=0)
             self._run(m, who)
         elif work.program == CATCHING_UP:
@@ -454,13 +456,13 @@ class Walks:
 
     def _reserve(self, m: Moment, who: int, work: Work) -> bool:
         doomed = self.design.dooms_batches and work.program == REPLACING_AND_WRITING
-        m.commit("reserve", m.book.reserve(work.tier, _new_in(work), doomed=doomed))
+        m.commit("reserve", m.book.reserve(SOURCE, _new_in(work), doomed=doomed))
         return True
 
     def _commit_the_write(self, m: Moment, who: int, work: Work) -> bool:
         book = m.book
         for id in members(work.ids):
-            book = book.settle_home(id, work.tier)
+            book = book.settle_home(id, SOURCE)
         m.commit("commit_write", book)
         m.told |= work.ids
         return True
@@ -468,7 +470,7 @@ class Walks:
     def _commit_the_batch(self, m: Moment, who: int, work: Work) -> bool:
         book = m.book
         for id in members(_new_in(work)):
-            book = book.settle_home(id, work.tier)
+            book = book.settle_home(id, SOURCE)
         # what was forgotten meanwhile was replaced before that, and is gone
         if book.home(A) is not None and not work.stale & _REPLACED:
             book = book.replace(work.tier, content_in(work.was, A) + 1)
@@ -601,5 +603,5 @@ class Walks:
 
 
 def _new_in(work: Work) -> int:
-    """The records of a write that are new, and not to be replaced."""
+    """The records of a write that are new, and not to be replaced. They go to the source."""
     return work.ids & ~_REPLACED

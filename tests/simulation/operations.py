@@ -47,7 +47,7 @@ def draw_write(chance: Random) -> h.Operation:
 
 def _draft(chance: Random) -> h.Draft:
     kind = chance.random()
-    rest = {"fields": _fields(chance), "metadata": _metadata(chance), "tier": _some_tier(chance)}
+    rest: dict[str, Any] = {"fields": _fields(chance), "metadata": _metadata(chance), "tier": _some_tier(chance)}
     if kind < 0.5:
         return h.Draft(**rest, late=_maybe(chance, 0.3, lambda: chance.randrange(6)))
     if kind < 0.7:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import anyio
 import apsw
+import trio
 
 import router.nearest
 from router.app import Federation, running_federation
@@ -69,6 +70,22 @@ class KeptCatalog(Catalog):
             super().close()
 
 
+@contextmanager
+def stumbling(router: "Router") -> Iterator[None]:
+    """The dead stumble over what is closed around them, and nobody listens."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if not router.dead:
+            raise
+        cancelled = group.subgroup(trio.Cancelled)
+        if cancelled is not None:
+            raise cancelled from None
+    except Exception:
+        if not router.dead:
+            raise
+
+
 class Router:
     """One router, from its start to its end.
 
@@ -119,25 +136,22 @@ class Router:
         with self._scope:
             catalog = self._catalog = KeptCatalog(self._image, list(self._settings.managed), self.point)
             try:
-                async with running_federation(
-                    self._settings,
-                    self._links,
-                    clock=self._clock,
-                    catalog=catalog,
-                    summarizer=Extracts(threads=False),
-                ) as federation:
-                    self.federation = federation
-                    self._changed()
-                    try:
-                        await anyio.sleep_forever()
-                    finally:
-                        # calls under way run in their clients' tasks, and need what is closed after this
-                        with anyio.CancelScope(shield=True):
-                            await self._let_go()
-            except Exception:
-                # the dead stumble over what is closed around them
-                if not self.dead:
-                    raise
+                with stumbling(self):
+                    async with running_federation(
+                        self._settings,
+                        self._links,
+                        clock=self._clock,
+                        catalog=catalog,
+                        summarizer=Extracts(threads=False),
+                    ) as federation:
+                        self.federation = federation
+                        self._changed()
+                        try:
+                            await anyio.sleep_forever()
+                        finally:
+                            # calls under way run in their clients' tasks, and need what is closed after this
+                            with anyio.CancelScope(shield=True):
+                                await self._let_go()
             finally:
                 self.left = catalog.left
 

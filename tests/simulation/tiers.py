@@ -196,6 +196,8 @@ class Process:
         if self._router.dead:
             return None
         self.underway += 1
+        if 2 * self._tier.latency * self.underway >= self._tier.timeout:
+            self._tier.trouble()  # so many wait in front of it that it may miss its deadline
         try:
             return await self._served(message, caller)
         finally:

@@ -15,7 +15,8 @@ from router.catalog.claims import Claims
 from router.config import Settings
 from tests.federated import LOCAL, Clock, Foreign, Trial, assert_nothing_under_way, redone
 from tests.histories import Unheard
-from tests.simulation.routers import Router
+from tests.servers.core_only import CoreOnly
+from tests.simulation.routers import Router, stumbling
 from tests.simulation.tiers import AFTERMATH, Tier
 
 # In so many seconds everything must have come to rest.
@@ -44,11 +45,11 @@ class World:
         self._started_at = 0.0
         self._changed = anyio.Event()
         self._stores: dict[str, Store] = {}
-        self._servers: dict[str, Any] = {}
+        self._servers: dict[str, CoreOnly] = {}
         self.tiers: dict[str, Tier] = {}
         for tier in settings.tiers:
             if tier.name in mix:
-                kept = self._servers[tier.name] = mix[tier.name].behind(tier, None)
+                kept: Store | CoreOnly = self._servers.setdefault(tier.name, mix[tier.name].behind(tier, None))
             else:
                 kept = self._stores[tier.name] = Store(None, clock=clock, name=tier.name)
             self.tiers[tier.name] = Tier(
@@ -132,12 +133,8 @@ class World:
         with anyio.CancelScope() as scope:
             router.calls[scope] = None
             try:
-                with anyio.move_on_after(patience):
+                with anyio.move_on_after(patience), stumbling(router):
                     reply = await federation.answer(message, LOCAL)
-            except Exception:
-                # it stumbles over what is closed around it, and nobody listens
-                if not router.dead:
-                    raise
             finally:
                 del router.calls[scope]
         if reply is None or router.dead:
