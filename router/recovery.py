@@ -299,8 +299,11 @@ class Recovery:
         after: int | None = 0
         while after is not None:
             page, after = self._catalog.walk(Selection(tiers=[tier]), after, _STEP)
+            # what the tier is just catching up with may be there by the time that it was not found
+            behind = self._catalog.redone(entry.id for entry in page)
             found = await self._copies.read(tier, [entry.id for entry in page])
-            lost += [entry.id for entry in self._catalog.lose(entry for entry in page if entry.id not in found)]
+            gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
+            lost += [entry.id for entry in self._catalog.lose(gone)]
         if lost:
             self._changed()
             log.error(

@@ -13,6 +13,7 @@ nothing, and takes the catalog's copy.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -27,7 +28,7 @@ from router.catalog.claims import Claim, record_names
 from router.catalog.entries import Entry
 from router.config import Tier
 from router.settling import Spawn
-from router.sweeping import Sweeper
+from router.sweeping import MAY_STILL_LAND, Sweeper
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
 from router.tiers.manner import identity_of
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
+
+# Records of a tier that are worked on at once, where the first trial was in vain.
+_WORKERS: Final = 4
 
 # What an earlier router was at when it died may land at a tier that is reached over HTTP for so long after the start; a
 # tier's own process has been ended by then, if it was left behind. Readers do not notice: the catalog serves them.
@@ -56,48 +60,80 @@ class Redoing:
         self._sweeper = sweeper
         self._spawn = spawn
         self._tiers = {tier.name: tier for tier in tiers}
+        self._behind: dict[str, dict[str, None]] = {
+            name: {} for name in self._tiers
+        }  # ids, in the order of their turns
+        self._workers = Counter[str]()  # of each tier
+        self._reasons: dict[str, str] = {}  # why a tier has not caught up, as far as the log has said it
 
     def resume(self) -> None:
         """At the start: what an earlier router left undone, when nothing of it can land any more."""
+
+        async def after(seconds: float, tier: str) -> None:
+            await anyio.sleep(seconds)
+            self._begin(self._catalog.redo_in(tier))
+
         for name, tier in self._tiers.items():
-            self.begin(self._catalog.redo_in(name), after=_RESUME_SECONDS if tier.url is not None else 0.0)
+            if tier.url is not None:
+                self._spawn(partial(after, _RESUME_SECONDS, name))
+            else:
+                self._begin(self._catalog.redo_in(name))
 
-    def begin(self, ids: Iterable[str], claim: Claim | None = None, after: float = 0.0) -> None:
-        """Let the tiers of these records catch up, after so many seconds.
-
-        With `claim`, which is on all of them, they are tried together once, and it is released.
-        """
-        if claim is not None:
-            self._spawn(partial(self._catch_up_together, tuple(ids), claim))
-            return
-        for id in ids:
-            self._spawn(partial(self._catch_up, id, after))
+    def begin(self, ids: Iterable[str], claim: Claim) -> None:
+        """Let the tiers of these records, all of them under `claim`, catch up. It is released after the first trial."""
+        self._spawn(partial(self._catch_up_together, tuple(ids), claim))
 
     async def _catch_up_together(self, ids: Sequence[str], claim: Claim) -> None:
         try:
             problems = await self._try(ids)
         finally:
             claim.release()
-        self.begin(problems)
+        self._begin(problems)
 
-    async def _catch_up(self, id: str, after: float) -> None:
-        """Returns when the record's tier holds it as it is, or there is nothing to catch up with any more."""
-        await anyio.sleep(after)
+    def _begin(self, ids: Iterable[str]) -> None:
+        """A few of a tier's records are worked on at once, each again and again; the others wait for their turn."""
+        for id, entry in self._catalog.find(ids).items():
+            self._behind[entry.home][id] = None
+            if self._workers[entry.home] < _WORKERS:
+                self._workers[entry.home] += 1
+                self._spawn(partial(self._work, entry.home))
+
+    async def _work(self, tier: str) -> None:
+        """Returns when none of the tier's records is behind that others are not at work on."""
+        behind = self._behind[tier]
         wait = _FIRST_WAIT
-        reason = ""
-        while (entry := self._catalog.find([id]).get(id)) is not None and self._catalog.redone([id]):
-            claim = await self._catalog.claims.take(record_names(id, entry.owner, entry.key))
-            try:
-                problem = (await self._try([id])).get(id)
-            finally:
-                claim.release()
-            if problem is None:
-                break
-            if problem != reason:
-                log.warning("%s has not caught up with what replaced %r: %s", entry.home, id, problem)
-                reason = problem
-            await anyio.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
+        try:
+            while behind:
+                id = next(iter(behind))
+                del behind[id]
+                problem = await self._catch_up(id)
+                self._say(tier, id, problem)
+                if problem is None:
+                    wait = _FIRST_WAIT
+                    continue
+                behind[id] = None
+                await anyio.sleep(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
+        finally:
+            self._workers[tier] -= 1
+
+    async def _catch_up(self, id: str) -> str | None:
+        """Why the record's tier does not hold it as it is; None if it does, or there is nothing to catch up with."""
+        entry = self._catalog.find([id]).get(id)
+        if entry is None or not self._catalog.redone([id]):
+            return None
+        claim = await self._catalog.claims.take(record_names(id, entry.owner, entry.key))
+        try:
+            return (await self._try([id])).get(id)
+        finally:
+            claim.release()
+
+    def _say(self, tier: str, id: str, problem: str | None) -> None:
+        if problem is None:
+            self._reasons.pop(tier, None)
+        elif self._reasons.get(tier) != problem:
+            self._reasons[tier] = problem
+            log.warning("%s has not caught up with what replaced %r: %s", tier, id, problem)
 
     async def _try(self, ids: Sequence[str]) -> dict[str, str]:
         """Which of them their tiers have not caught up with this time, and why."""
@@ -144,6 +180,10 @@ class Redoing:
     def _check(self, tier: str) -> None:
         """Raises TierDown unless the tier can be written to, and is the one whose record this is."""
         self._sweeper.check(tier)
+        wait = self._sweeper.held_for(tier)
+        if wait:
+            # that call may be an earlier replacement of the same record, which would take the place of this one
+            raise TierDown(tier, MAY_STILL_LAND, wait, None)
         profile = self._copies.link(tier).profile
         if profile is None or identity_of(self._tiers[tier], profile) != self._catalog.identity(tier):
             raise TierDown(tier, "another server is behind it", 60.0, None)

@@ -16,7 +16,6 @@ from router.a2m.client import Connection
 from router.a2m.errors import A2MError
 from router.catalog.catalog import Catalog
 from router.catalog.claims import id_name
-from router.catalog.lookup import Lookup
 from router.catalog.readers import Readers
 from router.moves import Moves
 from router.sweeping import Sweeper
@@ -68,6 +67,11 @@ async def forget_b(fed: Trial) -> None:
 
 async def replace_a(fed: Trial) -> None:
     await fed.call("remember", records=[{"content": "a2", "key": "k", "group": "g"}])
+
+
+async def replace_a_and_move(fed: Trial) -> None:
+    await replace_a(fed)
+    await move(fed)
 
 
 async def replace_a_again(fed: Trial) -> None:
@@ -322,11 +326,11 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
     ),
     "a replacement that no tier has to catch up with": (
         *(Catalog, "commit_write", without_redo),
-        *(Scenario(name="a replacement", moves=(), replaces=1), replace_a, move, ("source", "recall", False)),
+        *(Scenario(name="a replacement, a move", replaces=1), replace_a_and_move, None, ("source", "recall", False)),
     ),
     "a catalog that lets go before the tier is told": (
         *(Catalog, "commit_write", before_it_is_told),
-        *(Scenario(name="a replacement", moves=(), replaces=1), replace_a, None, ("source", "recall", False)),
+        *(Scenario(name="a replacement, a move", replaces=1), replace_a_and_move, None, ("source", "recall", False)),
     ),
     "a replacement that is not read back": (
         *(Copies, "unkept", nothing),
@@ -341,10 +345,6 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Catalog, "reserve", reserved_alone),
         *(Scenario(name="a batch", moves=(), replaces=1, batch=True), replace_a_and_write_c),
         *(None, ("source", "remember", False)),
-    ),
-    "a move of what its tier is behind with": (
-        *(Lookup, "redone", lambda *_: {}),
-        *(Scenario(name="a replacement", replaces=1), replace_a, None, ("source", "remember", True)),
     ),
     "a sweeper that does not read records at home": (
         *(Sweeper, "_seen_at_home", seen_unread),

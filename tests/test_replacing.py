@@ -4,6 +4,7 @@ moves, and for the next router. The tier catches up.
 Native tiers replace by themselves; in lesser ones the old copy is forgotten first. A caller cannot tell them apart.
 """
 
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -400,6 +401,30 @@ async def test_the_old_copy_stays_as_long_as_a_power_cut_could_bring_back_the_ol
             assert await replacing.ended() == [id]
         await one_home_each(fed)
         assert held(fed) == {id: [("semantic", "new")]}
+
+
+@servers_of_all_kinds
+@simulated
+async def test_the_old_copy_stays_while_the_catalogs_disk_fails(servers: Mix) -> None:
+    steer = Steered()
+    async with trial(CALM, servers=servers, weather=steer) as fed:
+        [id] = await fed.remember("old", key="k")
+        before = calls(steer, "working", "forget")
+        with pytest.MonkeyPatch.context() as failing:
+            failing.setattr(Syncing, "wait", fail)
+            with pytest.raises(A2MError, match="may not outlive a power cut"):
+                await fed.remember("new", key="k", tier="semantic")
+            assert await seen_by_all(fed) == {"new": "semantic"}
+            await anyio.sleep(A_WHILE)
+            assert calls(steer, "working", "forget") == before
+            assert held(fed) == {id: [("working", "old")]}
+        await anyio.sleep(A_WHILE)
+        await one_home_each(fed)
+        assert held(fed) == {id: [("semantic", "new")]}
+
+
+async def fail(syncing: Syncing) -> None:
+    raise OSError(errno.EIO, "the disk has failed")
 
 
 @servers_of_all_kinds

@@ -306,8 +306,8 @@ class Lookup(Accounts):
 
     def has_notes(self, tier: str) -> bool:
         """Whether a call to `tier` may have been under way when this catalog was last in use: a write that is reserved,
-        or a copy that may exist."""
-        return bool(self.strays(tier, "", 1) or self.unfinished(tier))
+        a copy that may exist, or a record that `tier` has yet to catch up with."""
+        return bool(self.strays(tier, "", 1) or self.unfinished(tier) or self.redo_in(tier))
 
     def unfinished(self, tier: str) -> list[Entry]:
         """What a crash left under way at `tier`: the records reserved there that may become true."""

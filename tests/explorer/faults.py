@@ -1,7 +1,7 @@
 """What befalls a small federation, and how it comes back: tiers that go, calls without an answer, a crash at any step.
 
-A crash takes away what was not durable, from any commit on, and each call under way has landed or has not, or will. What
-the next router makes of it is here, too: a tier that comes up is welcomed, when nothing of before can land there any more.
+A crash takes away what was not durable, from any commit on, and each call under way has landed or has not, or will.
+What the next router makes of it is here, too: a tier that comes up is welcomed, when nothing of before can land there.
 """
 
 from collections.abc import Iterator

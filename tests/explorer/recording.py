@@ -83,8 +83,8 @@ def book_of(catalog: Catalog) -> Book:
             book = book.enter(id, TIER_NAMES.index(entry.home), 1 + entry.revision)
     for tier in TIERS:
         may_become_true = {entry.id for entry in catalog.unfinished(TIER_NAMES[tier])}
-        for id in catalog.accounted(TIER_NAMES[tier], filter(catalog.is_reserved, ID_NAMES)):
-            book = book.reserve(tier, 1 << ID_NAMES.index(id), doomed=id not in may_become_true)
+        for name in catalog.accounted(TIER_NAMES[tier], filter(catalog.is_reserved, ID_NAMES)):
+            book = book.reserve(tier, 1 << ID_NAMES.index(name), doomed=name not in may_become_true)
         if catalog.redo_in(TIER_NAMES[tier]):
             book = msgspec.structs.replace(book, redo=1 + tier)
     for tier in TIERS:

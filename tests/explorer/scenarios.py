@@ -28,6 +28,14 @@ SLICE: Final = (
     Scenario(name="a crash, an outage and a late member", late=True, crashes=1, outages=1),
     Scenario(name="a record that its new home loses", losses=1, reads=1, crashes=1),
     Scenario(name="a tier that does not keep what it is given", unkept=1, reads=1, moves=_AGAIN),
+    Scenario(name="a tier that does not keep what replaces", moves=(), replaces=1, unkept=1, crashes=1),
+    Scenario(name="two replacements and a forget", moves=(), replaces=2, forgets=A, timeouts=1),
+    Scenario(name="a lesser tier, two replacements, a read", moves=(), replaces=2, reads=1, lesser=True),
+    Scenario(name="a lesser tier, a replacement, a crash", moves=(), replaces=1, forgets=A, crashes=1, lesser=True),
+    Scenario(name="a batch that cannot be kept half, a read", moves=(), replaces=1, batch=True, timeouts=1, reads=1),
+    Scenario(name="a server goes on after a crash of a write", moves=(), late=True, crashes=1, outlives=True),
+    Scenario(name="a server goes on after a crash, and is told anew", moves=(), replaces=2, crashes=1, outlives=True),
+    Scenario(name="a replacement is not undone by a call that lands late", moves=(), replaces=1, forgets=A, timeouts=2),
 )
 
 WHOLE: Final = (
@@ -48,10 +56,38 @@ WHOLE: Final = (
     Scenario(name="a read, an outage, a forget", reads=1, outages=1, forgets=B),
     Scenario(name="a read, a call that lands late, a replacement", reads=1, timeouts=1, replaces=1),
     Scenario(name="a record that its new home loses, and a forget", losses=1, reads=1, forgets=B, crashes=1),
+    Scenario(name="two replacements and a move", replaces=2, timeouts=1),
+    Scenario(name="two replacements, there and back, a crash", replaces=2, crashes=1, moves=_THERE_AND_BACK),
+    Scenario(name="a replacement, a crash, an outage", replaces=1, crashes=1, outages=1),
+    Scenario(name="a replacement and a move that are not kept", replaces=1, unkept=1, reads=1),
+    Scenario(name="a batch and a move, an outage", replaces=1, batch=True, outages=1),
+    Scenario(name="a batch and a move, a call that lands late, a read", replaces=1, batch=True, timeouts=1, reads=1),
+    Scenario(name="a batch and a move, a forget", replaces=1, batch=True, forgets=A, reads=1),
+    Scenario(name="a server goes on, two replacements, a forget", replaces=2, forgets=A, crashes=1, outlives=True),
+    Scenario(
+        name="a lesser tier, a crash, an outage, a read",
+        moves=(),
+        replaces=1,
+        crashes=1,
+        outages=1,
+        reads=1,
+        lesser=True,
+    ),
+    Scenario(
+        name="a lesser tier, an outage, a call that lands late, a forget",
+        moves=(),
+        replaces=2,
+        outages=1,
+        timeouts=1,
+        forgets=A,
+        lesser=True,
+    ),
+    Scenario(
+        name="a lesser server goes on, two replacements", moves=(), replaces=2, crashes=1, outlives=True, lesser=True
+    ),
 )
 
 # What the router does not withstand yet, each with the least it takes.
 KNOWN: Final = (
-    Scenario(name="a replacement is undone by a call that lands late", moves=(), replaces=1, forgets=A, timeouts=2),
-    Scenario(name="a server goes on after a crash of a write", moves=(), late=True, crashes=1, outlives=True),
+    Scenario(name="a power cut takes the reservation of a batch", moves=(), replaces=1, batch=True, crashes=1),
 )

@@ -1,7 +1,7 @@
 """What is, and how it changes: the states of a small federation as values, and a moment in which one is being changed.
 
-A state is frozen, and two that are equal are one. A `Moment` is a state on its way to the next: what changes it is here,
-and no more of it; when it may change, and who may do it, is in `walks` and `faults`.
+A state is frozen, and two that are equal are one. A `Moment` is a state on its way to the next. How it changes is here;
+when it may, and who may do it, is in `walks` and `faults`.
 """
 
 from typing import Any, Final
@@ -80,7 +80,8 @@ FINISHED: Final = Work(phase=OVER)
 class Reading(msgspec.Struct, frozen=True, gc=False):
     """A read under way: what each tier has answered, what must be in it, whose homes have changed since it began.
 
-    `newest`: which content of the keyed record was acknowledged before. `gone`: what was acknowledged to be forgotten before.
+    `newest`: which content of the keyed record was acknowledged before. `gone`: what was acknowledged to be forgotten
+    before.
     """
 
     got: tuple[int, int] = (ASKED, ASKED)

@@ -128,6 +128,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         holds_back_redo: a tier that is left alone has not to catch up with anything meanwhile either.
         catches_up_claimed: whoever has a tier catch up has a claim on the record.
         serves_redo: a read shows what a tier has yet to catch up with as the catalog has it.
+        compares: a move compares what it reads with what the catalog says.
         leaves_what_is_behind: a move leaves a record where it is that its tier has yet to catch up with.
         spares_what_is_behind: what its tier has yet to catch up with is not lost when a scan does not find it;
             `spares_what_was_behind`: nor if its tier had yet to catch up when the scan looked.
@@ -157,6 +158,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     holds_back_redo: bool = True
     catches_up_claimed: bool = True
     serves_redo: bool = True
+    compares: bool = True
     leaves_what_is_behind: bool = True
     spares_what_is_behind: bool = True
     spares_what_was_behind: bool = True

@@ -1,7 +1,7 @@
 """The walks: what the router does when nothing goes wrong but what a call may meet, one step after the other.
 
-What goes on between two awaits of the router is one step; a call to a tier is two, the tier does it and the router hears
-of it, and between them anything else may happen. A walk follows its table in `steps`; here is what each line does.
+What goes on between two awaits of the router is one step; a call to a tier is two, the tier does it and the router
+hears of it, and between them anything else may happen. A walk follows its table in `steps`; here is what a line does.
 """
 
 from collections.abc import Callable, Iterator
@@ -425,7 +425,8 @@ class Walks:
 
     def _compare_with_the_catalog(self, m: Moment, who: int, work: Work) -> bool:
         behind = self.design.leaves_what_is_behind and any(m.book.is_behind(id) for id in members(work.ids))
-        m.change(who, whole=work.ids if work.got == work.was and not behind else 0, got=0)
+        was = work.was if self.design.compares else work.got
+        m.change(who, whole=work.ids if work.got == was and not behind else 0, was=was, got=0)
         return True
 
     def _compare_with_what_was_given(self, m: Moment, who: int, work: Work) -> bool:
