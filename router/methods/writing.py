@@ -273,7 +273,7 @@ class Writing:
             await self._check_known(plan)
             await self._make_way(new + [r.entry for r in replacements])
             await self._refuse_what_is_there(plan)
-            if self._is_outdated(plan):
+            if self._is_outdated(plan) or self._is_overtaken(replacements):
                 return False
             _check(still)
             with self._width(drafts) as width:
@@ -286,6 +286,8 @@ class Writing:
                 if width is not None and self._catalog.dimensions() is None:
                     self._catalog.fix_dimensions(width)
                 _check(still)
+                if self._is_overtaken(replacements):
+                    return False
                 vectors = {draft.id: draft.embedding for draft in drafts if draft.id and draft.embedding}
                 lost = self._catalog.commit_write(new, replacements, vectors, redo)
                 is_true = True
@@ -388,6 +390,12 @@ class Writing:
             or (entry.key is not None and self._catalog.by_key(entry.owner, entry.key) is not None)
             for _, _, entry in plan.new
         )
+
+    def _is_overtaken(self, replacements: Sequence[Replacement]) -> bool:
+        """Whether a scan, which needs no claim, has changed a record that is to be replaced: it has another home now,
+        or a newer copy of it was found. One that was forgotten is gone, and stays so."""
+        now = self._catalog.find(replacement.entry.id for replacement in replacements)
+        return any(r.entry.id in now and now[r.entry.id].version != r.replaces for r in replacements)
 
     @contextmanager
     def _width(self, drafts: Sequence[Draft]) -> Iterator[int | None]:
