@@ -280,7 +280,9 @@ class Writing:
                 if new:
                     self._catalog.reserve(new, replacements)
                     reserved = True
-                    failures = await self._tell_tiers([(draft, entry.home) for _, draft, entry in plan.new])
+                    failures = await self._tell_tiers(
+                        [(draft, entry.home) for _, draft, entry in plan.new], are_all=not replacements
+                    )
                 if failures:
                     raise _answer(failures[0])
                 if width is not None and self._catalog.dimensions() is None:
@@ -416,16 +418,17 @@ class Writing:
                 self._widths[width] -= 1
                 self._widths += Counter()  # drops what has come down to zero
 
-    async def _tell_tiers(self, written: Sequence[tuple[Draft, str]]) -> list[Failure]:
-        """Write to all tiers at once; meanwhile what was reserved just now becomes durable. Before that, where there is
-        more than one call: after a power cut a part of them could be all that is left of the batch."""
+    async def _tell_tiers(self, written: Sequence[tuple[Draft, str]], *, are_all: bool) -> list[Failure]:
+        """Write to all tiers at once; meanwhile what was reserved just now becomes durable. Before that, where one call
+        is not all of the batch: after a power cut a part of it could be all that is left."""
         by_tier: dict[str, list[Draft]] = {}
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
         calls: list[Callable[[], Awaitable[None]]] = [
             partial(self._copies.write_new, tier, drafts) for tier, drafts in by_tier.items()
         ]
-        if len(calls) > 1 or not all(self._copies.is_one_call(tier, drafts) for tier, drafts in by_tier.items()):
+        is_one = len(calls) == 1 and all(self._copies.is_one_call(tier, drafts) for tier, drafts in by_tier.items())
+        if not (are_all and is_one):
             await self._catalog.synced()
         found = await outcomes([*calls, self._catalog.synced])
         return [

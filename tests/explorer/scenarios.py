@@ -33,6 +33,7 @@ SLICE: Final = (
     Scenario(name="a lesser tier, two replacements, a read", moves=(), replaces=2, reads=1, lesser=True),
     Scenario(name="a lesser tier, a replacement, a crash", moves=(), replaces=1, forgets=A, crashes=1, lesser=True),
     Scenario(name="a batch that cannot be kept half, a read", moves=(), replaces=1, batch=True, timeouts=1, reads=1),
+    Scenario(name="a batch, a crash that may take its reservation", moves=(), replaces=1, batch=True, crashes=1),
     Scenario(name="a server goes on after a crash of a write", moves=(), late=True, crashes=1, outlives=True),
     Scenario(name="a server goes on after a crash, and is told anew", moves=(), replaces=2, crashes=1, outlives=True),
     Scenario(name="a replacement is not undone by a call that lands late", moves=(), replaces=1, forgets=A, timeouts=2),
@@ -85,9 +86,4 @@ WHOLE: Final = (
     Scenario(
         name="a lesser server goes on, two replacements", moves=(), replaces=2, crashes=1, outlives=True, lesser=True
     ),
-)
-
-# What the router does not withstand yet, each with the least it takes.
-KNOWN: Final = (
-    Scenario(name="a power cut takes the reservation of a batch", moves=(), replaces=1, batch=True, crashes=1),
 )

@@ -52,8 +52,11 @@ WRITE_FAILED: Final = (SYNC, "let go")
 
 # true as soon as it is durable; its tier catches up in its own time, at first under the same claim
 REPLACE: Final = (*CLEAR, "commit the batch", SYNC, "have the tier catch up")
-# a batch that brings a new record as well
-BATCH: Final = (*CLEAR, "reserve", "write the tier", SYNC, "commit the batch", SYNC, "have the tier catch up")
+# a batch that brings a new record as well: the tier is told of a part of it, so its reservation must outlive that
+BATCH: Final = (
+    *CLEAR,
+    *("reserve", SYNC, "write the tier", SYNC, "commit the batch", SYNC, "have the tier catch up"),
+)
 
 CATCH_UP: Final = (
     "see what the tier has yet to catch up with",
