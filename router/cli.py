@@ -56,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except* (DatabaseError, CannotListen, CannotServe) as problems:
         print(f"{_PROGRAM}: {_sentence(problems)}", file=sys.stderr)
         code = 1
+    except* OSError as problems:
+        print(
+            f"{_PROGRAM}: the disk does not take what it must: {_sentence(problems)}",
+            file=sys.stderr,
+        )
+        code = 1
     return code
 
 

@@ -138,7 +138,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     mount: bool = False
     weight: float = 1.0
     timeout: float = 5.0  # seconds
-    max_calls: int = 256  # of clients' requests under way at once; as many more wait for their turn
+    max_calls: int = 256  # of clients' requests under way at once, at most; see tiers.room
 
     def __repr__(self) -> str:  # the headers and the environment hold tokens
         return f"Tier({self.name!r}, kind={self.kind!r}, mount={self.mount})"

@@ -87,13 +87,16 @@ class Distilling:
         source: str,
         target: str,
         thinking: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        *,
+        result: Moved | None = None,
     ) -> Moved:
         """Rewrite the units into `target`; those that no summary can stand for move as they are.
 
-        What none could be written for, or does not arrive, stays. `thinking` is entered while the summarizer thinks.
+        What none could be written for, or does not arrive, stays. `thinking` is entered while the summarizer thinks;
+        `result` is as in `Moves.carry_out`.
         """
         way = source, target
-        result = Moved()
+        result = Moved() if result is None else result
         verbatim: list[Unit] = []
         for unit in units:
             try:
@@ -111,8 +114,11 @@ class Distilling:
                 break
         self._moves.say(source, target, result.reason)
         if verbatim:
-            moved = await self._moves.carry_out(verbatim, source, target)
-            result.records += moved.records
+            moved = Moved()
+            try:
+                await self._moves.carry_out(verbatim, source, target, result=moved)
+            finally:
+                result.records += moved.records
             result.reason = result.reason or moved.reason
             result.blocked |= moved.blocked
         return result

@@ -82,12 +82,15 @@ class Moves:
         self._settling = settling
         self._reasons: dict[tuple[str, str], str] = {}
 
-    async def carry_out(self, units: Sequence[Unit], source: str, target: str, salience: float = 0.0) -> Moved:
+    async def carry_out(
+        self, units: Sequence[Unit], source: str, target: str, salience: float = 0.0, *, result: Moved | None = None
+    ) -> Moved:
         """Move whole units from `source` to `target`, adding `salience` on arrival.
 
         A unit that has changed since it was chosen, or that a tier refuses, stays where it is; the reason says why.
+        What comes of it is added to `result` as it comes, for those who have to know though they are cancelled.
         """
-        result = Moved()
+        result = Moved() if result is None else result
         behind = self._catalog.redone(id for unit in units for id in unit.ids).keys()
         # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
         late = [unit for unit in units if not behind.isdisjoint(unit.ids)]

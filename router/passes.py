@@ -47,6 +47,10 @@ class Report(msgspec.Struct):
     dropped: Counter[Place] = msgspec.field(default_factory=Counter)
     summarized: Counter[Place] = msgspec.field(default_factory=Counter)
 
+    def promoted_by(self, moved: Moved) -> None:
+        """Add what came of a promotion."""
+        self.promoted += moved.places
+
     def spilled(self, moved: Moved) -> None:
         """Add what came of a spill."""
         self.moved += moved.places
@@ -136,11 +140,14 @@ class Passes:
             for tier in self._settings.managed:
                 if tier.kind == "working" and tier.spill_to is not None:
                     units = self._catalog.in_session(tier.name, session, owner)
-                    moved = await self._spilling(tier)(units, tier.name, tier.spill_to)
+                    moved = Moved()
+                    try:
+                        await self._spilling(tier)(units, tier.name, tier.spill_to, result=moved)
+                    finally:
+                        report.spilled(moved)
                     flushed.records += moved.records
                     flushed.rewritten += moved.rewritten
                     flushed.reason = moved.reason or flushed.reason
-                    report.spilled(moved)
             self._rests.clear()
             await self._pass(report)
             if flushed.left == 0 and flushed.reason is not None:
@@ -186,8 +193,14 @@ class Passes:
                 if (ids := tuple(entry.id for entry in unit)) not in stuck.units
             ]
             if units:
-                moved = await self._carry_out(self._moves.carry_out, units, tier.name, target, stuck)
-                report.promoted += moved.places
+                moved = await self._carry_out(
+                    self._moves.carry_out,
+                    units,
+                    tier.name,
+                    target,
+                    stuck,
+                    report.promoted_by,
+                )
                 progress |= moved.left > 0
         return progress
 
@@ -223,12 +236,11 @@ class Passes:
     async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> None:
         if tier.overflow == "drop":
             dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
-            await self._catalog.synced()
-            self._sweeper.wake(tier.name)
             report.dropped.update(Place(entry.owner, entry.home) for entry in dropped)
+            self._sweeper.wake(tier.name)
+            await self._catalog.synced()
         elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
-            moved = await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck)
-            report.spilled(moved)
+            await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck, report.spilled)
 
     def _spilling(self, tier: Tier) -> "_CarryOut":
         """What carries out the spills of a tier: as they are, or rewritten."""
@@ -245,11 +257,23 @@ class Passes:
                 await self._turn.acquire()
 
     async def _carry_out(
-        self, carry_out: "_CarryOut", units: Sequence[Unit], source: str, target: str, stuck: "_Stuck"
+        self,
+        carry_out: "_CarryOut",
+        units: Sequence[Unit],
+        source: str,
+        target: str,
+        stuck: "_Stuck",
+        report: Callable[[Moved], None],
     ) -> Moved:
-        """A move; what is still where it was is not tried again in this pass, and a way that is blocked rests."""
+        """A move; what is still where it was is not tried again in this pass, and a way that is blocked rests.
+
+        `report` is told what came of it, also if it is cancelled."""
         way = source, target
-        moved = await carry_out(units, source, target)
+        moved = Moved()
+        try:
+            await carry_out(units, source, target, result=moved)
+        finally:
+            report(moved)
         rest = self._rests.pop(way, None)
         stuck.in_vain[way] = 0 if moved.left else stuck.in_vain[way] + 1
         if moved.blocked or stuck.in_vain[way] >= _MOST_TRIALS:
@@ -268,7 +292,7 @@ class Passes:
 class _CarryOut(Protocol):
     """Takes units from one tier to another; what it cannot take stays, and the outcome says why."""
 
-    async def __call__(self, units: Sequence[Unit], source: str, target: str, /) -> Moved: ...
+    async def __call__(self, units: Sequence[Unit], source: str, target: str, /, *, result: Moved) -> Moved: ...
 
 
 class _Stuck(msgspec.Struct):

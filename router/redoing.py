@@ -21,7 +21,6 @@ from typing import Final
 import anyio
 
 from router.a2m.errors import A2MError
-from router.a2m.http_client import SETTLING
 from router.a2m.records import Draft
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, record_names
@@ -41,10 +40,6 @@ _LONGEST_WAIT: Final = 30.0
 
 # Records of a tier that are worked on at once, where the first trial was in vain.
 _WORKERS: Final = 4
-
-# What an earlier router was at when it died may land at a tier that is reached over HTTP for so long after the start; a
-# tier's own process has been ended by then, if it was left behind. Readers do not notice: the catalog serves them.
-_RESUME_SECONDS: Final = SETTLING
 
 
 class Redoing:
@@ -67,17 +62,10 @@ class Redoing:
         self._reasons: dict[str, str] = {}  # why a tier has not caught up, as far as the log has said it
 
     def resume(self) -> None:
-        """At the start: what an earlier router left undone, when nothing of it can land any more."""
-
-        async def after(seconds: float, tier: str) -> None:
-            await anyio.sleep(seconds)
-            self._begin(self._catalog.redo_in(tier))
-
-        for name, tier in self._tiers.items():
-            if tier.url is not None:
-                self._spawn(partial(after, _RESUME_SECONDS, name))
-            else:
-                self._begin(self._catalog.redo_in(name))
+        """At the start: what an earlier router left undone. As long as a call of its may still land at a tier, that is
+        tried in vain; readers do not notice, since they are served from the catalog."""
+        for name in self._tiers:
+            self._begin(self._catalog.redo_in(name))
 
     def begin(self, ids: Iterable[str], claim: Claim) -> None:
         """Let the tiers of these records, all of them under `claim`, catch up. It is released after the first trial."""
@@ -106,12 +94,16 @@ class Redoing:
             while behind:
                 id = next(iter(behind))
                 del behind[id]
-                problem = await self._catch_up(id)
+                problem: str | None = "it was not finished"
+                try:
+                    problem = await self._catch_up(id)
+                finally:
+                    if problem is not None:
+                        behind[id] = None
                 self._say(tier, id, problem)
                 if problem is None:
                     wait = _FIRST_WAIT
                     continue
-                behind[id] = None
                 await anyio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
         finally:

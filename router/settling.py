@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import anyio
@@ -61,7 +62,12 @@ class Settling:
         async def settle() -> None:
             try:
                 if note is not None:
-                    await self.until_noted(note)
+                    try:
+                        await self.until_noted(note)
+                    except anyio.get_cancelled_exc_class():
+                        with suppress(OSError):  # the router ends: the last chance
+                            note()
+                        raise
                 for failure in open_calls:
                     assert failure.settled is not None
                     await self._copies.link(failure.tier).settle(failure.settled)

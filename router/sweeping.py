@@ -107,21 +107,23 @@ class Sweeper:
             claims = []
             mine = []
             failures: list[object] = []
-            try:
-                for stray in page:
-                    claim = self._catalog.claims.take_if_free(_names(stray))
-                    if claim is None:
-                        for name in _names(stray):
-                            self._passed_over.setdefault(name, set()).add(tier)
-                    else:
-                        claims.append(claim)
-                        mine.append(stray)
-                await self._remove(tier, self._catalog.still_noted(tier, mine))
-            except (TierDown, A2MError) as failure:
-                failures.append(failure)
-                raise
-            finally:
-                await self._settling.release(claims, failures)
+            # a cancellation must not let a claim go while a call may still land; every call has a deadline
+            with anyio.CancelScope(shield=True):
+                try:
+                    for stray in page:
+                        claim = self._catalog.claims.take_if_free(_names(stray))
+                        if claim is None:
+                            for name in _names(stray):
+                                self._passed_over.setdefault(name, set()).add(tier)
+                        else:
+                            claims.append(claim)
+                            mine.append(stray)
+                    await self._remove(tier, self._catalog.still_noted(tier, mine))
+                except (TierDown, A2MError) as failure:
+                    failures.append(failure)
+                    raise
+                finally:
+                    await self._settling.release(claims, failures)
 
     def check(self, tier: str, *, writes: bool = True) -> None:
         """Raises TierDown unless `tier` can be reached and all that it holds is accounted for; for `writes`, unless its

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
-import router.redoing
 from router.a2m.equality import parse_where
 from router.a2m.errors import A2MError, Code
 from router.a2m.matching import matches
@@ -25,13 +24,6 @@ from router.tiers.starting import links_for
 from tests.federated import Foreign, Steered, redone, settings_of, trial
 from tests.servers import javascript
 from tests.servers.core_only import CoreOnly
-
-
-@pytest.fixture(autouse=True)
-def at_once_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No earlier router has left anything under way here."""
-    monkeypatch.setattr(router.redoing, "_RESUME_SECONDS", 0.0)
-
 
 names = st.text(max_size=6) | st.sampled_from([RESERVED, "a", "1", "01"])
 json_values = st.recursive(

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 import router.methods.asking
-import router.redoing
 from router.a2m.errors import A2MError, Code
 from router.a2m.matching import FIELDS
 from router.a2m.records import Record
@@ -54,12 +53,6 @@ from tests.test_rules import bits, examples, moved, raw_records, run
 from tests.test_rules_restart import photograph
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-def at_once_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No earlier router has left anything under way here."""
-    monkeypatch.setattr(router.redoing, "_RESUME_SECONDS", 0.0)
 
 
 # one of the two for each example: what differs between them is not what is drawn here

@@ -1,13 +1,14 @@
 """A copy that a move has left behind, and a replacement that the record's home has yet to catch up with, at once."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-import router.redoing
+from router.redoing import Redoing
 from tests.federated import Foreign, Steered, contents, trial
 from tests.test_rules_restart import CALM, photograph
 
@@ -33,7 +34,17 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
         folder = photograph(tmp_path / "before", tmp_path / "after")
         halfway.release()
     # the sweeper has looked before the home catches up
-    monkeypatch.setattr(router.redoing, "_RESUME_SECONDS", 0.2)
+    begin = Redoing._begin
+
+    def begin_late(self: Redoing, ids: Iterable[str]) -> None:
+        async def wait() -> None:
+            await anyio.sleep(0.2)
+            begin(self, there)
+
+        there = list(ids)
+        self._spawn(wait)
+
+    monkeypatch.setattr(Redoing, "_begin", begin_late)
     caplog.set_level(logging.ERROR)
     async with trial(CALM, servers=LIFTED, folder=folder) as fed:
         assert contents(await fed.timeline()) == {"new": "semantic"}

@@ -40,6 +40,7 @@ class Child:
         self._writing = anyio.Lock()
         self._waiting: dict[bytes, deque[_Waiting]] = {}
         self._underway: set[bytes] = set()
+        self._ended = False  # and nothing of it is to be read any more
         self._answered = anyio.Event()
 
     async def start(self) -> None:
@@ -49,6 +50,7 @@ class Child:
                 self._process = await anyio.open_process(
                     list(self._command), stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True
                 )
+            self._ended = False
         except (OSError, ValueError) as problem:
             why = problem.strerror if isinstance(problem, OSError) else str(problem)
             raise CannotStart(f"{self._command[0]!r} cannot be started: {why}") from problem
@@ -63,6 +65,7 @@ class Child:
             status = await process.wait()
             # what it has left behind would keep its output open
             self._signal(signal.SIGKILL)
+        self._ended = True
         for waiting in [each for all in self._waiting.values() for each in all]:
             waiting.over.set()
         self._waiting.clear()
@@ -102,6 +105,8 @@ class Child:
         self._waiting.setdefault(id, deque()).append(waiting)
         await self.tell(message)
         on_told()
+        if self._ended:
+            return None  # before it was told, and nobody would say so any more
         await waiting.over.wait()
         return waiting.answer
 

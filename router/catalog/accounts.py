@@ -133,10 +133,11 @@ class Accounts:
 
     def set_identity(self, tier: str, identity: str) -> None:
         """Another identity means other contents: they have to be scanned."""
-        self._execute(
-            "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1 WHERE no = ?2",
-            (identity, self._no[tier]),
-        )
+        with self._database.transaction():
+            self._execute(
+                "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1 WHERE no = ?2",
+                (identity, self._no[tier]),
+            )
 
     def is_scanned(self, tier: str) -> bool:
         """Whether all that `tier` holds is accounted for."""
@@ -152,7 +153,8 @@ class Accounts:
         return self.is_scanned(tier) and self._execute(reserved, open_since).get is None
 
     def set_scanned(self, tier: str, scanned: bool) -> None:
-        self._execute("UPDATE tiers SET scanned = ? WHERE no = ?", (scanned, self._no[tier]))
+        with self._database.transaction():
+            self._execute("UPDATE tiers SET scanned = ? WHERE no = ?", (scanned, self._no[tier]))
 
     def dimensions(self) -> int | None:
         """The width of the federation's vectors; None until the first has fixed it (§3.7)."""
@@ -188,14 +190,16 @@ class Accounts:
         return tier in self._indexed
 
     def set_lifted(self, tier: str, lifted: bool) -> None:
-        self._execute("UPDATE tiers SET lifted = ? WHERE no = ?", (lifted, self._no[tier]))
+        with self._database.transaction():
+            self._execute("UPDATE tiers SET lifted = ? WHERE no = ?", (lifted, self._no[tier]))
 
     def is_lifted(self, tier: str) -> bool:
         """Whether the records in `tier` were written there lifted."""
         return bool(self._execute("SELECT lifted FROM tiers WHERE no = ?", (self._no[tier],)).get)
 
     def fix_dimensions(self, width: int) -> None:
-        self._set_fact("dimensions", width)
+        with self._database.transaction():
+            self._set_fact("dimensions", width)
 
     def records_in(self, tier: str) -> int:
         """How many records live in `tier`."""

@@ -100,6 +100,7 @@ class Catalog(Lookup):
         with self._database.transaction():
             for entry in new:
                 self._index(self._settle_home(entry), entry.home, vectors.get(entry.id))
+                self._know_width(len(vectors[entry.id]) if entry.id in vectors else None)
             for replacement in replacements:
                 entry = replacement.entry
                 current = self._find(entry.id)
@@ -243,10 +244,8 @@ class Catalog(Lookup):
 
     def drop_notes_before(self, moment: int) -> None:
         """Forget that ids were forgotten, where no copy can be left."""
-        self._execute(
-            "DELETE FROM forgotten WHERE at < ? AND id NOT IN (SELECT id FROM strays)",
-            (moment,),
-        )
+        with self._database.transaction():
+            self._execute("DELETE FROM forgotten WHERE at < ? AND id NOT IN (SELECT id FROM strays)", (moment,))
 
     def touch(self, ids: Iterable[str], now: int) -> bool:
         """Count a recall of each id. Returns whether one of them has earned its promotion by it."""

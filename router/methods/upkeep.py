@@ -13,7 +13,7 @@ from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import destination
 from router.methods.selecting import sight_of
-from router.moves import Moves
+from router.moves import Moved, Moves
 from router.passes import Passes, Report, Stayed
 from router.policy import Unit
 from router.tiers.mounts import Mounts
@@ -96,8 +96,11 @@ class Upkeep:
         reason = None
         try:
             for home, units in by_home.items():
-                moved = await self._moves.carry_out(units, home, target, params.salience or 0.0)
-                promoted += moved.records
+                moved = Moved()
+                try:
+                    await self._moves.carry_out(units, home, target, params.salience or 0.0, result=moved)
+                finally:
+                    promoted += moved.records
                 reason = moved.reason or reason
         finally:
             if promoted:

@@ -158,7 +158,10 @@ class Writing:
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
         self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
-        await self._catalog.synced()
+        try:
+            await self._catalog.synced()
+        except OSError as failure:
+            raise _unsure(failure, "what was forgotten is gone, but may be back") from failure
         return len(struck)
 
     async def _take_groups_along(self, slots: Sequence[Slot]) -> None:
@@ -276,7 +279,7 @@ class Writing:
             if self._is_outdated(plan) or self._is_overtaken(replacements):
                 return False
             _check(still)
-            with self._width(drafts) as width:
+            with self._width(drafts):
                 if new:
                     self._catalog.reserve(new, replacements)
                     reserved = True
@@ -285,8 +288,6 @@ class Writing:
                     )
                 if failures:
                     raise _answer(failures[0])
-                if width is not None and self._catalog.dimensions() is None:
-                    self._catalog.fix_dimensions(width)
                 _check(still)
                 if self._is_overtaken(replacements):
                     return False
@@ -300,7 +301,8 @@ class Writing:
         except InTheWay:
             return False
         except OSError as failure:
-            raise _unsure(failure) if is_true else _answer(failure) from failure
+            sentence = "what was written can be read, but may be gone"
+            raise _unsure(failure, sentence) if is_true else _answer(failure) from failure
         except (A2MError, TierDown) as failure:
             failures = failures or [failure]
             raise _answer(failure) from failure
@@ -339,7 +341,8 @@ class Writing:
     async def _check_known(self, plan: _Plan) -> None:
         """Known means readable: each known record is read at its home. One that its home has lost is written there anew
         if the caller brings it back as it was."""
-        homes = _by_home([entry for _, _, entry in plan.known])
+        behind = self._catalog.redone(entry.id for _, _, entry in plan.known)  # these are readable here
+        homes = _by_home([entry for _, _, entry in plan.known if entry.id not in behind])
         found = await outcomes(
             [partial(self._copies.read, home, [e.id for e in there]) for home, there in homes.items()]
         )
@@ -349,7 +352,7 @@ class Writing:
                 raise _as_down(home, copies)
             there.update(copies)
         for _, draft, entry in plan.known:
-            if entry.id in there:
+            if entry.id in there or entry.id in behind:
                 continue
             if digest(draft) != entry.digest:
                 raise TierDown(entry.home, f"it has lost the record {entry.id!r}", 60.0, None)
@@ -400,7 +403,7 @@ class Writing:
         return any(r.entry.id in now and now[r.entry.id].version != r.replaces for r in replacements)
 
     @contextmanager
-    def _width(self, drafts: Sequence[Draft]) -> Iterator[int | None]:
+    def _width(self, drafts: Sequence[Draft]) -> Iterator[None]:
         """The width of a batch's vectors, while it is being written: until the first is there, it holds for no others.
 
         Raises EMBEDDING_MISMATCH if the federation's vectors, or those of a batch under way, have another one.
@@ -412,7 +415,7 @@ class Writing:
         if width is not None:
             self._widths[width] += 1
         try:
-            yield width
+            yield
         finally:
             if width is not None:
                 self._widths[width] -= 1
@@ -480,14 +483,14 @@ def _as_down(tier: str, failure: Failure) -> Failure:
     return TierDown(tier, f"it refuses: {failure.message}", 60.0, None)
 
 
-def _unsure(failure: OSError) -> A2MError:
-    """What a caller hears of a write that is true, and may not outlive a power cut."""
-    reason = disk_failed(failure).data
+def _unsure(failure: OSError, sentence: str) -> A2MError:
+    """What a caller hears of a change that is true, and may not outlive a power cut."""
+    told = disk_failed(failure, "the catalog's")
+    what = "is full" if told.data == {"reason": DISK_FULL} else f"failed: {failure.strerror or failure}"
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"the catalog's disk failed: {failure.strerror or failure}; what was written can be read, but may not outlive "
-        "a power cut; write it again when the disk is well",
-        reason,
+        f"the catalog's disk {what}: {sentence} after a power cut; repeat the call when the disk is well",
+        told.data,
     )
 
 

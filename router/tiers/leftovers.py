@@ -33,8 +33,13 @@ log = logging.getLogger("router.tiers")
 
 
 def mark_of(state: Path, tier: str) -> dict[str, str]:
-    """The variable that tells a tier's processes from all others'."""
-    return {_MARK: f"{state}:{tier}"}
+    """The variable that tells a tier's processes from all others', by the lock that their router holds: its path may be
+    written in several ways, and another file may have the same one where another router looks."""
+    try:
+        lock = Path(f"{state}.lock").stat()
+    except OSError:
+        return {_MARK: f"{state}:{tier}"}
+    return {_MARK: f"{lock.st_dev}:{lock.st_ino}:{tier}"}
 
 
 async def end_leftovers(mark: dict[str, str], tier: str) -> None:

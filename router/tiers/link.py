@@ -48,6 +48,9 @@ _FAIR: Final = 0.9
 _PROBE_FIRST: Final = 0.1
 _PROBE_LONGEST: Final = 5.0
 
+# how long a call that nobody waits for any more may keep its place, seconds
+_KEPT: Final = 30.0
+
 _READS: Final = frozenset({"memory/describe", "memory/recall", "memory/timeline", "memory/fetch"})
 
 log = logging.getLogger("router.tiers")
@@ -164,6 +167,10 @@ class Link:
         Raises Refused as the tier answered it, Overloaded, and TierDown for everything else.
         """
         allowed = min(self._timeout if timeout is None else timeout, left())
+        if self._peer is None:
+            raise self._down()
+        if allowed <= 0:
+            raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
         deadline = anyio.current_time() + allowed
         try:
             async with self._place(deadline) as given_up:
@@ -228,10 +235,15 @@ class Link:
 
     async def _leave(self, borrower: object, given_up: list[Settled]) -> None:
         try:
-            for settled in given_up:
-                await settled.wait()
+            # an answer that was lost, and a tier that hangs, prove nothing ever: a narrow tier would have no place left
+            with anyio.move_on_after(_KEPT):
+                for settled in given_up:
+                    await settled.wait()
         finally:
             self._places.release_on_behalf_of(borrower)
+
+    def _down(self) -> TierDown:
+        return TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
 
     def _learn(self, call: int, *, in_time: bool) -> None:
         self._room.ended(call, in_time=in_time)
@@ -308,7 +320,7 @@ class Link:
         """`is_fair`: the call was given its time, as far as it has not waited for its turn."""
         peer = self._peer
         if peer is None:
-            raise TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
+            raise self._down()
         if timeout <= 0:
             raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
         began = anyio.current_time()

@@ -42,9 +42,9 @@ ORPHANED: Final = 10.0
 # seconds to land still, which is more than a server hangs here, in place of half a minute.
 _SETTLING: Final = 4.0
 _HURRIED: Final = f"""
-from router import app, cli, redoing
+from router import app, cli
 from router.a2m import http_client
-app.SETTLING = redoing._RESUME_SECONDS = {_SETTLING}
+app.SETTLING = {_SETTLING}
 http_client.connect_http.__wrapped__.__kwdefaults__["settling"] = {_SETTLING}
 raise SystemExit(cli.main())
 """

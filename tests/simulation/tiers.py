@@ -6,7 +6,7 @@ up what it has acknowledged.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -17,7 +17,7 @@ import trio
 from backends.store.server import serving
 from backends.store.store import Store
 from router.a2m.child import CannotStart
-from router.a2m.client import Connection, connect_local
+from router.a2m.client import Connection, tending
 from router.a2m.errors import A2MError, Code
 from router.a2m.jsonrpc import render_error
 from router.a2m.server import Caller
@@ -45,6 +45,11 @@ FAULTS: Final[Mapping[str, int]] = {
 }
 # these are no reason for anything to fail
 _HARMLESS: Final = frozenset({"answer-twice", "log-line"})
+
+# what is under way at a server whose router lets go of it is given so long, seconds
+_GRACE: Final = 5.0
+
+_ROUTER: Final = Caller(asserts_owner=True)
 
 # Trouble ends this long after its cause, in seconds: breakers have been tried, what was open is settled.
 AFTERMATH: Final = 300.0
@@ -102,8 +107,7 @@ class Tier:
                 raise CannotStart("it is not there")
             async with self._server() as server:
                 process = Process(self, router, server)
-                async with connect_local(process.answer, name=self.name) as peer:
-                    process.peer = peer
+                async with process.reached() as peer:
                     self.process = process
                     yield peer
 
@@ -173,66 +177,151 @@ class Tier:
                 yield server
 
 
+class Pipe:
+    """One way of a connection. What waits in it is received at once.
+
+    The router's end is the real one (router/a2m/client.py); a server's end that is as real would cost as much as all
+    the rest of the simulation, and is tested elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = b""
+        self._more = trio.Event()
+        self._closed = False
+
+    async def send(self, item: bytes) -> None:
+        self.put(item)
+
+    def put(self, item: bytes) -> None:
+        """It never blocks."""
+        self._waiting += item
+        self._more.set()
+
+    @property
+    def lines(self) -> int:
+        """How many wait."""
+        return self._waiting.count(b"\n")
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._closed = True
+        self._more.set()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        while not self._waiting:
+            if self._closed:
+                raise anyio.EndOfStream
+            self._more = trio.Event()
+            await self._more.wait()
+        waiting, self._waiting = self._waiting, b""
+        return waiting
+
+    async def aclose(self) -> None:
+        self.close()
+
+
 class Process:
     """A tier's server while it lives, as one router reaches it: calls are served in the order in which they came."""
 
     def __init__(self, tier: Tier, router: Watched, server: Callable[[bytes, Caller], Any]) -> None:
-        self.peer: Connection | None = None
+        self._peer = Connection(tier.name)
         self._tier = tier
         self._router = router
         self._server = server
         self._alive = True
-        self._turn = anyio.Lock()
-        self.underway = 0
+        self._calls = Pipe()
+        self._answers = Pipe()
+        self._begun = 0
+
+    @property
+    def underway(self) -> int:
+        """Calls that are being served, or wait."""
+        return self._begun + self._calls.lines
+
+    @asynccontextmanager
+    async def reached(self) -> AsyncIterator[Connection]:
+        """The router's end. When the block ends, what is under way is given a moment, as a real server gives it."""
+        try:
+            async with tending() as tasks:
+                tasks.start_soon(self._carry)
+                async with tending() as serving:
+                    serving.start_soon(self._serve, serving)
+                    try:
+                        yield self._peer
+                    finally:
+                        self._peer.lose("the connection was closed")
+                        self._calls.close()
+                        serving.cancel_scope.deadline = trio.current_time() + _GRACE
+                tasks.cancel_scope.cancel()
+        finally:
+            self._begun = 0
+            self._peer.end()
 
     def die(self) -> None:
         """Nothing more is done, and nobody hears of it any more."""
         self._alive = False
-        if self.peer is not None:
-            self.peer.lose("the server has exited")
+        self._peer.lose("the server has exited")
 
-    async def answer(self, message: bytes, caller: Caller) -> bytes | None:
-        """What is sent back for one line; None for nothing."""
+    async def _carry(self) -> None:
+        self._peer.lose(await self._peer.run(self._answers, self._calls))
+
+    async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
+        with suppress(anyio.EndOfStream):
+            while True:
+                lines = (await self._calls.receive()).split(b"\n")[:-1]
+                self._begun = len(lines)
+                for line in lines:
+                    if 2 * self._tier.latency * self.underway >= self._tier.timeout:
+                        self._tier.trouble()  # so many wait in front of it that it may miss its deadline
+                    await self._answer(line, tasks)
+                    self._begun -= 1
+
+    async def _answer(self, message: bytes, tasks: anyio.abc.TaskGroup) -> None:
         if self._router.dead:
-            return None
-        self.underway += 1
-        if 2 * self._tier.latency * self.underway >= self._tier.timeout:
-            self._tier.trouble()  # so many wait in front of it that it may miss its deadline
-        try:
-            return await self._served(message, caller)
-        finally:
-            self.underway -= 1
-
-    async def _served(self, message: bytes, caller: Caller) -> bytes | None:
-        tier = self._tier
-        async with self._turn:
-            if tier.latency:
-                await anyio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
-            self._router.point()
-            fault = self._fault(message)
-            if fault in ("delay", "apply-late", "hang"):
-                # what comes behind it waits, as on a pipe
-                await anyio.sleep(self._wait(fault))
-            if self._router.dead and tier.chance.random() < 0.5:
-                fault = "exit-before-work"  # what a router leaves behind may be done, or not
-            if not self._alive or fault in ("hang", "exit-before-work"):
-                if fault == "exit-before-work":
-                    self.die()
-                return None
-            if fault in ("refuse-writes", "disk-full"):
-                return _refusal(fault, message)
-            reply: bytes | None = await self._server(message, caller)
-            if b'"memory/forget"' in message:
-                tier.note_removed(message)
-            self._router.point()
-            if not self._alive or fault == "exit-after-work":
-                self.die()
-                return None
-            if tier.latency and tier.chance.random() < 0.3:
-                await anyio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
+            return
+        reply, fault = await self._served(message)
+        if reply is None:
+            return
         if fault == "answer-late":
-            await anyio.sleep(self._wait(fault))
-        return _spoiled(reply, fault) if fault and reply is not None else reply
+            # what comes behind it does not wait for it
+            tasks.start_soon(self._say_late, reply, self._wait(fault))
+            return
+        spoiled = _spoiled(reply, fault) if fault else reply
+        if spoiled is not None:
+            self._answers.put(spoiled + b"\n")
+
+    async def _say_late(self, reply: bytes, wait: float) -> None:
+        await trio.sleep(wait)
+        self._answers.put(reply + b"\n")
+
+    async def _served(self, message: bytes) -> tuple[bytes | None, str | None]:
+        """The answer to a line, if there is one, and what goes wrong with it."""
+        tier = self._tier
+        if tier.latency:
+            await trio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
+        self._router.point()
+        fault = self._fault(message)
+        if fault in ("delay", "apply-late", "hang"):
+            # what comes behind it waits, as on a pipe
+            await trio.sleep(self._wait(fault))
+        if self._router.dead and tier.chance.random() < 0.5:
+            fault = "exit-before-work"  # what a router leaves behind may be done, or not
+        if not self._alive or fault in ("hang", "exit-before-work"):
+            if fault == "exit-before-work":
+                self.die()
+            return None, fault
+        if fault in ("refuse-writes", "disk-full"):
+            return _refusal(fault, message), None
+        reply: bytes | None = await self._server(message, _ROUTER)
+        if b'"memory/forget"' in message:
+            tier.note_removed(message)
+        self._router.point()
+        if not self._alive or fault == "exit-after-work":
+            self.die()
+            return None, fault
+        if tier.latency and tier.chance.random() < 0.3:
+            await trio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
+        return reply, fault
 
     def _fault(self, message: bytes) -> str | None:
         tier = self._tier
