@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -242,7 +243,8 @@ def _announce(federation: Federation, url: str, options: argparse.Namespace) -> 
         if options.log_format == "json":
             log.info("%s", line)
         else:
-            print(line, file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody need listen
+                print(line, file=sys.stderr, flush=True)
 
 
 def _bind(http: str, serve: Serve) -> str:
@@ -256,7 +258,7 @@ def _bind(http: str, serve: Serve) -> str:
 def _sentence(problem: BaseException) -> str:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
-    return str(problem)
+    return problem.strerror or str(problem) if isinstance(problem, OSError) else str(problem)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ The steps, in their order; ARCHITECTURE's table says what remains when anything 
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +20,7 @@ import anyio
 import msgspec
 
 from router.a2m.budget import left
-from router.a2m.errors import A2MError
+from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError
 from router.a2m.events import Place
 from router.a2m.records import Record, digest, draft_of
 from router.catalog.catalog import Catalog
@@ -49,12 +50,14 @@ _WITNESSES: Final = 5
 class Moved(msgspec.Struct):
     """What came of a move: which records have a new home, how many were rewritten on the way, and why others stayed.
 
-    `blocked`: a tier did not take part at all, so that it is no use to try others on the same way now.
+    `tier`: the one that did not do its part, if it is known. `blocked`: a tier did not take part at all, so that it is
+    no use to try others on the same way now.
     """
 
     records: list[tuple[str, Place]] = []
     rewritten: Counter[Place] = msgspec.field(default_factory=Counter)
     reason: str | None = None
+    tier: str | None = None
     blocked: bool = False
 
     @property
@@ -101,6 +104,9 @@ class Moves:
             try:
                 moved = await self._move(batch, source, target, salience)
             except (A2MError, Altered, AnswerTooLong) as refused:
+                if isinstance(refused, A2MError) and (refused.data or {}).get("reason") in (DISK_FULL, OVERLOADED):
+                    result.reason, result.blocked = str(refused), True  # whichever unit it is asked to take
+                    continue
                 # of several units one may be at fault: halved until it stands alone
                 if len(batch) > 1:
                     waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
@@ -108,6 +114,7 @@ class Moves:
                     result.reason = f"{batch[0].ids[0]!r}: {refused}"
             except (TierDown, OSError) as failure:
                 result.reason, result.blocked = str(failure), True
+                result.tier = failure.tier if isinstance(failure, TierDown) else None
             else:
                 if moved is None:
                     result.reason = "an earlier change of the same records has not been settled yet"
@@ -121,9 +128,9 @@ class Moves:
         """Why something does not move is logged when it begins, not with every trial."""
         if reason is None:
             self._reasons.pop((source, target), None)
-        elif reason != self._reasons.get((source, target)):
+        elif _in_kind(reason) != self._reasons.get((source, target)):
             log.warning("%s -> %s: not moved: %s", source, target, reason)
-            self._reasons[source, target] = reason
+            self._reasons[source, target] = _in_kind(reason)
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
         """What moved; None if others are at work on one of the records for too long."""
@@ -248,3 +255,8 @@ def _all_well(found: Sequence[dict[str, Record] | A2MError | TierDown | OSError]
     for failure in failures_in(found):
         raise failure
     return [outcome for outcome in found if isinstance(outcome, dict)]
+
+
+def _in_kind(reason: str) -> str:
+    """A reason without the id of the unit that it is told by: with another one it is no news."""
+    return re.sub(r"^'[^']*': |'[^']*'", "", reason)

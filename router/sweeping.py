@@ -62,6 +62,7 @@ class Sweeper:
         self._idle = anyio.Event()
         self._passed_over: dict[Name, set[str]] = {}  # what others had claimed, and in which tiers it waits
         self._put_off: set[str] = set()  # tiers whose copies stay, since a home that is up did not answer
+        self._said: dict[str, str] = {}  # why the strays of a tier stay, as far as the log has said it
         self._lost: set[str] = set()  # ids of which the log has said that their home has lost them
 
     def wake(self, *tiers: str) -> None:
@@ -151,6 +152,7 @@ class Sweeper:
             if wait:
                 raise TierDown(tier, MAY_STILL_LAND, wait, None)
             await self._catalog.readers.grace()
+            self._catalog.give_up_reserved(stray.id for stray in strays if stray.kind == Stray.PENDING)
             await self._remove(tier, self._catalog.still_noted(tier, strays))
             left = {stray.id for stray in self._catalog.strays_in_the_way(tier, entries)}
             if not left <= {stray.id for stray in strays}:
@@ -177,8 +179,11 @@ class Sweeper:
         try:
             await self.sweep(tier)
         except (TierDown, A2MError) as problem:
-            log.warning("%s: strays stay for now: %s", tier, problem)
+            if self._said.get(tier) != str(problem):
+                log.warning("%s: strays stay for now: %s", tier, problem)
+                self._said[tier] = str(problem)
             return False
+        self._said.pop(tier, None)
         return tier not in self._put_off
 
     async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> None:

@@ -6,8 +6,7 @@ For each object the model keeps its touches: which operations may have changed i
 may show whatever a touch has left that is not certainly overwritten before the read began, and nothing else.
 
 Where things fail an operation may have an error for an answer, or none:
-- a write that was refused has not happened. Only what it replaced may be seen replaced until `decide`, since a tier
-  that replaces in place has to be told to take it back;
+- a write that was refused has not happened;
 - one whose caller never heard may have happened wholly or not at all. Which, is open until `decide`: nothing is under
   way then, everything is seen, and what it is seen to be it stays.
 """
@@ -136,7 +135,6 @@ class Model:
         self._recalled: dict[tuple[str, str], int] = {}
         self._recalls_unheard = 0
         self._unheard: list[list[Written]] = []  # the batches of which nobody knows
-        self._refused: list[tuple[Object, Touch]] = []  # replacements that may still have to be taken back
         self._created: dict[int, str] = {}
         self._created_by_id: dict[str, str] = {}
 
@@ -194,19 +192,11 @@ class Model:
     def refuse_write(self, writes: "list[Written]") -> None:
         """Its caller got an error: nothing of the batch is or becomes visible."""
         for version, touch, _ in writes:
-            before = self._allowed(version.object, touch.begin, self.tick(), without=touch)
-            if version.object[0] == "key" and before != {ABSENT}:
-                self._refused.append((version.object, touch))
-            else:
-                self._touches[version.object].remove(touch)
+            self._touches[version.object].remove(touch)
 
     def leave_write(self, writes: "list[Written]") -> None:
         """Its caller never heard: all of the batch is there, or becomes so, or nothing of it."""
         self._unheard.append(writes)
-
-    def die(self) -> None:
-        """Whoever had to take a refused replacement back is no more; what stands in its tier then is what holds."""
-        self._refused.clear()
 
     # --- forgetting
 
@@ -352,9 +342,6 @@ class Model:
 
     def decide(self, records: list[Record]) -> None:
         """Everything is there and seen, vectors included, and nothing is under way: what was open is open no more."""
-        for object, touch in self._refused:
-            self._touches[object].remove(touch)
-        self._refused.clear()
         self.check_the_end(records)
         shown = {self.version_of(record).object: record for record in records}
         for batch in self._unheard:

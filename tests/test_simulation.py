@@ -15,9 +15,11 @@ import trio
 from trio.testing import MockClock
 
 from backends.chaos.faults import KINDS
+from router.a2m.errors import A2MError
 from router.catalog.claims import id_name
 from tests.federated import Steered, settings_of, trial
 from tests.simulation.tiers import FAULTS
+from tests.test_rules_restart import crash
 
 _SEEDS: Final = int(60 * float(os.environ.get("A2M_EXAMPLES", "1")))
 _PARTS: Final = 6
@@ -106,5 +108,27 @@ def test_what_a_replacement_leaves_in_another_tier_goes() -> None:
             [id] = (await fed.call("remember", records=[{"content": "two", "key": "k", "tier": "semantic"}]))["ids"]
             await anyio.sleep(3600)
             assert fed.copies() == {id: ["semantic"]}
+
+    calmly(scenario)
+
+
+def test_an_interrupted_batch_is_given_up_when_a_copy_of_it_is_in_the_way(tmp_path: Path) -> None:
+    batch = [{"content": "one", "key": "k"}, {"content": "other", "tier": "semantic"}]
+
+    async def scenario() -> None:
+        calm = settings_of(policy="explicit")
+        folder = await crash(
+            tmp_path,
+            lambda steer: steer.hold("semantic", "remember", after=True),
+            lambda fed: fed.call("remember", records=batch),
+        )
+        down = {"semantic"}  # so that nobody knows yet whether all of the batch is there
+        async with trial(calm, folder=folder, down=down) as fed:
+            with pytest.raises(A2MError):
+                await fed.call("remember", records=[{"content": "two", "key": "k"}, *batch[1:]])
+            down.clear()
+            await anyio.sleep(60)
+            assert await fed.timeline() == []
+            assert fed.copies() == {}
 
     calmly(scenario)

@@ -132,6 +132,13 @@ class Catalog(Lookup):
                 self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
                 self._refuse(entry)
 
+    def give_up_reserved(self, ids: Iterable[str]) -> None:
+        """Copies of these are about to be cleared out of the way; where they are of a write that a crash interrupted,
+        nothing of its batch becomes true."""
+        with self._database.transaction():
+            for id in ids:
+                self._execute("UPDATE records SET found = 0 WHERE id = ? AND home IS NULL", (id,))
+
     def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
         """Copies of these were found in `tier` that are to go."""
         with self._database.transaction():

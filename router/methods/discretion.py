@@ -27,11 +27,16 @@ _UNAVAILABLE: Final = "unavailable"
 _OURS: Final = frozenset({UNACCOUNTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL})
 
 
+def hears_reasons(caller: Caller) -> bool:
+    """Whether a caller is told of trouble in the words of those behind: who is no principal, and so sees everything."""
+    return caller.asserts_owner or caller.owner is None
+
+
 def discreet(handler: Handler) -> Handler:
     """The handler, whose answers and errors tell a principal no reason but the router's own."""
 
     async def handle(params: Any, caller: Caller) -> Any:
-        if caller.asserts_owner or caller.owner is None:
+        if hears_reasons(caller):
             return await handler(params, caller)
         try:
             result = await handler(params, caller)

@@ -30,7 +30,7 @@ from router.a2m.watching import EventsEntry, Watching
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
-from router.methods.discretion import Handler, discreet
+from router.methods.discretion import Handler, discreet, hears_reasons
 from router.methods.drafting import refuse_if_read_only
 from router.methods.prompting import PromptEntry, Prompting
 from router.methods.reading import Fetched, Page, Readings, Records
@@ -280,7 +280,7 @@ class Methods:
             per_session=tier.per_session,
             server=link.profile.name if link.profile else None,
             mount=mounted,
-            reason=link.describe_status().reason if caller.asserts_owner else None,  # it may quote a child's stderr
+            reason=link.describe_status().reason if hears_reasons(caller) else None,  # it may quote a child's stderr
         )
 
 

@@ -94,6 +94,7 @@ class Upkeep:
             by_home.setdefault(unit[0].home, []).append(Unit(tuple(entry.id for entry in unit), 0.0, len(unit)))
         promoted: list[tuple[str, Place]] = []
         reason = None
+        tier = target
         try:
             for home, units in by_home.items():
                 moved = Moved()
@@ -101,12 +102,13 @@ class Upkeep:
                     await self._moves.carry_out(units, home, target, params.salience or 0.0, result=moved)
                 finally:
                     promoted += moved.records
-                reason = moved.reason or reason
+                if moved.reason is not None:
+                    reason, tier = moved.reason, moved.tier or target
         finally:
             if promoted:
                 self._tell_promoted(scope, target, promoted)
         if not promoted and reason is not None:
-            raise _refused(f"nothing could be moved to {target!r}: {reason}", reason, target)
+            raise _refused(f"nothing could be moved to {target!r}: {reason}", reason, tier)
         if not promoted:
             self._tell_promoted(scope, target, promoted)
         self._changed()

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import Final
 
 import anyio
 import msgspec
@@ -63,9 +62,6 @@ from router.tiers.together import Failure, outcomes
 
 log = logging.getLogger(__name__)
 
-# How long a write waits for another change of the same ids, keys or groups before it says so.
-_CLAIM_SECONDS: Final = 30.0
-
 
 class Overtaken(Exception):
     """What a write depended on has changed before it could become true; nothing was written."""
@@ -116,6 +112,8 @@ class Writing:
         self._clock = clock
         self._changed = changed
         self._widths: Counter[int] = Counter()  # of the vectors in batches under way
+        # how long a write waits for another change of the same ids, keys or groups: no longer than for an answer
+        self._patience = max((tier.timeout for tier in settings.managed), default=0.0)
 
     async def remember(self, params: Remember, scope: Scope, still: Callable[[], bool] | None = None) -> list[str]:
         """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
@@ -207,13 +205,13 @@ class Writing:
                 claim.release()
             names = needed
             try:
-                with anyio.fail_after(min(_CLAIM_SECONDS, left())):
+                with anyio.fail_after(min(self._patience, left())):
                     claim = await self._catalog.claims.take(names)
             except TimeoutError:
                 raise A2MError(
                     Code.INTERNAL_ERROR,
                     "an earlier change of the same records has not been settled by its tier yet; try again",
-                    {"reason": "unsettled", "retry_after": _CLAIM_SECONDS},
+                    {"reason": "unsettled", "retry_after": self._patience},
                 ) from None
 
     def _plan(self, slots: Sequence[Slot]) -> _Plan:

@@ -26,7 +26,7 @@ from tests.simulation.operations import draw_operation, draw_write
 from tests.simulation.world import Troubles, World
 
 _BURSTS: Final = 7
-_OPERATIONS: Final = 200
+_OPERATIONS: Final = 180
 
 _LESSER: Final = (
     Foreign(),
@@ -184,7 +184,6 @@ class Clients(Run):
         self.done = False
         self.model = Model(clock.look, SHARED)
         self._aimed: set[str] = set()  # ids that a client has promoted to procedural
-        world.on_router_ended = self.model.die
 
     async def work(self, name: str, operations: Sequence[Operation]) -> None:
         """One client, which does one thing after the other."""

@@ -21,9 +21,6 @@ from tests.simulation.tiers import AFTERMATH, Tier
 
 # In so many seconds everything must have come to rest.
 _PATIENCE: Final = 2 * 3600.0
-# So long the sweeper is left to itself; then it is woken, since a copy whose tier nobody has named waits for the next
-# write there.
-_UNAIDED: Final = 900.0
 
 
 class World:
@@ -41,7 +38,6 @@ class World:
         self.ended = False
         self.deaths = 0
         self.router: Router | None = None
-        self.on_router_ended: Callable[[], None] = lambda: None
         self._started_at = 0.0
         self._changed = anyio.Event()
         self._stores: dict[str, Store] = {}
@@ -76,7 +72,6 @@ class World:
             self.router = Router(self.settings, self.tiers, self.clock, self.chance, image, self._stir, self._point)
             await self.router.run()
             image = self.router.left
-            self.on_router_ended()
             if not self.ended:
                 await anyio.sleep(self.chance.choice((0.0, 0.0, 2.0, 60.0)))
 
@@ -161,18 +156,19 @@ class World:
             tier.calm()
         with anyio.move_on_after(_PATIENCE) as patience:
             await self.ready()
-            while True:
-                began = trio.current_time()
-                while self._under_way() and trio.current_time() - began < _UNAIDED:  # noqa: ASYNC110 - as in `stop`
-                    await anyio.sleep(1.0)
-                federation = self.trial.federation
-                if self.settings.policy.background:
-                    await federation.passes.idle()
-                await federation.sweeper.idle()
-                if not self._under_way():
-                    break
+            await self._nothing_under_way()
+            if self.settings.policy.background:
+                await self.trial.federation.passes.idle()
+                await self._nothing_under_way()
         assert not patience.cancelled_caught, f"nothing comes to rest: {self._under_way()}"
         assert_nothing_under_way(self.trial)
+
+    async def _nothing_under_way(self) -> None:
+        """Nobody is woken for it: what is to be done is done without being told."""
+        wait = 1.0
+        while self._under_way():
+            await trio.sleep(wait)
+            wait = min(2 * wait, 30.0)
 
     def _under_way(self) -> str | None:
         """What is still under way; None for nothing."""
