@@ -34,7 +34,7 @@ from msgspec import Raw
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from router.a2m.child import CannotStart, connect_process
+from router.a2m.child import CannotStart, connect_process, executable
 from router.a2m.client import Peer, Unanswered
 from router.a2m.ending import until_signalled
 from router.a2m.errors import A2MError
@@ -43,7 +43,6 @@ from router.a2m.messages import Consolidate, Describe, Forget, Params, Recall, R
 from router.a2m.records import Draft, Record
 from router.a2m.timestamps import render
 from router.config import ConfigError, Settings, load
-from router.tiers.starting import executable
 
 _HERE: Final = Path(__file__).resolve().parent
 _CALL_SECONDS: Final = 60.0

@@ -134,6 +134,7 @@ class Model:
         self._salience_unknown: set[str] = set()  # ids and groups
         self._recalled: dict[tuple[str, str], int] = {}
         self._recalls_unheard = 0
+        self._recalled_before_cut: dict[tuple[str, str], int] = {}
         self._unheard: list[list[Written]] = []  # the batches of which nobody knows
         self._created: dict[int, str] = {}
         self._created_by_id: dict[str, str] = {}
@@ -328,6 +329,11 @@ class Model:
             if version.id in ids:
                 self._salience_unknown |= {version.id or "", version.fields.get("group") or ""}
 
+    def cut(self) -> None:
+        """The router's power failed: what records had earned by then may be gone, and nothing else."""
+        self._recalled_before_cut = dict(self._recalled)
+        self._salience_unknown.update(id for _, _, ids, _ in self._reinforced for id in ids)
+
     # --- at the end
 
     def check_the_end(self, records: list[Record]) -> None:
@@ -335,8 +341,9 @@ class Model:
         begin = self.tick()
         self.end_timeline(begin, Selector(), records, embeddings=True)
         for record in records:
-            recalled = self._recalled.get((record.id, record.created_at), 0)
-            assert recalled <= (record.access_count or 0) <= recalled + self._recalls_unheard, (recalled, record)
+            most = self._recalled.get((record.id, record.created_at), 0)
+            least = most - self._recalled_before_cut.get((record.id, record.created_at), 0)
+            assert least <= (record.access_count or 0) <= most + self._recalls_unheard, (least, most, record)
             salience = self._salience(record)
             assert salience is None or record.salience == salience, (record, salience)
 

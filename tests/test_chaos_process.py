@@ -241,6 +241,52 @@ async def test_whichever_task_happens_to_run_first_calls_are_handed_on_as_they_c
     assert line.handed == said[1:]
 
 
+# --- ids
+
+
+@pytest.mark.parametrize("id", [[1], {"a": 1}, True, None])
+def test_a_call_without_an_id_that_it_could_be_answered_by_is_passed_on(id: Any, tmp_path: Path) -> None:
+    path = plan(tmp_path, '[[fault]]\ndo = "delay"\nwait = "1ms"')
+    said = call("memory/describe", id) + b"\n"
+    alone = ran(tmp_path, said, STORE, "some.db")
+    through = ran(tmp_path, said, CHAOS, "--plan", path, "--", STORE, "some.db")
+    assert through.stdout == alone.stdout != b""
+    assert (through.stderr, through.returncode) == (b"", 0)
+
+
+def test_a_call_whose_id_no_answer_can_have_is_accepted_over_http_like_a_notification(tmp_path: Path) -> None:
+    path = plan(tmp_path, '[[fault]]\ndo = "delay"\nwait = "1ms"')
+    with at_an_address(tmp_path, "--plan", path, "--", STORE, "some.db") as url:
+        assert posted(url, call("memory/describe", [1])).status_code == 202
+        assert "result" in posted(url, call("memory/describe")).json()
+
+
+@pytest.mark.parametrize(("id", "again"), [("1.0", "1"), ("1", "1.0"), (r'"\u00fc"', '"ü"'), ('"1"', '"1"')])
+def test_an_answer_is_known_by_its_id_however_the_server_writes_it(id: str, again: str, tmp_path: Path) -> None:
+    answer = f'{{"jsonrpc":"2.0","id":{again},"result":{{}}}}'
+    path = plan(tmp_path, '[[fault]]\ndo = "answer-twice"')
+    said = f'{{"jsonrpc":"2.0","id":{id},"method":"memory/recall","params":{{}}}}\n'.encode()
+    server = ("/bin/sh", "-c", 'while read -r line; do printf "%s\\n" "$0"; done', answer)
+    assert ran(tmp_path, said, CHAOS, "--plan", path, "--", *server).stdout == f"{answer}\n{answer}\n".encode()
+
+
+# --- its server
+
+
+def test_a_server_without_a_slash_is_the_one_installed_beside_it_before_any_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, status in (("a2m-store", 7), ("another-store", 8)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    path = plan(tmp_path)
+    done = ran(tmp_path, calls("describe"), CHAOS, "--plan", path, "--", "a2m-store", "some.db")
+    assert "result" in answers(done)[0]
+    assert ran(tmp_path, b"", CHAOS, "--plan", path, "--", "another-store").returncode == 8
+    assert ran(tmp_path, b"", CHAOS, "--plan", path, "--", "./a2m-store").returncode == 7
+
+
 # --- its end
 
 
@@ -318,6 +364,17 @@ def test_what_was_not_on_disk_is_gone_even_if_nobody_was_left_to_take_it_away(tm
         assert held == ["before", "not on disk"]
 
 
+def test_a_plan_whose_memory_is_all_there_is_stays_where_it_is(tmp_path: Path) -> None:
+    text = 'memory = ["*"]\ncounts = "faults.counts"\n'
+    text += '[[fault]]\ndo = "restart-empty"\ntimes = 1\nwhile = "trouble"\n'
+    (tmp_path / "trouble").touch()
+    command = (CHAOS, "--plan", plan(tmp_path, text), "--", STORE, "some.db")
+    assert ran(tmp_path, calls("timeline"), *command).returncode == 3
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"faults.toml", "faults.counts", "trouble"}
+    assert (tmp_path / "faults.chaos-moved-1" / "some.db").exists()
+    assert answers(ran(tmp_path, calls("timeline"), *command))[0]["result"]["records"] == []
+
+
 # --- what it says of itself
 
 
@@ -362,6 +419,7 @@ def test_it_explains_itself(here: Called) -> None:
         (("--plan", "mistaken.toml", "--", "a2m-store"), 1, 'did you mean "exit-after-work"?'),
         (("--plan", "faults.toml", "--url", "notes.db"), 1, "expected a URL like http://"),
         (("--plan", "faults.toml", "--", "/no/such/program"), 1, "'/no/such/program' cannot be started: No such file"),
+        (("--plan", "faults.toml", "--", "no-such-program"), 1, "'no-such-program' cannot be started: No such file"),
         (("--plan", "faults.toml", "--http", "0.0.0.0:1", "--", "a2m-store"), 2, "can be reached from elsewhere"),
     ],
 )
@@ -380,6 +438,42 @@ def test_a_mistake_is_a_sentence(
     assert (came, out) == (code, "")
     assert sentence in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        ("no/such/folder/faults.counts", "faults.counts: cannot be written: No such file or directory"),
+        (".", "cannot be read: Is a directory"),
+        ("faults.toml", "faults.toml: is no file of counts; name one that a2m-chaos may write to"),
+    ],
+)
+def test_counts_that_cannot_be_kept_are_a_sentence_before_anybody_is_served(
+    counts: str, sentence: str, here: Called, tmp_path: Path
+) -> None:
+    text = f'counts = "{counts}"\n'
+    code, out, said = here("--plan", str(tmp_path / plan(tmp_path, text)), "--", "/bin/sh", "-c", "echo served")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(rf"a2m-chaos: counts: \S+: {re.escape(sentence)}\n|.*: {re.escape(sentence)}\n", said)
+    assert (tmp_path / "faults.toml").read_text() == text
+
+
+def test_counts_that_cannot_be_kept_any_more_are_told_and_the_fault_is_done_all_the_same(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "kept").mkdir()
+    run = Run(Plan(faults=(Fault(do="hang", after=1),), counts=tmp_path / "kept" / "faults.counts"), said.append)
+    (tmp_path / "kept").rename(tmp_path / "away")
+    came = [run.decide(call("memory/recall"))[1] for _ in range(2)]
+    run.keep()
+    assert [None if applied is None else applied.fault.do for applied in came] == [None, "hang"]
+    told = [sentence for sentence in said if sentence.endswith("cannot be written any more: No such file or directory")]
+    assert len(told) == 2
+
+
+def test_counts_that_were_being_written_when_it_died_begin_anew(tmp_path: Path) -> None:
+    (tmp_path / "faults.counts").touch()
+    run = Run(Plan(faults=(Fault(do="hang", times=1),), counts=tmp_path / "faults.counts"), lambda sentence: None)
+    assert [run.decide(call("memory/recall"))[1] is not None for _ in range(2)] == [True, False]
 
 
 # --- processes

@@ -32,6 +32,7 @@ import trustme
 from anyio.streams.tls import TLSListener
 
 from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, Unanswered
+from router.a2m.errors import A2MError
 from router.a2m.http_client import HttpClient, HttpFailure, connect_http
 from router.config import parse
 from router.tiers.link import Link, TierDown
@@ -843,3 +844,27 @@ async def test_a_store_behind_http_is_a_tier_and_back_after_its_end(tmp_path: Pa
             with store(file, int(url.rstrip("/").rpartition(":")[2])):
                 await link.wait_up()
                 assert await content() == ["a pear tree"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("status", "id", "is_settled"), [(503, b"1", True), (504, b"null", False), (200, b"7", False)])
+async def test_only_who_knows_the_calls_id_has_answered_it(status: int, id: bytes, is_settled: bool) -> None:
+    """A gateway's error in JSON is no proof that what is behind it has ended; a refusal by the server itself is."""
+    body = b'{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"no room","data":{"reason":"overloaded"}}}' % id
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                await stream.receive()
+
+    told: list[Settled] = []
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        async with connect_http(f"http://127.0.0.1:{port}/") as peer:
+            with pytest.raises(A2MError if is_settled else Unanswered):
+                await peer.call("memory/remember", {}, timeout=30, on_unsettled=told.append)
+        tasks.cancel_scope.cancel()
+    assert [settled.is_set() for settled in told] == ([] if is_settled else [False])

@@ -563,6 +563,61 @@ async def test_a_cancelled_call_tells_when_it_will_be_settled() -> None:
         await link.settle(unsettled[0])
 
 
+async def asked(link: Link) -> str:
+    """What comes of a client's call."""
+    with budget(60):
+        try:
+            await link.call("memory/recall", {"query": "x"})
+        except TierDown as down:
+            return down.reason
+    return "answered"
+
+
+@simulated
+async def test_an_answer_that_was_lost_does_not_keep_a_place_for_good() -> None:
+    tier = Tier()
+    link = Link("episodic", tier.connect, timeout=5, most_calls=1, random=lambda: 1.0)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(link.run)
+        await link.wait_up()
+        tier.deaf = True
+        assert await asked(link) == "no answer within 5 s"
+        tier.deaf = False
+        await anyio.sleep(60)
+        assert await asked(link) == "answered"
+        tasks.cancel_scope.cancel()
+
+
+@simulated
+async def test_a_tier_with_few_places_that_hangs_is_found_to_be_dead() -> None:
+    tier = Tier()
+    link = Link("episodic", tier.connect, timeout=5, most_calls=2, random=lambda: 1.0)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(link.run)
+        await link.wait_up()
+        tier.deaf = True
+        for _ in range(20):
+            await asked(link)
+            await anyio.sleep(30)
+        assert (link.status, len(tier.starts) > 1) == ("down", True)
+        began = anyio.current_time()
+        assert "overloaded" not in await asked(link)
+        assert anyio.current_time() == began
+        tasks.cancel_scope.cancel()
+
+
+@simulated
+async def test_a_request_whose_time_is_over_is_told_so() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        with budget(1):
+            await anyio.sleep(2)
+            with pytest.raises(TierDown, match="the time that the request may take is over"):
+                await link.call("memory/recall", {})
+        assert [method for _, method in tier.calls] == ["memory/describe"]
+
+
 # the schedule
 
 

@@ -2,18 +2,23 @@
 
 import errno
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
 from router import app
 from router.a2m.errors import A2MError, Code
 from router.a2m.jsonrpc import parse_request, render_error
-from router.a2m.messages import Remember
+from router.a2m.messages import Promote, Remember
 from router.a2m.records import Draft
 from router.catalog.catalog import Catalog
-from tests.federated import FOUR_TIERS, LOCAL, Trial, assert_nothing_under_way, settings_of, stored, trial
+from router.catalog.claims import id_name
+from router.catalog.selection import Scope
+from tests.federated import FOUR_TIERS, LOCAL, Steered, Trial, assert_nothing_under_way, settings_of, stored, trial
 
 pytestmark = pytest.mark.anyio
 
@@ -163,6 +168,91 @@ async def test_a_move_that_failed_for_want_of_room_is_undone_when_there_is_some(
         assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
         await fed.settled()
         assert fed.copies() == {id: ["semantic"]}
+
+
+async def test_what_was_said_to_be_unwritten_stays_so_when_the_router_is_ended_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trial(settings_of(policy="explicit"), folder=tmp_path) as fed:
+        disk = FullDisk(monkeypatch, "commit_write", "abandon")
+        with pytest.raises(A2MError, match="nothing was written"):
+            await fed.remember("a")
+        disk.full = False  # the router is ended before it has tried again
+    async with trial(settings_of(policy="explicit"), folder=tmp_path) as fed:
+        assert await fed.timeline() == []
+
+
+async def test_a_write_that_fails_does_not_fix_the_width_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with trial(settings_of(policy="explicit")) as fed:
+        disk = FullDisk(monkeypatch, "commit_write")
+        with pytest.raises(A2MError, match="disk is full"):
+            await fed.remember("a", embedding=[1.0, 0.0, 0.0])
+        disk.full = False
+        await fed.remember("b", embedding=[1.0, 0.0])
+        assert (await fed.call("describe"))["embeddings"]["dimensions"] == 2
+
+
+async def test_a_forget_that_may_not_outlive_a_power_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with trial(settings_of(policy="explicit")) as fed:
+        ids = await fed.remember("a")
+
+        async def fail(_: object) -> None:
+            raise OSError(errno.ENOSPC, "disk full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Catalog, "synced", fail)
+            with pytest.raises(A2MError, match="what was forgotten is gone, but may be back") as failure:
+                await fed.call("forget", ids=ids)
+        assert failure.value.data == {"reason": "disk full"}
+        assert await fed.timeline() == []
+
+
+async def test_a_promotion_that_is_called_off_is_told_as_far_as_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.moves._ROUND", 1)
+    async with trial(settings_of(policy="explicit")) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("a", "b")
+        cursor = (await fed.call("events"))["cursor"]
+        # the second one's claim is somebody else's
+        claim = await fed.federation.catalog.claims.take([id_name(ids[1])])
+        call = anyio.CancelScope()
+        upkeep = fed.federation.methods._upkeep
+
+        async def promote() -> None:
+            with call:
+                await upkeep.promote(Promote(ids=ids, tier="semantic"), Scope())
+
+        tasks.start_soon(promote)
+        with anyio.fail_after(30):
+            while [r["tier"] for r in await fed.timeline() if r["id"] == ids[0]] != ["semantic"]:
+                await anyio.lowlevel.checkpoint()
+        await anyio.wait_all_tasks_blocked()
+        call.cancel()
+        await anyio.wait_all_tasks_blocked()
+        claim.release()
+        events = (await fed.call("events", cursor=cursor))["events"]
+        assert [event["kind"] for event in events] == ["promoted"]
+
+
+async def test_a_sweep_that_is_called_off_lets_no_claim_go_while_its_forget_may_land() -> None:
+    steer = Steered()
+    async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("a")
+        hold = steer.hold("working", "forget")
+        sweep = anyio.CancelScope()
+
+        async def welcome() -> None:
+            with sweep:  # as that of a tier's welcome, which its next coming up cancels
+                await fed.federation.sweeper.sweep("working")
+
+        fed.federation.catalog.forget(ids, Scope(), fed.clock())
+        tasks.start_soon(welcome)
+        await hold.reached.wait()
+        sweep.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert fed.federation.catalog.claims.is_held(id_name(ids[0]))
+        hold.release()
+        await fed.settled()
+        assert no_claims_held(fed)
 
 
 async def test_no_copy_goes_before_the_note_that_lets_it_go_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,16 @@ _ADDED: Final = " [altered]"
 
 
 class Call(msgspec.Struct, frozen=True):
-    """As much of a call as a fault must know. `id` is raw JSON."""
+    """As much of a call as a fault must know.
+
+    Args:
+        id: raw JSON, as it came.
+        key: what its answer is known by, which may write the same id in another way.
+    """
 
     method: str
     id: Raw
+    key: bytes
 
 
 class _Envelope(msgspec.Struct):
@@ -28,6 +34,7 @@ class _Envelope(msgspec.Struct):
 
 _Object = dict[str, Raw]
 
+_ids = msgspec.json.Decoder(int | float | str)
 _envelopes = msgspec.json.Decoder(_Envelope)
 _objects = msgspec.json.Decoder(_Object)
 _lists = msgspec.json.Decoder(list[Raw])
@@ -35,23 +42,28 @@ _encode = msgspec.json.Encoder().encode
 
 
 def call_in(message: bytes) -> Call | None:
-    """The call that a message is; None for a notification, for an answer, and for what cannot be read."""
+    """The call that a message is; None for a notification, for an answer, and for what cannot be read.
+
+    One whose id is neither a string nor a number is none either: it is answered, if at all, with the id null, which
+    says of no call that it is over.
+    """
     try:
         envelope = _envelopes.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if envelope.method is UNSET or envelope.id is UNSET:
         return None
-    return Call(envelope.method, envelope.id)
+    key = _key(envelope.id)
+    return None if key is None else Call(envelope.method, envelope.id, key)
 
 
-def id_in(message: bytes) -> bytes | None:
-    """The raw id of an answer; None for a notification, and for what cannot be read."""
+def answered_in(message: bytes) -> bytes | None:
+    """The key of the call that a message answers; None for a notification, and for what cannot be read."""
     try:
         envelope = _envelopes.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return None if envelope.id is UNSET or envelope.method is not UNSET else bytes(envelope.id)
+    return None if envelope.id is UNSET or envelope.method is not UNSET else _key(envelope.id)
 
 
 def with_another_id(answer: bytes) -> bytes:
@@ -107,6 +119,14 @@ def less_to_forget(message: bytes) -> tuple[bytes | None, int]:
 def as_if_forgotten(message: bytes, count: int) -> bytes:
     """The answer to a `memory/forget` that forgot `count` records."""
     return _encode({"jsonrpc": "2.0", "id": _id(message), "result": {"forgotten": count}})
+
+
+def _key(id: Raw) -> bytes | None:
+    try:
+        held = _ids.decode(id)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return _encode(int(held) if isinstance(held, float) and held.is_integer() else held)
 
 
 def _altered(record: Raw, field: Field) -> Raw:

@@ -9,14 +9,15 @@ import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from subprocess import PIPE
 from typing import Final
 
 import anyio
 import anyio.abc
 
-from backends.chaos.altering import call_in, id_in
-from router.a2m.child import CannotStart
+from backends.chaos.altering import answered_in, call_in
+from router.a2m.child import CannotStart, executable
 from router.a2m.lines import LineSplitter
 
 # of a child that was told to end; together less than a client of ours waits before it kills us
@@ -44,16 +45,21 @@ class Child:
         self._answered = anyio.Event()
 
     async def start(self) -> None:
-        """Starts it. Raises CannotStart."""
+        """Starts it, from where a router would. Raises CannotStart."""
+        program, *arguments = self._command
         try:
             with anyio.CancelScope(shield=True):  # a process must not come to be without anybody to know of it
                 self._process = await anyio.open_process(
-                    list(self._command), stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True
+                    [executable(program, Path.cwd()), *arguments],
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=None,
+                    start_new_session=True,
                 )
             self._ended = False
         except (OSError, ValueError) as problem:
             why = problem.strerror if isinstance(problem, OSError) else str(problem)
-            raise CannotStart(f"{self._command[0]!r} cannot be started: {why}") from problem
+            raise CannotStart(f"{program!r} cannot be started: {why}") from problem
 
     async def run(self) -> int:
         """Passes on what it says until it ends; returns its status, negative for a signal."""
@@ -88,21 +94,22 @@ class Child:
         """Hands it a message; what it answers is passed on like all it says. One that has ended hears nothing."""
         call = call_in(message)
         if call is not None:
-            self._underway.add(bytes(call.id))
+            self._underway.add(call.key)
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             async with self._writing:
                 await self._process.stdin.send(message + b"\n")
 
-    async def ask(self, message: bytes, id: bytes, on_told: Callable[[], None] = lambda: None) -> bytes | None:
+    async def ask(self, message: bytes, key: bytes, on_told: Callable[[], None] = lambda: None) -> bytes | None:
         """Its answer to a call, which is not passed on; None if it ended without.
 
         Args:
+            key: the call's.
             on_told: is called when the call has been handed over.
         """
         waiting = _Waiting()
-        self._waiting.setdefault(id, deque()).append(waiting)
+        self._waiting.setdefault(key, deque()).append(waiting)
         await self.tell(message)
         on_told()
         if self._ended:
@@ -115,9 +122,9 @@ class Child:
         while self._underway:
             await self._answered.wait()
 
-    async def idle(self, id: bytes) -> None:
-        """Returns when no call with this id is under way: two clients may have taken the same."""
-        while id in self._underway:
+    async def idle(self, key: bytes) -> None:
+        """Returns when no call with this key is under way: two clients may have taken the same."""
+        while key in self._underway:
             await self._answered.wait()
 
     async def kill(self) -> None:
@@ -145,14 +152,14 @@ class Child:
 
     async def _take(self, line: bytes) -> None:
         if self._waiting or self._underway:
-            id = id_in(line)
-            if id is not None:
-                self._underway.discard(id)
+            key = answered_in(line)
+            if key is not None:
+                self._underway.discard(key)
                 self._forget_underway(everything=False)
-                if id in self._waiting:
-                    waiting = self._waiting[id].popleft()
-                    if not self._waiting[id]:
-                        del self._waiting[id]
+                if key in self._waiting:
+                    waiting = self._waiting[key].popleft()
+                    if not self._waiting[key]:
+                        del self._waiting[key]
                     waiting.answer = line
                     waiting.over.set()
                     return

@@ -13,7 +13,7 @@ import msgspec
 
 from backends.chaos.faults import KINDS, Behind, Front
 from backends.chaos.memory_files import MemoryFiles
-from backends.chaos.plan import Plan, PlanError, read_plan
+from backends.chaos.plan import Plan, PlanError, files_of, read_plan
 from backends.chaos.running import Run, to_stderr
 from backends.serving import loopback
 from router import __version__
@@ -74,20 +74,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     behind: Behind = "url" if options.url is not None else "command"
     try:
         plan = read_plan(options.plan, front=front, behind=behind)
+        if options.seed is not None:
+            plan = msgspec.structs.replace(plan, seed=options.seed)
+        run = Run(plan, to_stderr)
     except PlanError as problem:
         print(f"a2m-chaos: {problem}", file=sys.stderr)
         return 1
-    if options.seed is not None:
-        plan = msgspec.structs.replace(plan, seed=options.seed)
-    return _run(options, command, plan)
+    return _run(options, command, plan, run)
 
 
-def _run(options: argparse.Namespace, command: list[str], plan: Plan) -> int:
+def _run(options: argparse.Namespace, command: list[str], plan: Plan, run: Run) -> int:
     code = 1
     try:
         # what there is on each way takes time to load, and a tier is started by its router, again and again
         code = anyio.run(
-            partial(_serve, options, command, plan), backend_options={"use_uvloop": sys.platform != "win32"}
+            partial(_serve, options, command, plan, run), backend_options={"use_uvloop": sys.platform != "win32"}
         )
     except* (CannotStart, CannotListen, ValueError) as problems:
         problem: BaseException = problems
@@ -97,9 +98,8 @@ def _run(options: argparse.Namespace, command: list[str], plan: Plan) -> int:
     return code
 
 
-async def _serve(options: argparse.Namespace, command: list[str], plan: Plan) -> int:
-    run = Run(plan, to_stderr)
-    memory = MemoryFiles(plan.folder, plan.memory, options.plan.stem)
+async def _serve(options: argparse.Namespace, command: list[str], plan: Plan, run: Run) -> int:
+    memory = MemoryFiles(plan.folder, plan.memory, options.plan.stem, without=(options.plan, *files_of(plan)))
     if options.http is not None:
         from backends.chaos import over_http
 

@@ -3,10 +3,13 @@
 - What is kept aside survives this process: whoever finds it at a start knows that the last one had no orderly end, and
   puts it back. It is kept once; what comes later is lost with the rest.
 - Nothing is deleted but copies made here, and what a copy replaces.
+- Nothing outside the folder is touched. A link is a file itself, carried as a link; what is behind a link to a folder
+  is left, and nothing is written through a link.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from os.path import realpath
 from pathlib import Path
 
 # beside the plan, so that patterns for the server's files hardly ever meet it
@@ -15,14 +18,19 @@ _MOVED = "chaos-moved"
 
 
 class MemoryFiles:
-    """The files that match any of `patterns` below `folder`; `name` tells them from those of other plans there.
+    """The files that match any of `patterns` below `folder`.
 
     The server must not be at work, or at least not be writing, meanwhile.
+
+    Args:
+        name: tells what is made here from what is made of other plans in this folder.
+        without: files that are not the server's, whatever the patterns match.
     """
 
-    def __init__(self, folder: Path, patterns: Sequence[str], name: str) -> None:
+    def __init__(self, folder: Path, patterns: Sequence[str], name: str, *, without: Iterable[Path] = ()) -> None:
         self._folder = folder
         self._patterns = patterns
+        self._without = frozenset(map(realpath, without))
         self._kept = folder / f"{name}.{_KEPT}"
         self._moved = folder / f"{name}.{_MOVED}"
 
@@ -30,10 +38,10 @@ class MemoryFiles:
         """Copies them aside, unless there is a copy already."""
         if self._kept.exists():
             return
-        making = self._kept.with_suffix(".making")
+        making = self._kept.with_name(f"{self._kept.name}-making")
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
-        self._each_into(making, shutil.copy2)
+        self._each_into(making, _copy)
         making.rename(self._kept)  # so that half a copy is never taken for one
 
     def put_back(self) -> bool:
@@ -43,10 +51,13 @@ class MemoryFiles:
         for path in self._files():
             path.unlink()
         for path in sorted(self._kept.rglob("*")):
-            if path.is_file():
+            if _is_file(path):
                 back = self._folder / path.relative_to(self._kept)
+                for step in (*self._way_to(back), back):
+                    if step.is_symlink():  # made since, and what it leads to would be written over
+                        step.unlink()
                 back.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, back)
+                _copy(path, back)
         shutil.rmtree(self._kept)
         return True
 
@@ -71,8 +82,25 @@ class MemoryFiles:
             carry(path, there)
 
     def _files(self) -> list[Path]:
-        found = {path for pattern in self._patterns for path in self._folder.glob(pattern) if path.is_file()}
-        return sorted(path for path in found if not self._is_ours(path))
+        found = {path for pattern in self._patterns for path in self._folder.glob(pattern) if _is_file(path)}
+        return sorted(path for path in found if self._is_the_servers(path))
 
-    def _is_ours(self, path: Path) -> bool:
-        return any(_KEPT in part or _MOVED in part for part in path.relative_to(self._folder).parts[:-1])
+    def _is_the_servers(self, path: Path) -> bool:
+        parts = path.relative_to(self._folder).parts
+        return not (
+            any(_KEPT in part or _MOVED in part for part in parts)
+            or any(step.is_symlink() for step in self._way_to(path))
+            or realpath(path) in self._without
+        )
+
+    def _way_to(self, path: Path) -> list[Path]:
+        """The folders between this one and a file in it, from the top."""
+        return [self._folder / between for between in reversed(path.relative_to(self._folder).parents[:-1])]
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()
+
+
+def _copy(path: Path, there: Path) -> None:
+    shutil.copy2(path, there, follow_symlinks=False)

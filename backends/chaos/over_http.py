@@ -7,7 +7,7 @@
 - Other requests than POSTs are passed on to a URL as they are, and refused before a child.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Final
@@ -26,6 +26,7 @@ from backends.chaos.schedule import Applied
 from backends.chaos.sockets import Listener, Stream
 from backends.chaos.upstream import Headers, Request, Response, Unreachable, Upstream
 from router.a2m.ending import until_signalled
+from router.a2m.waiting import until_any
 
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 # nothing is refused for its length here, but a head has to end some time
@@ -181,8 +182,8 @@ class _BehindChild(_Behind):
         if call is None:
             await self._child.tell(message)
             return Response(202, (), b"")
-        await self._child.idle(bytes(call.id))
-        answer = await self._child.ask(message, bytes(call.id))
+        await self._child.idle(call.key)
+        answer = await self._child.ask(message, call.key)
         return None if answer is None else Response(200, _JSON, answer)
 
     async def die(self, away: float, *, empty: bool) -> None:
@@ -254,7 +255,7 @@ class _Server:
         wire = _Wire(out, self._behind, self._run, call, applied)
         over = anyio.Event()
         self._tasks.start_soon(self._misbehave, request, wire, over)
-        await _until_any(over.wait, out.said.wait)
+        await until_any(over.wait, out.said.wait)
         if not out.said.is_set():
             with suppress(anyio.EndOfStream):
                 while True:  # what else it may send is nothing that can be answered
@@ -395,15 +396,3 @@ def _rendered(response: Response) -> bytes:
     headers = (*response.headers, (b"content-length", b"%d" % len(response.body)))
     lines = [f"HTTP/1.1 {response.status} {phrase}".encode(), *[b"%b: %b" % header for header in headers]]
     return b"\r\n".join(lines) + b"\r\n\r\n" + response.body
-
-
-async def _until_any(*waits: Callable[[], Awaitable[object]]) -> None:
-    """Returns when the first of `waits` has; the others are cancelled."""
-    async with anyio.create_task_group() as tasks:
-
-        async def until(wait: Callable[[], Awaitable[object]]) -> None:
-            await wait()
-            tasks.cancel_scope.cancel()
-
-        for wait in waits:
-            tasks.start_soon(until, wait)

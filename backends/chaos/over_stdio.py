@@ -226,7 +226,7 @@ class _ChildLine(_Line):
 
     def go_on(self, call: Call, told: anyio.Event) -> GoOn:
         async def go_on(message: bytes) -> bytes | None:
-            return await self._child.ask(message, bytes(call.id), told.set)
+            return await self._child.ask(message, call.key, told.set)
 
         return go_on
 

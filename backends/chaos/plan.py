@@ -1,7 +1,7 @@
 """The plan: which faults, when. A TOML file, read into frozen settings; every mistake is named by its place.
 
     seed = 7
-    memory = ["notes.db*"]           # the files the server keeps its memory in; patterns, relative to this file
+    memory = ["notes.db*"]           # the files the server keeps its memory in; patterns, below this file's folder
     counts = "faults.counts"         # what was counted outlives a restart; without, each start counts anew
 
     [[fault]]
@@ -17,7 +17,8 @@
     while = "disk-is-full"           # only as long as there is such a file
     wait = "2s"                      # for those that take time
 
-All conditions of a fault must hold. Of several that apply to one call the first is done.
+All conditions of a fault must hold. Of several that apply to one call the first is done. This file, that of the counts
+and those of `while` are nobody's memory, whatever the patterns match.
 """
 
 import tomllib
@@ -98,8 +99,9 @@ def parse_plan(text: str, *, base: Path = Path(), front: Front = "stdio", behind
     table = Table(content, mistakes)
     memory = table.texts("memory", ())
     for position, pattern in enumerate(memory):
-        if Path(pattern).is_absolute():
-            table.note("memory", "expected a path relative to this file", item=position)
+        wrong = _wrong_with(pattern)
+        if wrong:
+            table.note("memory", wrong, item=position)
     counts = table.text("counts", None)
     reading = _Reading(base, front, behind, has_memory=bool(memory))
     plan = Plan(
@@ -113,6 +115,28 @@ def parse_plan(text: str, *, base: Path = Path(), front: Front = "stdio", behind
     if mistakes:
         raise PlanError("\n".join(mistakes))
     return plan
+
+
+def files_of(plan: Plan) -> list[Path]:
+    """The files that a plan needs for itself: where it counts, and its switches."""
+    named = (plan.counts, *(fault.switch for fault in plan.faults))
+    return [path for path in named if path is not None]
+
+
+def _wrong_with(pattern: str) -> str:
+    """What is wrong with a pattern for the server's files, which are moved, deleted and written; empty for nothing."""
+    path = Path(pattern)
+    if not pattern:
+        return "must not be empty"
+    if path.is_absolute():
+        return f"{quoted(pattern)} is absolute; expected a path relative to this file"
+    if ".." in path.parts:
+        return f"{quoted(pattern)} leads out of this file's folder; the server's files must be in it"
+    if not path.parts:
+        return f'{quoted(pattern)} is this file\'s folder; expected files in it, such as "notes.db*"'
+    if any("**" in part and part != "**" for part in path.parts):
+        return f'{quoted(pattern)}: "**" stands for folders, and must be all that is between two slashes'
+    return ""
 
 
 class _Reading:

@@ -3,13 +3,12 @@
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
 from backends.chaos.altering import Call, call_in
 from backends.chaos.faults import KINDS
-from backends.chaos.plan import Plan
+from backends.chaos.plan import Plan, PlanError
 from backends.chaos.schedule import Applied, Count, Schedule
 
 
@@ -18,6 +17,9 @@ class Run:
 
     Args:
         say: takes one line for people.
+
+    Raises PlanError for counts that cannot be kept where the plan says. If that comes later, people are told, and the
+    run goes on: what it was begun for is not the counts.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
@@ -25,6 +27,10 @@ class Run:
         self._schedule = Schedule(plan, _counts_of(plan))
         self._say = say
         self._began = time.monotonic()
+        try:
+            self._write_counts()
+        except OSError as problem:
+            raise PlanError(f"counts: {plan.counts}: cannot be written: {problem.strerror}") from None
 
     def decide(self, message: bytes) -> tuple[Call | None, Applied | None]:
         """The call that a message is, if it is one, and the fault that is to be done to it, which is now said."""
@@ -52,6 +58,12 @@ class Run:
         self._keep_counts()
 
     def _keep_counts(self) -> None:
+        try:
+            self._write_counts()
+        except OSError as problem:
+            self.say(f"counts: {self._plan.counts}: cannot be written any more: {problem.strerror}")
+
+    def _write_counts(self) -> None:
         if self._plan.counts is not None:
             self._plan.counts.write_bytes(msgspec.json.encode(self._schedule.counts))
 
@@ -63,7 +75,17 @@ def to_stderr(sentence: str) -> None:
 
 
 def _counts_of(plan: Plan) -> list[Count]:
-    if plan.counts is not None:
-        with suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(plan.counts.read_bytes(), type=list[Count])
-    return []
+    """What an earlier run has kept. Raises PlanError for a file of something else, which must not be written over."""
+    if plan.counts is None:
+        return []
+    try:
+        kept = plan.counts.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as problem:
+        raise PlanError(f"counts: {plan.counts}: cannot be read: {problem.strerror}") from None
+    try:
+        # an empty one is what is left of a process that died while it wrote
+        return msgspec.json.decode(kept, type=list[Count]) if kept else []
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise PlanError(f"counts: {plan.counts}: is no file of counts; name one that a2m-chaos may write to") from None

@@ -7,7 +7,9 @@ killed; it is waited for in every case, also when the block was cancelled, and w
 
 import logging
 import os
+import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -35,6 +37,15 @@ log = logging.getLogger(__name__)
 
 class CannotStart(Exception):
     """The command cannot be started; the message is one sentence that says why."""
+
+
+def executable(program: str, cwd: Path) -> str:
+    """Where a command's program is: one without a slash is looked for beside this interpreter's programs first, so that
+    what runs from a virtual environment starts the servers that were installed with it; then on PATH."""
+    if os.sep in program:
+        return str(cwd / program)
+    beside = Path(sys.executable).parent / program
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(program) or program
 
 
 @asynccontextmanager

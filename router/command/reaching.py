@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from router.a2m.child import executable
 from router.a2m.connecting import connect, connect_command
 from router.a2m.memory import TIMEOUT, Memory
 from router.config import load
 from router.database import DatabaseError, InUse, announced
-from router.tiers.starting import executable
 
 _DEFAULT_CONFIG: Final = Path("federation.toml")
 _TOKEN_VARIABLE: Final = "A2M_TOKEN"

@@ -14,7 +14,7 @@
 
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, Literal
 
@@ -29,6 +29,7 @@ from router.a2m.child import CannotStart
 from router.a2m.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
 from router.a2m.errors import OVERLOADED, A2MError
 from router.a2m.http_client import HttpFailure
+from router.a2m.waiting import until_any
 from router.tiers.backoff import FIRST, Backoff
 from router.tiers.profile import BadProfile, Profile, read_profile
 from router.tiers.room import Room
@@ -298,7 +299,7 @@ class Link:
                     with suppress(A2MError, TierDown):
                         await self._attempt("memory/describe", {}, self._timeout, None)
 
-        await _until_any(settled.wait, probe)
+        await until_any(settled.wait, probe)
 
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
@@ -374,7 +375,7 @@ class Link:
                 greeted, wrong = True, 0
                 self._rise(peer, profile)
                 while self._peer is peer and not peer.lost.is_set():
-                    await _until_any(peer.lost.wait, self._changed.wait)
+                    await until_any(peer.lost.wait, self._changed.wait)
                 if peer.lost.is_set():
                     self._fall(peer.reason or "the connection was lost")
                     return
@@ -423,15 +424,3 @@ async def _greet(peer: Peer) -> Profile:
         raise BadProfile(f"memory/describe: {problem.reason}; does it flush what it writes, line by line?") from problem
     except Unanswered as problem:
         raise BadProfile(problem.reason) from problem
-
-
-async def _until_any(*waits: Callable[[], Awaitable[None]]) -> None:
-    """Returns when the first of `waits` has; the others are cancelled."""
-    async with anyio.create_task_group() as tasks:
-
-        async def until(wait: Callable[[], Awaitable[None]]) -> None:
-            await wait()
-            tasks.cancel_scope.cancel()
-
-        for wait in waits:
-            tasks.start_soon(until, wait)

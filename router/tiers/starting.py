@@ -1,16 +1,12 @@
 """Links for the tiers of a federation file, by what each of them says it is reached by."""
 
 import logging
-import os
-import shutil
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from router.a2m.child import connect_process
+from router.a2m.child import connect_process, executable
 from router.a2m.client import Peer
 from router.a2m.http_client import connect_http
 from router.config import Settings, Tier
@@ -81,12 +77,3 @@ def _client(tier: Tier, settings: Settings) -> AbstractAsyncContextManager[Peer]
         http2=tier.http2,
         max_message=settings.limits.max_message,
     )
-
-
-def executable(program: str, cwd: Path) -> str:
-    """Where a command's program is: one without a slash is looked for beside this interpreter's programs first, so that
-    a router from a virtual environment starts the stores that were installed with it; then on PATH."""
-    if os.sep in program:
-        return str(cwd / program)
-    beside = Path(sys.executable).parent / program
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which(program) or program

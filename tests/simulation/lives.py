@@ -28,6 +28,9 @@ from tests.simulation.world import Troubles, World
 _BURSTS: Final = 7
 _OPERATIONS: Final = 180
 
+_COMMAND: Final = 'command = ["-"]'
+_URL: Final = 'url = "http://127.0.0.1:9/{}"'
+
 _LESSER: Final = (
     Foreign(),
     Foreign(("keys", "scopes")),
@@ -70,7 +73,13 @@ def draw_shape(chance: Random) -> Shape:
         for tier in ("working", "episodic", "semantic", "procedural"):
             if chance.random() < 0.4:
                 mix[tier] = chance.choice(_LESSER)
-                words.append(f"{tier} at a server of {', '.join(('core', *mix[tier].capabilities))}")
+                is_remote = chance.random() < 0.3
+                if is_remote:
+                    # how it is reached is the same here; what its settings say of it is what makes the difference
+                    before, after = text.split(f"[tiers.{tier}]")
+                    text = f"{before}[tiers.{tier}]{after.replace(_COMMAND, _URL.format(tier), 1)}"
+                where = f"{tier} over HTTP" if is_remote else tier
+                words.append(f"{where} at a server of {', '.join(('core', *mix[tier].capabilities))}")
     return Shape(background, text, mix, "; ".join(words))
 
 
@@ -184,6 +193,7 @@ class Clients(Run):
         self.done = False
         self.model = Model(clock.look, SHARED)
         self._aimed: set[str] = set()  # ids that a client has promoted to procedural
+        world.on_power_cut = self.model.cut
 
     async def work(self, name: str, operations: Sequence[Operation]) -> None:
         """One client, which does one thing after the other."""

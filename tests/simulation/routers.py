@@ -1,7 +1,7 @@
 """The routers of a simulated federation, one after the other: each starts on what the last one left, and may die.
 
 A router that dies is cut off at that moment: no tier hears of it any more, and no client. What it leaves is its catalog
-as it was committed then. What it still does is done to a catalog that nobody will open.
+as it was committed then; or, if it is the power that fails, as it was when it was last synced. What it still does is done to a catalog that nobody will open.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +17,7 @@ import trio
 import router.nearest
 from router.app import Federation, running_federation
 from router.catalog.catalog import Catalog
+from router.catalog.syncing import Syncing
 from router.config import Settings
 from router.config import Tier as TierSettings
 from router.policy import strength
@@ -34,9 +35,12 @@ class KeptCatalog(Catalog):
 
     Args:
         point: is called after every commit.
+        loses_power: what it leaves when it dies is what was synced.
     """
 
-    def __init__(self, image: bytes | None, tiers: list[TierSettings], point: Callable[[], None]) -> None:
+    def __init__(
+        self, image: bytes | None, tiers: list[TierSettings], point: Callable[[], None], *, loses_power: bool
+    ) -> None:
         load = router.nearest.load
 
         def restored(connection: apsw.Connection) -> None:
@@ -46,7 +50,12 @@ class KeptCatalog(Catalog):
 
         with patch.object(router.nearest, "load", restored):
             super().__init__(None, tiers, strength, threads=False)
-        self.left: bytes | None = None
+        self.left = image
+        self._dead = False
+        self._loses_power = loses_power
+        self._synced = image
+        if loses_power:
+            self._syncing = Syncing(self._note_synced, threads=False)
         database = self._database
         begin = database.transaction
 
@@ -63,9 +72,17 @@ class KeptCatalog(Catalog):
         """All that is committed."""
         return bytes(self._database.connection.serialize("main"))
 
+    def die(self) -> None:
+        """Nothing that is committed after this is left."""
+        self._dead = True
+        self.left = self._synced if self._loses_power else self.image()
+
+    def _note_synced(self) -> None:
+        self._synced = self.image()
+
     def close(self) -> None:
         """In good order; one that was left by a death stays open, since the dead still stumble about in it."""
-        if self.left is None:
+        if not self._dead:
             self.left = self.image()
             super().close()
 
@@ -87,7 +104,7 @@ def stumbling(router: "Router") -> Iterator[None]:
 
 
 class Router:
-    """One router, from its start to its end.
+    """One router, from its start to its end. `loses_power`: if it dies, what was not synced goes with it.
 
     Args:
         image: what the last one left.
@@ -116,6 +133,7 @@ class Router:
         self._scope = anyio.CancelScope()
         self._catalog: KeptCatalog | None = None
         self._image = image
+        self.loses_power = chance.random() < 0.25
         self._links = {
             name: Link(name, tier.connect(self), timeout=settings.tier(name).timeout, random=chance.random)
             for name, tier in tiers.items()
@@ -134,7 +152,9 @@ class Router:
     async def run(self) -> None:
         """Returns when it has ended, in whichever way; `left` is what the next one starts on."""
         with self._scope:
-            catalog = self._catalog = KeptCatalog(self._image, list(self._settings.managed), self.point)
+            catalog = self._catalog = KeptCatalog(
+                self._image, list(self._settings.managed), self.point, loses_power=self.loses_power
+            )
             try:
                 with stumbling(self):
                     async with running_federation(
@@ -159,7 +179,7 @@ class Router:
         """Right here."""
         assert self._catalog is not None
         self.dead = True
-        self._catalog.left = self._catalog.image()
+        self._catalog.die()
         self._scope.cancel()
         for call in list(self.calls):
             call.cancel()

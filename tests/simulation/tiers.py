@@ -19,6 +19,7 @@ from backends.store.store import Store
 from router.a2m.child import CannotStart
 from router.a2m.client import Connection, tending
 from router.a2m.errors import A2MError, Code
+from router.a2m.http_client import SETTLING
 from router.a2m.jsonrpc import render_error
 from router.a2m.server import Caller
 from tests.servers.core_only import CoreOnly
@@ -48,6 +49,9 @@ _HARMLESS: Final = frozenset({"answer-twice", "log-line"})
 
 # what is under way at a server whose router lets go of it is given so long, seconds
 _GRACE: Final = 5.0
+
+# what a dead router has sent lands within so many seconds, which is less than a router waits for it
+_LATEST: Final = 0.9 * SETTLING
 
 _ROUTER: Final = Caller(asserts_owner=True)
 
@@ -81,10 +85,18 @@ class Tier:
         tell: writes into the history.
         rate: how many of its calls go wrong.
         latency: how long a call takes at most, in seconds.
+        is_remote: it is reached over HTTP: what a router that dies has sent may land when the next one has started.
     """
 
     def __init__(
-        self, name: str, kept: Store | CoreOnly, chance: Random, timeout: float, tell: Callable[[str, str], None]
+        self,
+        name: str,
+        kept: Store | CoreOnly,
+        chance: Random,
+        timeout: float,
+        tell: Callable[[str, str], None],
+        *,
+        is_remote: bool = False,
     ) -> None:
         self.name = name
         self.kept = kept
@@ -93,8 +105,10 @@ class Tier:
         self.tell = tell
         self.rate = 0.0
         self.latency = 0.0
+        self.is_remote = is_remote
         self.down = False
         self.process: Process | None = None
+        self._landing: list[tuple[float, bytes]] = []  # calls of dead routers, and when they land
         self._trouble_until = -1.0
         self._removed: dict[str, float] = {}
 
@@ -140,7 +154,26 @@ class Tier:
     @property
     def is_busy(self) -> bool:
         """Whether a call is being served, or waits."""
-        return self.process is not None and self.process.underway > 0
+        return bool(self._landing) or (self.process is not None and self.process.underway > 0)
+
+    def leave(self, message: bytes) -> None:
+        """A call of a router that has died is still on its way."""
+        assert isinstance(self.kept, CoreOnly)
+        if msgspec.json.decode(message, type=_Message).method in _WRITES and self.chance.random() < 0.7:
+            self._landing.append((round(trio.current_time() + _LATEST * self.chance.random(), 3), message))
+            self._landing.sort()
+
+    async def land(self) -> None:
+        """Carries out what is left of dead routers, each call when its time comes. Ends only by being cancelled."""
+        assert isinstance(self.kept, CoreOnly)
+        while True:
+            await trio.sleep(0.25)
+            while self._landing and self._landing[0][0] <= trio.current_time():
+                _, message = self._landing.pop(0)
+                self.tell(self.name, f"a call of a dead router lands: {message[:200].decode()}")
+                self.kept.answer(message)
+                if b'"memory/forget"' in message:
+                    self.note_removed(message)
 
     def trouble(self, seconds: float = 0.0) -> None:
         """From now on, and for so long and its aftermath, calls may fail."""
@@ -197,6 +230,10 @@ class Pipe:
         self._waiting += item
         self._more.set()
 
+    def left(self) -> list[bytes]:
+        """The lines that nobody has received."""
+        return self._waiting.split(b"\n")[:-1]
+
     @property
     def lines(self) -> int:
         """How many wait."""
@@ -232,6 +269,7 @@ class Process:
         self._calls = Pipe()
         self._answers = Pipe()
         self._begun = 0
+        self._waiting: list[bytes] = []  # what has been received, and not been carried out
 
     @property
     def underway(self) -> int:
@@ -254,6 +292,9 @@ class Process:
                         serving.cancel_scope.deadline = trio.current_time() + _GRACE
                 tasks.cancel_scope.cancel()
         finally:
+            if self._router.dead and self._tier.is_remote and self._alive:
+                for message in [*self._waiting, *self._calls.left()]:
+                    self._tier.leave(message)
             self._begun = 0
             self._peer.end()
 
@@ -270,7 +311,8 @@ class Process:
             while True:
                 lines = (await self._calls.receive()).split(b"\n")[:-1]
                 self._begun = len(lines)
-                for line in lines:
+                self._waiting = lines
+                for line in list(lines):
                     if 2 * self._tier.latency * self.underway >= self._tier.timeout:
                         self._tier.trouble()  # so many wait in front of it that it may miss its deadline
                     await self._answer(line, tasks)
@@ -278,6 +320,8 @@ class Process:
 
     async def _answer(self, message: bytes, tasks: anyio.abc.TaskGroup) -> None:
         if self._router.dead:
+            if self._tier.is_remote:
+                await trio.sleep_forever()  # it is on its way yet
             return
         reply, fault = await self._served(message)
         if reply is None:
@@ -304,6 +348,9 @@ class Process:
         if fault in ("delay", "apply-late", "hang"):
             # what comes behind it waits, as on a pipe
             await trio.sleep(self._wait(fault))
+        if self._router.dead and tier.is_remote:
+            await trio.sleep_forever()  # it is on its way yet
+        self._waiting.remove(message)
         if self._router.dead and tier.chance.random() < 0.5:
             fault = "exit-before-work"  # what a router leaves behind may be done, or not
         if not self._alive or fault in ("hang", "exit-before-work"):

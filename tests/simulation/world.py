@@ -38,6 +38,7 @@ class World:
         self.ended = False
         self.deaths = 0
         self.router: Router | None = None
+        self.on_power_cut: Callable[[], None] = lambda: None
         self._started_at = 0.0
         self._changed = anyio.Event()
         self._stores: dict[str, Store] = {}
@@ -49,7 +50,12 @@ class World:
             else:
                 kept = self._stores[tier.name] = Store(None, clock=clock, name=tier.name)
             self.tiers[tier.name] = Tier(
-                tier.name, kept, Random(f"{tier.name} {chance.random()}"), tier.timeout, self.tell
+                tier.name,
+                kept,
+                Random(f"{tier.name} {chance.random()}"),
+                tier.timeout,
+                self.tell,
+                is_remote=tier.url is not None,
             )
 
     def close(self) -> None:
@@ -65,6 +71,14 @@ class World:
 
     async def run(self) -> None:
         """One router after the other, until `end`."""
+        async with trio.open_nursery() as nursery:
+            for tier in self.tiers.values():
+                if tier.is_remote:
+                    nursery.start_soon(tier.land)
+            await self._routers()
+            nursery.cancel_scope.cancel()
+
+    async def _routers(self) -> None:
         image: bytes | None = None
         while not self.ended:
             self._started_at = trio.current_time()
@@ -72,6 +86,8 @@ class World:
             self.router = Router(self.settings, self.tiers, self.clock, self.chance, image, self._stir, self._point)
             await self.router.run()
             image = self.router.left
+            if self.router.dead and self.router.loses_power:
+                self.on_power_cut()
             if not self.ended:
                 await anyio.sleep(self.chance.choice((0.0, 0.0, 2.0, 60.0)))
 
@@ -113,7 +129,7 @@ class World:
             self.dying = None
             assert self.router is not None
             self.deaths += 1
-            self.tell("router", "DIES")
+            self.tell("router", "LOSES POWER" if self.router.loses_power else "DIES")
             self.router.die()
 
     # --- clients

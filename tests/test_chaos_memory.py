@@ -1,0 +1,136 @@
+"""The files that a2m-chaos takes for a server's memory: what is kept, put back and moved, and what is nobody's but ours."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from backends.chaos.memory_files import MemoryFiles
+
+FOLDER = "plan"
+
+
+def files(folder: Path) -> dict[str, str]:
+    """What is in a folder, by its path there; a link is an arrow."""
+    return {
+        str(path.relative_to(folder)): f"-> {os.readlink(path)}" if path.is_symlink() else path.read_text()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A plan's folder, with a server's file; beside it there is one of somebody else."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "theirs.db").write_text("theirs")
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "notes.db").write_text("before")
+    return tmp_path / FOLDER
+
+
+def memory_in(folder: Path, *patterns: str, without: tuple[Path, ...] = ()) -> MemoryFiles:
+    return MemoryFiles(folder, patterns, "faults", without=without)
+
+
+def untouched(folder: Path) -> bool:
+    """Whether what is beside the folder is as it was."""
+    return files(folder.parent / "elsewhere") == {"theirs.db": "theirs"}
+
+
+def test_what_was_kept_aside_comes_back_and_what_came_later_goes(folder: Path) -> None:
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "more.db").write_text("before")
+    before = files(folder)
+    memory = memory_in(folder, "**/*.db")
+    memory.keep()
+    for name in ("notes.db", "deep/er/more.db", "later.db"):
+        (folder / name).write_text("after")
+    assert memory.put_back()
+    assert files(folder) == before
+    assert not memory.put_back()
+
+
+def test_what_is_moved_away_is_somewhere_else_and_whole(folder: Path) -> None:
+    memory = memory_in(folder, "*.db")
+    memory.keep()
+    into = memory.move_away()
+    assert files(folder) == {f"{into.name}/notes.db": "before"}
+    (folder / "notes.db").write_text("new")
+    assert memory.move_away() != into
+
+
+def test_what_the_plan_needs_for_itself_is_not_memory(folder: Path) -> None:
+    own = tuple(folder / name for name in ("faults.toml", "faults.counts", "full"))
+    for path in own:
+        path.write_text("ours")
+    memory = memory_in(folder, "*", "**/*", without=own)
+    memory.keep()
+    for path in own:
+        path.write_text("ours, later")
+    memory.put_back()
+    assert {path.read_text() for path in own} == {"ours, later"}
+    into = memory.move_away()
+    assert set(files(folder)) == {"faults.toml", "faults.counts", "full", f"{into.name}/notes.db"}
+
+
+def test_a_file_of_the_plan_is_known_however_it_is_written(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "counts").write_text("ours")
+    memory_in(folder, "*", without=(folder / "deep" / ".." / "counts",)).move_away()
+    assert (folder / "counts").read_text() == "ours"
+
+
+def test_what_was_made_here_is_not_memory_even_if_it_was_not_finished(folder: Path) -> None:
+    memory = memory_in(folder, "**/*")
+    memory.move_away()
+    (folder / "notes.db").write_text("again")
+    memory.keep()
+    # whoever was killed while keeping
+    (folder / "faults.chaos-kept").rename(folder / "faults.chaos-kept-making")
+    before = files(folder)
+    into = memory.move_away()
+    moved = {f"{into.name}/notes.db" if name == "notes.db" else name: text for name, text in before.items()}
+    assert files(folder) == moved
+
+
+# --- links
+
+
+def test_a_link_to_a_file_elsewhere_is_carried_as_a_link(folder: Path) -> None:
+    (folder / "linked.db").symlink_to("../elsewhere/theirs.db")
+    before = files(folder)
+    memory = memory_in(folder, "*.db")
+    memory.keep()
+    (folder / "linked.db").unlink()
+    memory.put_back()
+    assert files(folder) == before
+    into = memory.move_away()
+    assert files(folder) == {f"{into.name}/{name}": text for name, text in before.items()}
+    assert untouched(folder)
+
+
+def test_what_is_behind_a_link_to_a_folder_is_left_there(folder: Path) -> None:
+    (folder / "linked").symlink_to("../elsewhere")
+    memory = memory_in(folder, "linked/*", "linked/**/*")
+    memory.keep()
+    memory.put_back()
+    into = memory.move_away()
+    assert files(into) == {}
+    assert untouched(folder)
+
+
+def test_nothing_is_put_back_through_a_link_that_came_later(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "theirs.db").write_text("before")
+    before = files(folder)
+    memory = memory_in(folder, "notes.db", "deep/*")
+    memory.keep()
+    (folder / "notes.db").unlink()
+    (folder / "notes.db").symlink_to("../elsewhere/theirs.db")
+    (folder / "deep" / "theirs.db").unlink()
+    (folder / "deep").rmdir()
+    (folder / "deep").symlink_to("../elsewhere")
+    memory.put_back()
+    assert files(folder) == before
+    assert untouched(folder)
