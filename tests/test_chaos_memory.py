@@ -1,10 +1,10 @@
-"""The files that a2m-chaos takes for a server's memory: what is kept, put back and moved, and what is nobody's but ours."""
+"""The files that a2m-chaos takes for a server's memory: what is kept, put back and moved, and what is ours."""
 
-import os
 from pathlib import Path
 
 import pytest
 
+from backends.chaos import memory_files
 from backends.chaos.memory_files import MemoryFiles
 
 FOLDER = "plan"
@@ -13,7 +13,7 @@ FOLDER = "plan"
 def files(folder: Path) -> dict[str, str]:
     """What is in a folder, by its path there; a link is an arrow."""
     return {
-        str(path.relative_to(folder)): f"-> {os.readlink(path)}" if path.is_symlink() else path.read_text()
+        str(path.relative_to(folder)): f"-> {path.readlink()}" if path.is_symlink() else path.read_text()
         for path in folder.rglob("*")
         if path.is_symlink() or path.is_file()
     }
@@ -81,14 +81,23 @@ def test_a_file_of_the_plan_is_known_however_it_is_written(folder: Path) -> None
     assert (folder / "counts").read_text() == "ours"
 
 
-def test_what_was_made_here_is_not_memory_even_if_it_was_not_finished(folder: Path) -> None:
+def test_what_was_made_here_is_not_memory_even_if_it_was_not_finished(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = memory_in(folder, "**/*")
     memory.move_away()
     (folder / "notes.db").write_text("again")
-    memory.keep()
-    # whoever was killed while keeping
-    (folder / "faults.chaos-kept").rename(folder / "faults.chaos-kept-making")
+    copy = memory_files._copy
+
+    def copy_and_die(path: Path, there: Path) -> None:
+        copy(path, there)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory_files, "_copy", copy_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        memory.keep()
     before = files(folder)
+    assert len(before) == 3
     into = memory.move_away()
     moved = {f"{into.name}/notes.db" if name == "notes.db" else name: text for name, text in before.items()}
     assert files(folder) == moved

@@ -131,7 +131,7 @@ async def test_what_is_applied_late_may_be_answered_with_an_error_first() -> Non
 async def test_a_line_comes_before_the_answer(name: str) -> None:
     work, line, answer = await done(Fault(do=name, size=5000))
     assert (work, answer) == (WORK, SAID)
-    assert altering.id_in(line[2]) is None
+    assert altering.answered_in(line[2]) is None
     assert name != "huge-line" or len(line[2]) == 5000
 
 
@@ -234,9 +234,15 @@ def test_every_fault_is_tried_here() -> None:
     assert set(IN_TURN) | lines | contents == set(KINDS)
 
 
+@pytest.mark.parametrize("id", [b"[1]", b'{"a":1}', b"true", b"null", b"1e999", rb'"\ud800"'])
+def test_what_no_answer_could_name_is_no_call(id: bytes) -> None:
+    assert altering.call_in(b'{"jsonrpc":"2.0","id":%b,"method":"memory/recall"}' % id) is None
+    assert altering.answered_in(b'{"jsonrpc":"2.0","id":%b,"error":{}}' % id) is None
+
+
 def test_an_answer_is_told_from_what_only_looks_like_one() -> None:
-    assert altering.id_in(b'{"jsonrpc":"2.0","id":"seven","result":1}') == b'"seven"'
-    assert altering.id_in(b'{"jsonrpc":"2.0","method":"memory/event","params":{"id":7}}') is None
+    assert altering.answered_in(b'{"jsonrpc":"2.0","id":"seven","result":1}') == b'"seven"'
+    assert altering.answered_in(b'{"jsonrpc":"2.0","method":"memory/event","params":{"id":7}}') is None
     for garbage in (b"INFO ready", b"[1]", b'{"id": 7', b"\xff"):
-        assert altering.id_in(garbage) is None
+        assert altering.answered_in(garbage) is None
         assert altering.call_in(garbage) is None

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from backends.chaos.faults import KINDS
 from router.a2m.errors import A2MError
 from router.catalog.claims import id_name
-from tests.federated import Steered, settings_of, trial
+from tests.federated import Steered, Task, settings_of, trial
 from tests.simulation.tiers import FAULTS
 from tests.test_rules_restart import crash
 
@@ -130,5 +130,22 @@ def test_an_interrupted_batch_is_given_up_when_a_copy_of_it_is_in_the_way(tmp_pa
             await anyio.sleep(60)
             assert await fed.timeline() == []
             assert fed.copies() == {}
+
+    calmly(scenario)
+
+
+def test_a_timeline_does_not_show_what_was_replaced_meanwhile_by_what_it_was_not_asked_for() -> None:
+    async def scenario() -> None:
+        steer = Steered()
+        async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
+            await fed.call("remember", records=[{"content": "one", "key": "k", "session": "t"}])
+            read = steer.hold("working", "recall", after=True)
+            look = Task(tasks, lambda: fed.timeline(where={"session": "t"}))
+            await read.reached.wait()
+            # it is true in the catalog; its tier catches up when the look has ended
+            await fed.call("remember", records=[{"content": "two", "key": "k", "session": "s"}])
+            read.release()
+            assert await look.ended() == []
+            await fed.settled()
 
     calmly(scenario)

@@ -23,6 +23,7 @@ from tests.histories import SHARED, Operation, Run, Unheard, check_the_tiers
 from tests.model import Model, Version, none_excused
 from tests.simulation.chance import JumpingClock, following
 from tests.simulation.operations import draw_operation, draw_write
+from tests.simulation.routers import COMMIT
 from tests.simulation.world import Troubles, World
 
 _BURSTS: Final = 7
@@ -164,7 +165,9 @@ class Life:
     async def _event(self, world: World, clients: "Clients", event: str, after: float) -> None:
         chance = world.chance
         if event == "death":
-            world.dying = chance.randint(1, 200)
+            # where few calls are made there are few moments to die at
+            world.dying_at = chance.choice((None, COMMIT, "memory/remember", "memory/remember", "memory/forget"))
+            world.dying = chance.randint(1, 200 if world.dying_at in (None, COMMIT) else 20)
             return
         await anyio.sleep(after)
         tier = world.tiers[chance.choice(list(world.tiers))]

@@ -111,7 +111,7 @@ _DRAWN: Final[Sequence[Callable[[Random], h.Operation]]] = (
     *(draw_write, _read, _fetch, _promote),
     *(_forget, _reinforce, _consolidate, _close),
 )
-_WEIGHTS: Final = (30, 26, 6, 14, 9, 5, 3, 3)
+_WEIGHTS: Final = (30, 24, 6, 14, 11, 4, 3, 5)
 
 
 def _fields(chance: Random) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _some_tier(chance: Random) -> str | None:
 
 def _which(chance: Random) -> list[int]:
     # what was written last is what others are at work on
-    return [-chance.randint(1, 30) for _ in range(chance.randint(1, 3))]
+    return [-chance.randint(1, 16) for _ in range(chance.randint(1, 3))]
 
 
 def _maybe(chance: Random, probability: float, draw: Callable[[], T]) -> T | None:

@@ -1,7 +1,8 @@
 """The routers of a simulated federation, one after the other: each starts on what the last one left, and may die.
 
 A router that dies is cut off at that moment: no tier hears of it any more, and no client. What it leaves is its catalog
-as it was committed then; or, if it is the power that fails, as it was when it was last synced. What it still does is done to a catalog that nobody will open.
+as it was committed then; or, if it is the power that fails, as it was when it was last synced.
+What it still does is done to a catalog that nobody will open.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,9 @@ from router.tiers.link import Link
 from tests.federated import Clock
 from tests.simulation.tiers import Tier
 
+# a moment that is not a call to a tier
+COMMIT: Final = "commit"
+
 # calls under way when a router is stopped are given so long
 _GRACE: Final = 2.0
 
@@ -39,7 +43,7 @@ class KeptCatalog(Catalog):
     """
 
     def __init__(
-        self, image: bytes | None, tiers: list[TierSettings], point: Callable[[], None], *, loses_power: bool
+        self, image: bytes | None, tiers: list[TierSettings], point: Callable[[str], None], *, loses_power: bool
     ) -> None:
         load = router.nearest.load
 
@@ -64,7 +68,7 @@ class KeptCatalog(Catalog):
             with begin() as connection:
                 yield connection
             if database._depth == 0:
-                point()
+                point(COMMIT)
 
         database.transaction = transaction  # type: ignore[method-assign]  # watched
 
@@ -119,7 +123,7 @@ class Router:
         chance: Random,
         image: bytes | None,
         changed: Callable[[], None],
-        point: Callable[[], None],
+        point: Callable[[str], None],
     ) -> None:
         self.federation: Federation | None = None
         self.dead = False
@@ -144,10 +148,10 @@ class Router:
         """Whether clients reach it."""
         return self.federation is not None and not self.dead and not self.stopping
 
-    def point(self) -> None:
+    def point(self, what: str) -> None:
         """See `Watched`."""
         if not self.dead:
-            self._point()
+            self._point(what)
 
     async def run(self) -> None:
         """Returns when it has ended, in whichever way; `left` is what the next one starts on."""

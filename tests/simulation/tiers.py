@@ -5,19 +5,24 @@ it may be late, silent, dead or unwilling, and what it sends may be spoiled on i
 up what it has acknowledged.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from random import Random
 from typing import Any, Final, Protocol
 
 import anyio
+import anyio.abc
 import msgspec
 import trio
 
 from backends.store.server import serving
 from backends.store.store import Store
 from router.a2m.child import CannotStart
-from router.a2m.client import Connection, tending
+from router.a2m.client import Connection, Settled, settled, tending
 from router.a2m.errors import A2MError, Code
 from router.a2m.http_client import SETTLING
 from router.a2m.jsonrpc import render_error
@@ -64,7 +69,7 @@ class Watched(Protocol):
 
     dead: bool
 
-    def point(self) -> None:
+    def point(self, what: str) -> None:
         """Something has just happened, or is just to happen: a moment to die at."""
 
 
@@ -108,7 +113,9 @@ class Tier:
         self.is_remote = is_remote
         self.down = False
         self.process: Process | None = None
-        self._landing: list[tuple[float, bytes]] = []  # calls of dead routers, and when they land
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # what happens later, and when
+        self._numbers = count()
+        self._more = trio.Event()  # there is some
         self._trouble_until = -1.0
         self._removed: dict[str, float] = {}
 
@@ -154,26 +161,32 @@ class Tier:
     @property
     def is_busy(self) -> bool:
         """Whether a call is being served, or waits."""
-        return bool(self._landing) or (self.process is not None and self.process.underway > 0)
+        return bool(self._due) or (self.process is not None and self.process.underway > 0)
 
     def leave(self, message: bytes) -> None:
-        """A call of a router that has died is still on its way."""
-        assert isinstance(self.kept, CoreOnly)
-        if msgspec.json.decode(message, type=_Message).method in _WRITES and self.chance.random() < 0.7:
-            self._landing.append((round(trio.current_time() + _LATEST * self.chance.random(), 3), message))
-            self._landing.sort()
+        """A call to a remote tier goes its own way, and lands when nobody waits for it any more."""
+        self.later(_LATEST * self.chance.random(), partial(self._land, message))
 
-    async def land(self) -> None:
-        """Carries out what is left of dead routers, each call when its time comes. Ends only by being cancelled."""
-        assert isinstance(self.kept, CoreOnly)
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do this after so many seconds, whoever is alive then. Of remote tiers only."""
+        heappush(self._due, (round(trio.current_time() + seconds, 3), next(self._numbers), act))
+        self._more.set()
+
+    async def run(self) -> None:
+        """Does what is due, each in its time. Ends only by being cancelled."""
         while True:
-            await trio.sleep(0.25)
-            while self._landing and self._landing[0][0] <= trio.current_time():
-                _, message = self._landing.pop(0)
-                self.tell(self.name, f"a call of a dead router lands: {message[:200].decode()}")
-                self.kept.answer(message)
-                if b'"memory/forget"' in message:
-                    self.note_removed(message)
+            while self._due and self._due[0][0] <= trio.current_time():
+                heappop(self._due)[2]()
+            self._more = trio.Event()
+            with trio.move_on_at(self._due[0][0] if self._due else math.inf):
+                await self._more.wait()
+
+    def _land(self, message: bytes) -> None:
+        assert isinstance(self.kept, CoreOnly)
+        self.tell(self.name, f"lands: {message[:200].decode()}")
+        self.kept.answer(message)
+        if b'"memory/forget"' in message:
+            self.note_removed(message)
 
     def trouble(self, seconds: float = 0.0) -> None:
         """From now on, and for so long and its aftermath, calls may fail."""
@@ -210,7 +223,7 @@ class Tier:
                 yield server
 
 
-class Pipe:
+class Pipe(anyio.abc.ByteReceiveStream, anyio.abc.ByteSendStream):
     """One way of a connection. What waits in it is received at once.
 
     The router's end is the real one (router/a2m/client.py); a server's end that is as real would cost as much as all
@@ -257,11 +270,27 @@ class Pipe:
         self.close()
 
 
+class RemoteConnection(Connection):
+    """One on which no answer proves anything of other calls: what was given up is settled by time alone, as it is over
+    HTTP (router/a2m/http_client.py)."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(tier.name)
+        self._tier = tier
+
+    def _give_up(self, id: int) -> Settled:
+        if self._queue.pop(id, None) is not None:
+            return settled()
+        certain = anyio.Event()
+        self._tier.later(SETTLING, certain.set)
+        return certain
+
+
 class Process:
     """A tier's server while it lives, as one router reaches it: calls are served in the order in which they came."""
 
     def __init__(self, tier: Tier, router: Watched, server: Callable[[bytes, Caller], Any]) -> None:
-        self._peer = Connection(tier.name)
+        self._peer = RemoteConnection(tier) if tier.is_remote else Connection(tier.name)
         self._tier = tier
         self._router = router
         self._server = server
@@ -294,7 +323,8 @@ class Process:
         finally:
             if self._router.dead and self._tier.is_remote and self._alive:
                 for message in [*self._waiting, *self._calls.left()]:
-                    self._tier.leave(message)
+                    if self._tier.chance.random() < 0.7:
+                        self._tier.leave(message)
             self._begun = 0
             self._peer.end()
 
@@ -341,10 +371,16 @@ class Process:
     async def _served(self, message: bytes) -> tuple[bytes | None, str | None]:
         """The answer to a line, if there is one, and what goes wrong with it."""
         tier = self._tier
+        method = msgspec.json.decode(message, type=_Message).method
         if tier.latency:
             await trio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
-        self._router.point()
-        fault = self._fault(message)
+        self._router.point(method)
+        fault = self._fault(method)
+        if fault == "apply-late" and tier.is_remote:
+            # over HTTP calls overtake each other
+            self._waiting.remove(message)
+            tier.leave(message)
+            return None, fault
         if fault in ("delay", "apply-late", "hang"):
             # what comes behind it waits, as on a pipe
             await trio.sleep(self._wait(fault))
@@ -362,7 +398,7 @@ class Process:
         reply: bytes | None = await self._server(message, _ROUTER)
         if b'"memory/forget"' in message:
             tier.note_removed(message)
-        self._router.point()
+        self._router.point(method)
         if not self._alive or fault == "exit-after-work":
             self.die()
             return None, fault
@@ -370,12 +406,11 @@ class Process:
             await trio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
         return reply, fault
 
-    def _fault(self, message: bytes) -> str | None:
+    def _fault(self, method: str) -> str | None:
         tier = self._tier
         if tier.chance.random() >= tier.rate or self._router.dead:
             return None
         fault = tier.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
-        method = msgspec.json.decode(message, type=_Message).method
         if fault in ("refuse-writes", "disk-full") and method not in _WRITES:
             return None
         tier.tell(tier.name, f"{fault} at {method}")

@@ -26,7 +26,8 @@ _PATIENCE: Final = 2 * 3600.0
 class World:
     """Everything but the clients.
 
-    `history` is what has happened so far, a line each. `dying` is how many moments from now the router dies.
+    `history` is what has happened so far, a line each. `dying` is how many moments from now the router dies; of those
+    of one kind only, with `dying_at`: a method that tiers are called with, or a commit.
     """
 
     def __init__(self, settings: Settings, mix: Mapping[str, Foreign], chance: Random, clock: Clock) -> None:
@@ -35,6 +36,7 @@ class World:
         self.clock = clock
         self.history: list[str] = []
         self.dying: int | None = None
+        self.dying_at: str | None = None
         self.ended = False
         self.deaths = 0
         self.router: Router | None = None
@@ -74,7 +76,7 @@ class World:
         async with trio.open_nursery() as nursery:
             for tier in self.tiers.values():
                 if tier.is_remote:
-                    nursery.start_soon(tier.land)
+                    nursery.start_soon(tier.run)
             await self._routers()
             nursery.cancel_scope.cancel()
 
@@ -121,8 +123,8 @@ class World:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _point(self) -> None:
-        if self.dying is None:
+    def _point(self, what: str) -> None:
+        if self.dying is None or self.dying_at not in (None, what):
             return
         self.dying -= 1
         if self.dying <= 0:
