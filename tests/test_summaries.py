@@ -396,8 +396,6 @@ async def test_declining_is_an_answer_and_changes_nothing() -> None:
     [
         ("working", "recall", False),
         ("semantic", "remember", False),
-        ("semantic", "remember", True),
-        ("semantic", "recall", True),
         (None, "", False),
         (None, "", True),
     ],
@@ -578,20 +576,39 @@ async def test_what_only_moves_or_earns_while_it_thinks_is_thought_of_once() -> 
 
 @anyio_test
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("forgotten", "page"), [("2", False), ("2", True), ("p", True)])
-async def test_what_is_forgotten_while_the_summary_is_being_written_is_not_in_it(
-    page: bool, after: bool, forgotten: str
-) -> None:
+async def test_what_is_forgotten_while_the_summary_is_being_written_is_not_in_it(after: bool) -> None:
     steer = Steered()
     async with thinking(Thinker(), weather=steer) as fed, anyio.create_task_group() as tasks:
-        await sources_and_page(fed, page=page)
+        await sources_and_page(fed, page=False)
         writing = steer.hold("semantic", "remember", after=after)
         call = Task(tasks, lambda: summarize_both(fed))
         await writing.reached.wait()
+        await fed.call("forget", ids=["2"])
+        writing.release()
+        await assert_only_the_second_thought(fed, await call.ended(), ["one"], 0)
+
+
+@anyio_test
+@pytest.mark.parametrize("forgotten", ["2", "p"])
+async def test_a_page_is_true_before_its_tier_has_it_and_what_is_forgotten_then_was_forgotten_after_it(
+    forgotten: str,
+) -> None:
+    steer = Steered()
+    async with thinking(Thinker(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await sources_and_page(fed)
+        writing = steer.hold("semantic", "remember")
+        call = Task(tasks, lambda: summarize_both(fed))
+        await call.ended()
+        page = (await fed.call("fetch", key="page"))["record"]
+        assert (page["content"], page["revision"]) == ("gist of one, two", 1)
+        await writing.reached.wait()
         await fed.call("forget", ids=[forgotten])
         writing.release()
-        left = ["one"] if forgotten == "2" else ["one", "two"]
-        await assert_only_the_second_thought(fed, await call.ended(), left, int(page and forgotten == "2"))
+        await fed.settled()
+        page = (await fed.call("fetch", key="page"))["record"]
+        assert page is None if forgotten == "p" else page["content"] == "gist of one, two"
+        assert set(fed.copies()) == {"1", "2", "p"} - {forgotten}
+        assert_nothing_under_way(fed)
 
 
 @anyio_test

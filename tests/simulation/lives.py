@@ -1,6 +1,7 @@
 """A seed's life: which federation it is, what its clients do, what goes wrong and when; and what is judged.
 
-Bursts of clients at work, with hours between them. Sometimes everything comes to rest between two bursts, faults cease,
+Bursts of clients at work, with hours between them. A router may die between any two steps, or lose what was not synced;
+it dies more often where writes and forgets are under way than chance would have it. Sometimes everything comes to rest between two bursts, faults cease,
 and all that is there is looked at; always so in the end.
 """
 

@@ -2,7 +2,8 @@
 
 What a fault is called is a2m-chaos's to say (backends/chaos/faults.py). Here are those that an honest server may show:
 it may be late, silent, dead or unwilling, and what it sends may be spoiled on its way. It never loses, alters or makes
-up what it has acknowledged.
+up what it has acknowledged. Behind a tier that is remote by its settings calls overtake each other, and land when their
+router is no more.
 """
 
 import math
