@@ -230,7 +230,11 @@ async def _serve_http(
 def _announce(federation: Federation, url: str, options: argparse.Namespace) -> None:
     """Says where the router listens, which tiers are up, and how to try it."""
     up = [name for name, link in federation.links.items() if link.status == "up"]
-    down = [f"{name} ({link.reason})" for name, link in federation.links.items() if link.status != "up"]
+    down = [
+        f"{name} ({link.reason or 'it is still starting'})"
+        for name, link in federation.links.items()
+        if link.status != "up"
+    ]
     lines = [f"{_PROGRAM} {__version__} listens on {url}", f"tiers up: {', '.join(up) or 'none'}"]
     if down:
         lines.append(f"tiers down: {', '.join(down)}")

@@ -3,18 +3,27 @@
 import logging
 import sys
 from datetime import UTC, datetime
+from typing import TextIO
 
 import orjson
 
 
 def log_to_stderr(level: str, form: str) -> None:
     """Sends everything at `level` and above to stderr, as `text` or `json`."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ToStderr()
     handler.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # their own lines say nothing that ours do not, and at debug they show headers, which may hold tokens
     for library in ("httpx", "httpcore", "hpack", "aiohttp"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class _ToStderr(logging.StreamHandler[TextIO]):
+    """To what stderr is when something is said: a progress bar puts another in its place, to stay below the log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _Text(logging.Formatter):

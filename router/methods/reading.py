@@ -233,10 +233,23 @@ class Readings:
         for _ in range(_LOOKS):
             entries = self._catalog.newest(question.selection(), limit)
             records, missing = await self._read(entries, tiers, question.scope, read, embeddings=question.embeddings)
-            if limit is None or len(self._catalog.find(entry.id for entry in entries)) == len(entries):
+            meant = self._still_meant(entries, question)
+            if limit is None or len(meant) == len(entries):
                 break
-        placed = [((entry.created_at, entry.seq), records[entry.id]) for entry in entries if entry.id in records]
+        placed = [
+            ((entry.created_at, entry.seq), records[entry.id])
+            for entry in entries
+            if entry.id in records and entry.id in meant
+        ]
         return placed, missing
+
+    def _still_meant(self, entries: Sequence[Entry], question: Question) -> set[str]:
+        """Those of the entries that are there still, and still are what was asked for: one that has been replaced
+        meanwhile may have another session, or another key."""
+        ids = [entry.id for entry in entries]
+        if not question.where.known and question.key_prefix is None:
+            return set(self._catalog.find(ids))
+        return {entry.id for entry in self._catalog.among(ids, question.selection())}
 
     async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
         """What mounts have of a timeline."""

@@ -13,6 +13,7 @@
 """
 
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -368,7 +369,11 @@ class Link:
                 wrong = wrong + 1 if peer.heard >= asked else 0
                 if peer.lost.is_set() or wrong >= (TRIALS if greeted else 1):
                     return
-                if anyio.current_time() - max(since, peer.heard) >= self._patience():
+                silent = anyio.current_time() - max(since, peer.heard)
+                if silent >= self._patience():
+                    log.warning(
+                        "%s has been silent for %.0f s: its connection is ended, and made anew", self.name, silent
+                    )
                     self._replaced += 1
                     return
             else:
@@ -421,6 +426,7 @@ async def _greet(peer: Peer) -> Profile:
     except A2MError as error:
         raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}") from error
     except client.NoAnswer as problem:
-        raise BadProfile(f"memory/describe: {problem.reason}; does it flush what it writes, line by line?") from problem
+        hint = "; does it flush what it writes, line by line?" if peer.heard == -math.inf else ""
+        raise BadProfile(f"memory/describe: {problem.reason}{hint}") from problem
     except Unanswered as problem:
         raise BadProfile(problem.reason) from problem

@@ -1,7 +1,6 @@
 """The command line: which seeds, on how many processes; what is found is printed whole."""
 
 import argparse
-import logging
 import multiprocessing
 import os
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tests.simulation.lives import Outcome, live
+from tests.simulation.lives import Outcome, live_quietly
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         again = [sys.executable, "-m", "tests.simulation", *(sys.argv[1:] if arguments is None else arguments)]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.seed is not None:
-        outcome = _quietly(options.seed)
+        outcome = live_quietly(options.seed)
         print(_story(outcome))
         return 0 if outcome.failure is None else 1
     began = time.monotonic()
@@ -51,18 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _lived(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
-        yield from map(_quietly, seeds)
+        yield from map(live_quietly, seeds)
         return
     # a process that has lived long may hold much, and is exchanged
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(_quietly, seeds)
-
-
-def _quietly(seed: int) -> Outcome:
-    log = logging.getLogger("router")
-    log.setLevel(logging.ERROR)
-    log.propagate = False
-    return live(seed)
+        yield from pool.imap_unordered(live_quietly, seeds)
 
 
 def _story(outcome: Outcome) -> str:

@@ -1,8 +1,8 @@
 """A seed's life: which federation it is, what its clients do, what goes wrong and when; and what is judged.
 
 Bursts of clients at work, with hours between them. A router may die between any two steps, or lose what was not synced;
-it dies more often where writes and forgets are under way than chance would have it. Sometimes everything comes to rest between two bursts, faults cease,
-and all that is there is looked at; always so in the end.
+it dies more often where writes and forgets are under way than chance would have it. Sometimes everything comes to rest
+between two bursts, faults cease, and all that is there is looked at; always so in the end.
 """
 
 import logging
@@ -75,7 +75,7 @@ def draw_shape(chance: Random) -> Shape:
         for tier in ("working", "episodic", "semantic", "procedural"):
             if chance.random() < 0.4:
                 mix[tier] = chance.choice(_LESSER)
-                is_remote = chance.random() < 0.3
+                is_remote = chance.random() < 0.5
                 if is_remote:
                     # how it is reached is the same here; what its settings say of it is what makes the difference
                     before, after = text.split(f"[tiers.{tier}]")
@@ -353,3 +353,12 @@ def _told(problem: BaseException) -> str | None:
         str(leaf) if isinstance(leaf, AssertionError) and str(leaf) else "".join(format_exception(leaf))
         for leaf in leaves
     )
+
+
+def live_quietly(seed: int) -> Outcome:
+    """A life whose log goes nowhere, but for what it is judged by. Here, and not where the command is, since the
+    processes that live side by side load it by this name."""
+    log = logging.getLogger("router")
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    return live(seed)

@@ -50,6 +50,9 @@ FAULTS: Final[Mapping[str, int]] = {
     "refuse-writes": 8,
     "disk-full": 5,
 }
+# over HTTP what lands late is the danger
+REMOTE_FAULTS: Final[Mapping[str, int]] = {**FAULTS, "apply-late": 16}
+
 # these are no reason for anything to fail
 _HARMLESS: Final = frozenset({"answer-twice", "log-line"})
 
@@ -411,7 +414,8 @@ class Process:
         tier = self._tier
         if tier.chance.random() >= tier.rate or self._router.dead:
             return None
-        fault = tier.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
+        often = REMOTE_FAULTS if tier.is_remote else FAULTS
+        fault = tier.chance.choices(list(often), list(often.values()))[0]
         if fault in ("refuse-writes", "disk-full") and method not in _WRITES:
             return None
         tier.tell(tier.name, f"{fault} at {method}")
