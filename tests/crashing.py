@@ -911,12 +911,17 @@ def _new(folder: Path, name: str) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Try every crash point of every kind of change.")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="only this one; may be repeated")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="look into one of N things found")
-    parser.add_argument("--only", default="", metavar="TEXT", help="look only into things with this in their label")
-    parser.add_argument("--torn", type=int, default=4, metavar="SEEDS", help="random subsets of what was not synced")
-    parser.add_argument("--forgets", type=int, default=12, metavar="CALLS", help="forget at each of so many calls")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.crashing",
+        description="Tries every crash point of every kind of change, which takes minutes a kind.",
+        epilog=f"kinds: {', '.join(KINDS)}",
+    )
+    add = parser.add_argument
+    add("--kind", action="append", choices=KINDS, metavar="KIND", help="only this one; may be repeated")
+    add("--every", type=int, default=1, metavar="N", help="look into one of N points found (default: %(default)s)")
+    add("--only", default="", metavar="TEXT", help="look only into points with this in their label")
+    add("--torn", type=int, default=4, metavar="SEEDS", help="random halves of what was not synced (%(default)s)")
+    add("--forgets", type=int, default=12, metavar="CALLS", help="forget at each of so many calls (%(default)s)")
     options = parser.parse_args()
     logging.disable()  # that tiers die is no news here
     broken: Counter[str] = Counter()

@@ -11,6 +11,8 @@ from tests.explorer.search import explore
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it; 0 if nothing was found, else 1."""
     options = _parser().parse_args(arguments)
+    if not any(options.only is None or options.only in scenario.name for scenario in WHOLE):
+        _parser().error("--only: no scenario has that in its name; there are:\n" + "\n".join(s.name for s in WHOLE))
     found = []
     for scenario in WHOLE:
         if options.only is None or options.only in scenario.name:
