@@ -158,9 +158,6 @@ class Stdio:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        assert self._process.stdout is not None
-        if self.ended:
-            self._process.stdout.close()
 
     def _is_late(self, came: Arrived) -> bool:
         """Whether it answers a call that nobody waits for any more."""
@@ -185,11 +182,13 @@ class Stdio:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            arrived = Arrived(line, message_in(line))
-            with self._changed:
-                self.arrived.append(arrived)
-                self._changed.notify_all()
+        # whoever closes it elsewhere may come while this is reading
+        with self._process.stdout as stdout:
+            for line in stdout:
+                arrived = Arrived(line, message_in(line))
+                with self._changed:
+                    self.arrived.append(arrived)
+                    self._changed.notify_all()
         with self._changed:
             self.ended = True
             self._changed.notify_all()
