@@ -236,20 +236,16 @@ class Readings:
             meant = self._still_meant(entries, question)
             if limit is None or len(meant) == len(entries):
                 break
-        placed = [
-            ((entry.created_at, entry.seq), records[entry.id])
-            for entry in entries
-            if entry.id in records and entry.id in meant
-        ]
+        placed = [((entry.created_at, entry.seq), records[entry.id]) for entry in meant if entry.id in records]
         return placed, missing
 
-    def _still_meant(self, entries: Sequence[Entry], question: Question) -> set[str]:
-        """Those of the entries that are there still, and still are what was asked for: one that has been replaced
-        meanwhile may have another session, or another key."""
+    def _still_meant(self, entries: Sequence[Entry], question: Question) -> list[Entry]:
+        """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
+        been replaced meanwhile may have another session, or another key; one written anew under its id, another age."""
         ids = [entry.id for entry in entries]
         if not question.where.known and question.key_prefix is None:
-            return set(self._catalog.find(ids))
-        return {entry.id for entry in self._catalog.among(ids, question.selection())}
+            return list(self._catalog.find(ids).values())
+        return self._catalog.among(ids, question.selection())
 
     async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
         """What mounts have of a timeline."""
