@@ -21,7 +21,7 @@ from router.config import parse
 from router.tiers.lifting import RESERVED, delegable, lifted, lowered
 from router.tiers.profile import CannotServe, Profile
 from router.tiers.starting import links_for
-from tests.federated import Foreign, Steered, redone, settings_of, trial
+from tests.federated import Foreign, Mix, Steered, redone, settings_of, trial
 from tests.servers import javascript
 from tests.servers.core_only import CoreOnly
 
@@ -373,3 +373,22 @@ async def test_a_record_that_moves_while_an_ordered_recall_goes_on_is_found() ->
             assert await fed.call("promote", ids=[wanted], tier="semantic") == {"promoted": 1}
             hold.release()
         assert [record["content"] for record in found] == ["wanted"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("servers", [{}, {"working": Foreign()}], ids=["native", "lifted"])
+@pytest.mark.parametrize("records", [1, 2, 3, 99, 100, 101])
+async def test_whether_a_tier_is_told_a_batch_in_one_call_is_known_before(records: int, servers: Mix) -> None:
+    """Lifted, metadata is told twice, so that a batch may take more calls than it would elsewhere."""
+    steer = Steered()
+    async with trial(settings_of(policy="explicit"), servers=servers, weather=steer) as fed:
+        metadata = Raw(json.dumps({"m": "x" * 1_500_000 if records < 50 else "x"}).encode())
+        moment = "2026-01-01T00:00:00.000Z"
+        drafts = [
+            Draft(id=f"r{n}", content="x", metadata=metadata, created_at=moment, revision=0) for n in range(records)
+        ]
+        copies = fed.federation.recovery._copies
+        steer.seen.clear()
+        await copies.write("working", drafts)
+        calls = sum(b"memory/remember" in message[:100] for _, message in steer.seen)
+        assert copies.is_one_call("working", drafts) == (calls == 1)

@@ -9,7 +9,7 @@ is asked for.
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -135,21 +135,23 @@ class Copies:
 
     def is_one_call(self, tier: str, drafts: Sequence[Draft]) -> bool:
         """Whether `tier` is told these records in one call, and so has all of them or none."""
-        chunks = iter(self._chunks(tier, drafts, bytes_of))
-        next(chunks, None)
-        return next(chunks, None) is None
+        return len(drafts) <= 1 or sum(1 for _ in islice(self._told(tier, drafts), 2)) == 1
 
     async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
-        manner = self.manner(tier)
         for draft in drafts:
             self.check(tier, draft)
-        if not manner.native:
-            drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
-        for chunk in self._chunks(tier, drafts, bytes_of):
+        for chunk in self._told(tier, drafts):
             raw = await self._call(tier, "memory/remember", Remember(records=chunk))
             if self._decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
                 raise self._untrusted(tier, "answered a write with other ids than it was given")
+
+    def _told(self, tier: str, drafts: Sequence[Draft]) -> Iterable[list[Draft]]:
+        """Complete records as the tier's server is told them, those of a call at a time."""
+        manner = self.manner(tier)
+        if not manner.native:
+            drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
+        return self._chunks(tier, drafts, bytes_of)
 
     async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> list[Draft]:
         """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
