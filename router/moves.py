@@ -20,7 +20,7 @@ import anyio
 import msgspec
 
 from router.a2m.budget import left
-from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError
+from router.a2m.errors import A2MError, no_room
 from router.a2m.events import Place
 from router.a2m.records import Record, digest, draft_of
 from router.catalog.catalog import Catalog
@@ -104,7 +104,7 @@ class Moves:
             try:
                 moved = await self._move(batch, source, target, salience)
             except (A2MError, Altered, AnswerTooLong) as refused:
-                if isinstance(refused, A2MError) and (refused.data or {}).get("reason") in (DISK_FULL, OVERLOADED):
+                if isinstance(refused, A2MError) and no_room(refused) is not None:
                     result.reason, result.blocked = str(refused), True  # whichever unit it is asked to take
                     continue
                 # of several units one may be at fault: halved until it stands alone

@@ -1,7 +1,7 @@
 """Settling: what becomes of a claim when a tier, or the catalog's disk, has not done its part yet."""
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -41,10 +41,9 @@ class Settling:
         failures: Sequence[object] = (),
         *,
         note: Callable[[], None] | None = None,
-        then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Make `note`, durably, and release the claims: at once if nothing is open, else when every call among
-        `failures` is settled and `then` is done.
+        `failures` is settled.
 
         `note` is a change of the catalog, which may be made more than once: where the disk does not take it, that is
         said in the log, and it is tried again until it does.
@@ -54,7 +53,7 @@ class Settling:
         open_calls = [
             f for f in failures if isinstance(f, TierDown) and f.settled is not None and not f.settled.is_set()
         ]
-        if not open_calls and note is None and then is None:
+        if not open_calls and note is None:
             for claim in claims:
                 claim.release()
             return
@@ -63,7 +62,7 @@ class Settling:
             try:
                 if note is not None:
                     try:
-                        await self.until_noted(note)
+                        await self._until_noted(note)
                     except anyio.get_cancelled_exc_class():
                         with suppress(OSError):  # the router ends: the last chance
                             note()
@@ -71,15 +70,13 @@ class Settling:
                 for failure in open_calls:
                     assert failure.settled is not None
                     await self._copies.link(failure.tier).settle(failure.settled)
-                if then is not None:
-                    await then()
             finally:
                 for claim in claims:
                     claim.release()
 
         self._spawn(settle)
 
-    async def until_noted(self, note: Callable[[], None]) -> None:
+    async def _until_noted(self, note: Callable[[], None]) -> None:
         """Returns when a change of the catalog has been made, and is durable."""
         wait = _FIRST_WAIT
         while not await self._noted(note):

@@ -15,6 +15,7 @@ from anyio import wait_all_tasks_blocked
 
 from router.a2m.errors import A2MError
 from router.catalog.syncing import Syncing
+from tests.clocks import simulated
 from tests.federated import (
     ALL_NATIVE,
     Foreign,
@@ -27,7 +28,6 @@ from tests.federated import (
     stored,
     trial,
 )
-from tests.test_late_landings import simulated
 from tests.test_rules_restart import CALM, one_home_each, photograph
 
 pytestmark = pytest.mark.anyio

@@ -24,9 +24,8 @@ from backends.chaos.misbehaving import GoOn
 from backends.chaos.over_stdio import _Line, _Out
 from backends.chaos.plan import Fault, Plan
 from backends.chaos.running import Run
-from tests.conformance.checking import Target
 from tests.conformance.client import Stdio
-from tests.conformance.running import State, outcomes
+from tests.conformance.running import State, judged
 from tests.servers.bindings import over_http
 
 CHAOS: Final = str(Path(sys.executable).with_name("a2m-chaos"))
@@ -168,13 +167,7 @@ def test_clients_that_take_the_same_id_get_their_own_answers(tmp_path: Path) -> 
 
 def test_a_server_behind_it_keeps_to_the_protocol_as_it_does_alone(tmp_path: Path) -> None:
     path = tmp_path / plan(tmp_path)
-    client = Stdio([CHAOS, "--plan", str(path), "--", STORE, str(tmp_path / "some.db")], PATIENCE)
-    try:
-        target = Target(client, None)
-        target.meet()
-        came = list(outcomes(target))
-    finally:
-        client.close()
+    came = judged(Stdio([CHAOS, "--plan", str(path), "--", STORE, str(tmp_path / "some.db")], PATIENCE))
     assert [(each.check.name, each.why) for each in came if each.state is State.FAILED] == []
     assert sum(each.state is State.PASSED for each in came) > 50
 

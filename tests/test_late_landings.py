@@ -1,20 +1,18 @@
 """A router died while a call of its was under way at a tier that is reached over HTTP: it may land when the next router
 runs. Time is simulated, and jumps."""
 
-import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import trio
-import trio.testing
 
 from router.a2m.errors import A2MError
 from router.a2m.http_client import SETTLING
 from router.a2m.jsonrpc import parse_request, read_params
 from router.a2m.messages import Remember
+from tests.clocks import simulated
 from tests.federated import FOUR_TIERS, LOCAL, Steered, Task, Trial, assert_nothing_under_way, settings_of, trial
 from tests.test_rules_restart import photograph
 
@@ -26,16 +24,6 @@ OVER_HTTP = settings_of(
     ),
     policy="explicit",
 )
-
-
-def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs a test on trio with a clock that jumps to the next deadline when nothing else is to be done."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        trio.run(functools.partial(test, **fixtures), clock=trio.testing.MockClock(autojump_threshold=0))
-
-    return run
 
 
 async def killed_in(folder: Path, act: Callable[[Trial], Awaitable[Any]]) -> tuple[Path, Remember]:

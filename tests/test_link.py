@@ -1,11 +1,10 @@
 """A link to one tier: supervision, deadlines, the breaker; time is simulated, and jumps."""
 
-import functools
 import json
 import logging
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +14,6 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
-import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,18 +26,9 @@ from router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
 from router.tiers.link import PATIENCE, Link, LinkStatus, Overloaded, TierDown
 from router.tiers.profile import BadProfile, Store, read_profile
 from router.tiers.room import Room
+from tests.clocks import simulated
 
 DESCRIBED: dict[str, Any] = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": ["core"]}
-
-
-def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs a test on trio with a clock that jumps to the next deadline when nothing else is to be done."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        trio.run(functools.partial(test, **fixtures), clock=trio.testing.MockClock(autojump_threshold=0))
-
-    return run
 
 
 class Tier:

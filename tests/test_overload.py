@@ -11,8 +11,6 @@ import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
-import trio
-import trio.testing
 
 from router.a2m.client import connect_local
 from router.a2m.errors import A2MError, Code
@@ -21,6 +19,7 @@ from router.a2m.http_client import connect_http
 from router.a2m.jsonrpc import parse_request, render_result
 from router.a2m.server import Caller, Gate
 from router.a2m.stdio import serve_lines
+from tests.clocks import simulated
 from tests.federated import FOUR_TIERS, LOCAL, Steered, Task, Trial, assert_nothing_under_way, settings_of, trial
 
 
@@ -223,16 +222,6 @@ async def test_the_federation_takes_so_many_requests_at_once() -> None:
 
 
 # --- the time of a request
-
-
-def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs a test on trio with a clock that jumps to the next deadline when nothing else is to be done."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        trio.run(functools.partial(test, **fixtures), clock=trio.testing.MockClock(autojump_threshold=0))
-
-    return run
 
 
 @simulated

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.checking import Target
 from tests.conformance.client import Stdio
-from tests.conformance.running import State, outcomes
+from tests.conformance.running import State, judged
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -24,13 +23,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_the_tier_that_is_shown_keeps_to_the_protocol(program: Path, tmp_path: Path) -> None:
-    client = Stdio([sys.executable, str(program), str(tmp_path / "some.journal")], 20)
-    try:
-        target = Target(client, None)
-        target.meet()
-        came = list(outcomes(target))
-    finally:
-        client.close()
+    came = judged(Stdio([sys.executable, str(program), str(tmp_path / "some.journal")], 20))
     assert [(each.check.name, each.why) for each in came if each.state is State.FAILED] == []
     assert sum(each.state is State.PASSED for each in came) > 50
 

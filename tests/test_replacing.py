@@ -18,6 +18,7 @@ from router.a2m.errors import DISK_FULL, A2MError, Code
 from router.a2m.jsonrpc import render_error
 from router.a2m.records import Draft
 from router.catalog.syncing import Syncing
+from tests.clocks import simulated
 from tests.federated import (
     ALL_NATIVE,
     Foreign,
@@ -33,7 +34,6 @@ from tests.federated import (
     stored,
     trial,
 )
-from tests.test_late_landings import simulated
 from tests.test_recovery import draft, hold
 from tests.test_rules_restart import CALM, joined, one_home_each, photograph
 

@@ -6,7 +6,6 @@ and those who only read are answered from what is there.
 """
 
 import contextlib
-import errno
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ import apsw
 import msgspec
 
 from backends.store.store import Store
-from router.a2m.errors import DISK_FULL, A2MError, Code
+from router.a2m.errors import DISK_FULL, A2MError, Code, disk_reason
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -122,5 +121,5 @@ def _look(connection: apsw.Connection, call: Call) -> Any:
 
 def _reason(problem: Exception) -> str:
     if isinstance(problem, OSError):
-        return DISK_FULL if problem.errno == errno.ENOSPC else problem.strerror or str(problem)
+        return disk_reason(problem)
     return DISK_FULL if isinstance(problem, apsw.FullError) else str(problem)

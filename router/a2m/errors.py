@@ -93,10 +93,22 @@ def overloaded(sentence: str, more: Mapping[str, Any] | None = None) -> A2MError
     )
 
 
+def no_room(error: A2MError) -> str | None:
+    """The reason of an error that says that there is no room at present, for the call or on the disk, whatever is asked
+    for; None of any other."""
+    reason = (error.data or {}).get("reason")
+    return reason if reason in (OVERLOADED, DISK_FULL) else None
+
+
+def disk_reason(problem: OSError) -> str:
+    """Why a disk did not take, or give, what was needed; DISK_FULL where it has no room."""
+    return DISK_FULL if problem.errno == errno.ENOSPC else problem.strerror or str(problem)
+
+
 def disk_failed(problem: OSError, whose: str = "the") -> A2MError:
     """INTERNAL_ERROR for a disk that did not take, or give, what the call needed."""
-    if problem.errno == errno.ENOSPC:
-        sentence = f"{whose} disk is full: nothing was written; try again when there is room"
-        return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": DISK_FULL})
-    reason = problem.strerror or str(problem)
-    return A2MError(Code.INTERNAL_ERROR, f"{whose} disk failed: {reason}", {"reason": reason})
+    reason = disk_reason(problem)
+    sentence = f"failed: {reason}"
+    if reason == DISK_FULL:
+        sentence = "is full: nothing was written; try again when there is room"
+    return A2MError(Code.INTERNAL_ERROR, f"{whose} disk {sentence}", {"reason": reason})

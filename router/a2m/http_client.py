@@ -125,13 +125,13 @@ class HttpClient:
             answered = answer.status < 500  # a gateway's 502 or 504 does not end what is behind it
             reply = self._read(answer.status, body)
             self.heard = anyio.current_time()
-            mine = bytes(reply.id) == str(id).encode()
-            if mine:
+            if bytes(reply.id) == str(id).encode():
                 answered = True  # whatever its status: only the server itself knows the id
             elif not answered:
                 raise HttpFailure(_status(answer.status, body, self._secrets), self._later())
-            # an error that could not tell whose it was has no id
-            if bytes(reply.id) != str(id).encode() and (reply.error is None or bytes(reply.id) != b"null"):
+            elif (
+                reply.error is None or bytes(reply.id) != b"null"
+            ):  # an error that could not tell whose it was has none
                 answered = False
                 raise NoAnswer(f"an answer to another call: id {bytes(reply.id)!r:.80}", self._certain(posting))
         except TimeoutError:

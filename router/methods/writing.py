@@ -19,12 +19,13 @@ from router.a2m.budget import left
 from router.a2m.errors import (
     CALLERS_ERRORS,
     DISK_FULL,
-    OVERLOADED,
     RETRY_AFTER,
     A2MError,
     Code,
     disk_failed,
+    disk_reason,
     invalid_params,
+    no_room,
     overloaded,
 )
 from router.a2m.events import Event, Forgotten, Place, Written, named
@@ -475,20 +476,20 @@ def _as_down(tier: str, failure: Failure) -> Failure:
     """A tier's refusal as what it is to a caller: the federation's own trouble, not the caller's."""
     if not isinstance(failure, A2MError):
         return failure
-    reason = (failure.data or {}).get("reason")
-    if reason in (DISK_FULL, OVERLOADED):
+    reason = no_room(failure)
+    if reason is not None:
         return TierDown(tier, reason, RETRY_AFTER, None)  # what passes, and what programs know by its name
     return TierDown(tier, f"it refuses: {failure.message}", 60.0, None)
 
 
 def _unsure(failure: OSError, sentence: str) -> A2MError:
     """What a caller hears of a change that is true, and may not outlive a power cut."""
-    told = disk_failed(failure, "the catalog's")
-    what = "is full" if told.data == {"reason": DISK_FULL} else f"failed: {failure.strerror or failure}"
+    reason = disk_reason(failure)
+    what = "is full" if reason == DISK_FULL else f"failed: {reason}"
     return A2MError(
         Code.INTERNAL_ERROR,
         f"the catalog's disk {what}: {sentence} after a power cut; repeat the call when the disk is well",
-        told.data,
+        {"reason": reason},
     )
 
 

@@ -12,12 +12,11 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
-
-if TYPE_CHECKING:
-    import psutil
+import anyio.to_thread
+import psutil
 
 _MARK: Final = "A2M_ROUTER_TIER"
 
@@ -44,7 +43,8 @@ def mark_of(state: Path, tier: str) -> dict[str, str]:
 
 async def end_leftovers(mark: dict[str, str], tier: str) -> None:
     """Returns when no process with this mark runs any more; what cannot be ended is told in the log."""
-    left = _marked(mark[_MARK])
+    # it looks at every process there is, and the other tiers have their calls meanwhile
+    left = await anyio.to_thread.run_sync(_marked, mark[_MARK])
     if not left:
         return
     log.warning("%s: left running by an earlier router: %s", tier, ", ".join(map(_named, left)))
@@ -58,9 +58,7 @@ async def end_leftovers(mark: dict[str, str], tier: str) -> None:
         log.error("%s: %s cannot be ended; what it still does may spoil the tier's store", tier, _named(process))
 
 
-def _marked(mark: str) -> "list[psutil.Process]":
-    import psutil
-
+def _marked(mark: str) -> list[psutil.Process]:
     found = []
     own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     for process in psutil.process_iter():
@@ -73,7 +71,7 @@ def _marked(mark: str) -> "list[psutil.Process]":
     return found
 
 
-async def _running_after(seconds: float, processes: "Iterable[psutil.Process]") -> "list[psutil.Process]":
+async def _running_after(seconds: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     deadline = anyio.current_time() + seconds
     left = [process for process in processes if _is_running(process)]
     while left and anyio.current_time() < deadline:
@@ -82,25 +80,19 @@ async def _running_after(seconds: float, processes: "Iterable[psutil.Process]") 
     return left
 
 
-def _is_running(process: "psutil.Process") -> bool:
-    import psutil
-
+def _is_running(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
 
-def _signal(process: "psutil.Process", stop: str) -> None:
-    import psutil
-
+def _signal(process: psutil.Process, stop: str) -> None:
     with suppress(psutil.Error):  # it has ended meanwhile
         getattr(process, stop)()
 
 
-def _named(process: "psutil.Process") -> str:
-    import psutil
-
+def _named(process: psutil.Process) -> str:
     try:
         return f"{process.name()} (process {process.pid})"
     except psutil.Error:

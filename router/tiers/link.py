@@ -169,10 +169,7 @@ class Link:
         Raises Refused as the tier answered it, Overloaded, and TierDown for everything else.
         """
         allowed = min(self._timeout if timeout is None else timeout, left())
-        if self._peer is None:
-            raise self._down()
-        if allowed <= 0:
-            raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
+        self._peer_for(allowed)
         deadline = anyio.current_time() + allowed
         try:
             async with self._place(deadline) as given_up:
@@ -244,8 +241,13 @@ class Link:
         finally:
             self._places.release_on_behalf_of(borrower)
 
-    def _down(self) -> TierDown:
-        return TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
+    def _peer_for(self, seconds: float) -> Peer:
+        """Whom a call of so many seconds goes to. Raises TierDown where it would be in vain."""
+        if self._peer is None:
+            raise TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
+        if seconds <= 0:
+            raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
+        return self._peer
 
     def _learn(self, call: int, *, in_time: bool) -> None:
         self._room.ended(call, in_time=in_time)
@@ -320,11 +322,7 @@ class Link:
         is_fair: bool = False,
     ) -> msgspec.Raw:
         """`is_fair`: the call was given its time, as far as it has not waited for its turn."""
-        peer = self._peer
-        if peer is None:
-            raise self._down()
-        if timeout <= 0:
-            raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
+        peer = self._peer_for(timeout)
         began = anyio.current_time()
         number = self._room.begin()
         try:

@@ -10,7 +10,6 @@ from router.a2m.child import connect_process, executable
 from router.a2m.client import Peer
 from router.a2m.http_client import connect_http
 from router.config import Settings, Tier
-from router.tiers.leftovers import end_leftovers, mark_of
 from router.tiers.link import Link
 from router.tiers.profile import CannotServe
 
@@ -53,6 +52,9 @@ def _reached(tier: Tier) -> object:
 
 @asynccontextmanager
 async def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Peer]:
+    # what looks at processes is loaded by those who start some
+    from router.tiers.leftovers import end_leftovers, mark_of
+
     assert tier.command is not None
     program, *arguments = tier.command
     mark = mark_of(settings.state, tier.name)

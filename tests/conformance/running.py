@@ -23,7 +23,7 @@ from tests.conformance import (
     checks_tiers,
 )
 from tests.conformance.checking import CHECKS, Check, Failure, NotApplicable, Skipped, Target
-from tests.conformance.client import NoAnswer
+from tests.conformance.client import NoAnswer, Stdio
 
 # stdio's last checks end the server
 _ORDER = (
@@ -55,6 +55,16 @@ def outcomes(target: Target, sections: Collection[str] = SECTIONS) -> Iterator[O
     for check in ALL_CHECKS:
         if check.section in sections:
             yield outcome(check, target)
+
+
+def judged(client: Stdio) -> list[Outcome]:
+    """What comes of every check of the server that `client` has started; it is ended then."""
+    try:
+        target = Target(client, None)
+        target.meet()
+        return list(outcomes(target))
+    finally:
+        client.close()
 
 
 def outcome(check: Check, target: Target) -> Outcome:
