@@ -159,12 +159,34 @@ async def test_an_interrupted_write_that_is_forgotten_before_it_is_looked_into_s
     folder = await crash(tmp_path, both_done, write_two)
     down = {"semantic"}
     async with trial(CALM, folder=folder, down=down) as fed:
+        # a power cut may have taken away that it was acknowledged
+        assert await fed.call("forget", ids=["s", "nobody's"]) == {"forgotten": 1}
         assert await fed.call("forget", ids=["s"]) == {"forgotten": 0}
         down.clear()
         await joined(fed, "semantic")
         await fed.settled()
         assert contents(await fed.timeline()) == {"here": "working"}
         assert fed.copies() == {"w": ["working"]}
+
+
+async def test_an_interrupted_write_that_is_reinforced_before_it_is_looked_into_is_as_salient_as_it_became(
+    tmp_path: Path,
+) -> None:
+    async def write_two_owned(fed: Trial) -> None:
+        await fed.call("remember", records=[{**BATCH[0], "owner": "a"}, {**BATCH[1], "owner": "a"}])
+
+    def both_done(steer: Steered) -> Hold:
+        return steer.hold("semantic", "remember", after=True)
+
+    folder = await crash(tmp_path, both_done, write_two_owned)
+    down = {"semantic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        assert await fed.call("reinforce", ids=["s", "nobody's"], amount=2.0, owner="b") == {"reinforced": 0}
+        assert await fed.call("reinforce", ids=["s", "nobody's"], amount=2.0, owner="a") == {"reinforced": 1}
+        assert await fed.call("reinforce", ids=["s"], amount=0.5) == {"reinforced": 1}
+        down.clear()
+        await joined(fed, "semantic")
+        assert {record["id"]: record["salience"] for record in await fed.timeline()} == {"w": 1.0, "s": 3.5}
 
 
 async def joined(fed: Trial, tier: str) -> None:

@@ -210,7 +210,8 @@ class Catalog(Lookup):
     def forget(self, ids: Iterable[str], scope: Scope, now: int) -> list[Entry]:
         """Strike the homes of those of `ids` that `scope` may forget; they are gone for every reader at once.
 
-        Returns what was forgotten. Ids that nobody has heard of are noted while a tier is not scanned yet.
+        Returns what was forgotten, with what an earlier router may have written: a power cut can take away that it was
+        acknowledged. Ids that nobody has heard of are noted while a tier is not scanned yet.
         """
         struck = []
         unaccounted = not all(map(self.is_scanned, self._tiers))
@@ -222,9 +223,10 @@ class Catalog(Lookup):
                     self._execute("DELETE FROM earned WHERE id = ?", (id,))
                     struck += self._drop_set_aside(id, scope, now)
                     if left_over is not None and scope.holds(left_over.owner):
-                        # nobody was told that it was written, but it may be there, and would become true
+                        # it may be there, and would become true: for whoever was told so, it is a record by now
                         self._drop_reservation(left_over)
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
+                        struck.append(left_over)
                     elif unaccounted:
                         by = present(scope.owner)
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (id, by, now))
@@ -272,14 +274,19 @@ class Catalog(Lookup):
 
     def reinforce(self, ids: Iterable[str], amount: float, scope: Scope) -> int:
         """Add `amount` to the salience of what is `scope`'s own, or nobody's; never below zero. Returns how many were
-        found."""
+        found, with what an earlier router may have written: it is more salient if it turns out to be there."""
         found = 0
         with self._database.transaction():
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
-                if entry is None or not scope.holds(entry.owner):
+                left_over = self._left_over(id) if entry is None else None
+                if entry is not None and scope.holds(entry.owner):
+                    self._earn(msgspec.structs.replace(entry, salience=_added(entry.salience, amount)))
+                elif left_over is not None and scope.holds(left_over.owner):
+                    salience = _added(left_over.salience, amount)
+                    self._execute("UPDATE records SET salience = ? WHERE seq = ?", (salience, left_over.seq))
+                else:
                     continue
-                self._earn(msgspec.structs.replace(entry, salience=_added(entry.salience, amount)))
                 found += 1
         return found
 
