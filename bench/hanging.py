@@ -34,6 +34,7 @@ import msgspec
 from bench.scaling import words
 from router.a2m.child import connect_process
 from router.a2m.client import Peer
+from tests.progress import progress
 
 TARGET: Final = 1.5
 DEADLINE: Final = 1.0  # of a call to a tier, seconds
@@ -126,6 +127,7 @@ async def measured(folder: Path, turns: int, further: str) -> dict[str, Seen]:
                 await recall(peer, turn, tier="working")
                 await recall(peer, turn)
         (folder / "hanging" / "hanging").touch()
+        bar = stack.enter_context(progress("turns", turns, ticks=False))
         async with anyio.create_task_group() as asking:
             for name, peer in peers.items():
                 asking.start_soon(_ask_widely, peer, seen[name])
@@ -135,6 +137,7 @@ async def measured(folder: Path, turns: int, further: str) -> dict[str, Seen]:
                     took, missing = await recall(peers[name], turn, tier="working")
                     assert not missing, missing
                     seen[name].narrow.append(took)
+                bar.reach(turn + 1)
             asking.cancel_scope.cancel()
     return seen
 

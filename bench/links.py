@@ -33,6 +33,7 @@ from router.a2m.stdio import LOCAL
 from router.app import Federation, running_federation
 from router.config import parse
 from router.tiers.starting import links_for
+from tests.progress import Bar, progress
 
 ROOT: Final = Path(__file__).parent.parent
 AT_ONCE: Final = 16
@@ -130,11 +131,19 @@ async def measured(folders: Sequence[Path], records: int, turns: int) -> dict[st
             await stack.enter_async_context(federation_of(tier, folder, records))
             for tier, folder in zip(TIERS, folders, strict=True)
         ]
-        return {name: await _measured(federations, make, turns) for name, make in CALLS.items()}
+        bar = stack.enter_context(progress("", len(CALLS) * (turns + _rounds(turns)), ticks=False))
+        figures = {}
+        for name, make in CALLS.items():
+            bar.name(name)
+            figures[name] = await _measured(federations, make, turns, bar)
+        return figures
 
 
 async def _measured(
-    federations: Sequence[Federation], make: Callable[[Federation, int], Coroutine[Any, Any, None]], turns: int
+    federations: Sequence[Federation],
+    make: Callable[[Federation, int], Coroutine[Any, Any, None]],
+    turns: int,
+    bar: Bar,
 ) -> list[tuple[float, float]]:
     took: list[list[float]] = [[] for _ in federations]
     for turn in range(turns):
@@ -142,8 +151,9 @@ async def _measured(
             began = time.perf_counter()
             await make(federations[place], turn)
             took[place].append(time.perf_counter() - began)
+        bar.advance()
     together = [0.0 for _ in federations]
-    rounds = max(1, turns // AT_ONCE)
+    rounds = _rounds(turns)
     for turn in range(rounds):
         for place in _in_turn(len(federations), turn):
             began = time.perf_counter()
@@ -151,10 +161,15 @@ async def _measured(
                 for number in range(AT_ONCE):
                     tasks.start_soon(make, federations[place], turns + turn * AT_ONCE + number)
             together[place] += time.perf_counter() - began
+        bar.advance()
     return [
         (statistics.median(alone), rounds * AT_ONCE / all_of_it)
         for alone, all_of_it in zip(took, together, strict=True)
     ]
+
+
+def _rounds(turns: int) -> int:
+    return max(1, turns // AT_ONCE)
 
 
 def _in_turn(count: int, turn: int) -> list[int]:

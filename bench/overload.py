@@ -19,6 +19,7 @@ process of its own, so what it takes from the machine is known.
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -38,6 +39,7 @@ import msgspec
 import psutil
 
 from bench.scaling import words
+from tests.progress import Bar, progress
 
 AT_ONCE: Final = 16
 TARGET: Final = 0.8
@@ -199,7 +201,7 @@ async def load(url: str, seconds: float, factor: float, connections: int) -> Fig
         records = [{"content": words(random.Random(number), 20)} for number in range(100)]
         await first.post(caller.message("remember", {"records": records}))
     first.close()
-    figures.peak = await _peak(caller, max(1.0, seconds / 6))
+    figures.peak = await _peak(caller, _seconds_of_peak(seconds))
     if not figures.peak:
         sys.exit(f"without any load there are no good answers: {Counter(each.kind for each in caller.came)}")
     caller.came.clear()
@@ -215,6 +217,10 @@ async def load(url: str, seconds: float, factor: float, connections: int) -> Fig
     for line in lines:
         line.close()
     return figures
+
+
+def _seconds_of_peak(seconds: float) -> float:
+    return max(1.0, seconds / 6)
 
 
 async def _peak(caller: Caller, seconds: float) -> float:
@@ -301,8 +307,11 @@ class Watched(msgspec.Struct):
     processor: float = 0.0
 
 
-def _watch(process: psutil.Process, client: "subprocess.Popen[bytes]") -> tuple[Watched, bytes]:
+def _watch(
+    process: psutil.Process, client: "subprocess.Popen[bytes]", seconds: float, bar: Bar
+) -> tuple[Watched, bytes]:
     watched = Watched()
+    began = time.monotonic()
     everybody = [process, *process.children(recursive=True)]
     before = sum(sum(each.cpu_times()[:2]) for each in everybody)
     while True:
@@ -310,6 +319,7 @@ def _watch(process: psutil.Process, client: "subprocess.Popen[bytes]") -> tuple[
         watched.first = watched.first or sum(resident)
         watched.most = max(watched.most, sum(resident))
         watched.router = max(watched.router, resident[0])
+        bar.reach(min(time.monotonic() - began, seconds))
         try:
             out, _ = client.communicate(timeout=0.5)
         except subprocess.TimeoutExpired:
@@ -381,8 +391,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", "bench.overload", "--client", url, "--seconds", str(options.seconds)]
         command += ["--factor", str(options.factor), "--connections", str(options.connections)]
         root = Path(__file__).parent.parent
-        with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, env={**os.environ}) as client:
-            watched, told = _watch(process, client)
+        seconds = math.ceil(_seconds_of_peak(options.seconds) + options.seconds)
+        with (
+            subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, env={**os.environ}) as client,
+            progress("seconds of peak and load", seconds, ticks=False) as bar,
+        ):
+            watched, told = _watch(process, client, seconds, bar)
         if client.returncode:
             return 1
     return report(msgspec.json.decode(told, type=Figures), watched)

@@ -15,6 +15,7 @@ import msgspec
 
 from bench.conversations import given
 from router.fusion import POOL_WEIGHT, Ranking, lexical, reciprocal_rank
+from tests.progress import progress
 
 LIMIT = 10
 CANDIDATES = 3  # a tier is asked for LIMIT times this
@@ -103,16 +104,24 @@ def _top(rankings: list[Ranking]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     conversations = given(arguments, Conversation, "python -m bench.recall", _ABOUT)
-    asked = [each for conversation in conversations for each in ask(conversation)]
-    asked = [(question, evidence) for question, evidence in asked if evidence]
+    asked: list[tuple[Asked, frozenset[str]]] = []
+    with progress("conversations", len(conversations)) as bar:
+        for conversation in conversations:
+            asked += [(question, evidence) for question, evidence in ask(conversation) if evidence]
+            bar.advance()
     if not asked:
         sys.exit("bench.recall: no question names evidence, so there is nothing to find")
     print(f"{len(asked)} questions; share of evidence found, mean over questions (over all evidence turns)")
     total = sum(len(evidence) for _, evidence in asked)
-    for name, way in WAYS.items():
-        found = [(len(evidence & set(way(question))), len(evidence)) for question, evidence in asked]
-        mean = sum(hits / of for hits, of in found) / len(found)
-        print(f"{mean:.3f} ({sum(hits for hits, _ in found) / total:.3f})  {name}")
+    with progress("", len(WAYS) * len(asked)) as bar:
+        for name, way in WAYS.items():
+            bar.name(name)
+            found = []
+            for question, evidence in asked:
+                found.append((len(evidence & set(way(question))), len(evidence)))
+                bar.advance()
+            mean = sum(hits / of for hits, of in found) / len(found)
+            print(f"{mean:.3f} ({sum(hits for hits, _ in found) / total:.3f})  {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from router.a2m.stdio import LOCAL
 from router.app import Federation, running_federation
 from router.config import load
 from router.tiers.starting import links_for
+from tests.progress import Bar, progress
 
 CONVERSATION: Final = 20
 CAPACITY: Final = 24
@@ -118,9 +119,11 @@ class Router:
 
     def fill(self) -> None:
         chance = random.Random(self.size)
-        for start in range(0, self.size, BATCH):
-            numbers = range(start, min(start + BATCH, self.size))
-            self.call("remember", records=[record(number, chance) for number in numbers])
+        with progress("records written", self.size, ticks=False) as bar:
+            for start in range(0, self.size, BATCH):
+                numbers = range(start, min(start + BATCH, self.size))
+                self.call("remember", records=[record(number, chance) for number in numbers])
+                bar.reach(numbers.stop)
         full = {"session": "full", "owner": owner_of(0), "tier": "working"}
         self.call("remember", records=[{"content": words(chance, 20), **full} for _ in range(CAPACITY)])
 
@@ -219,7 +222,7 @@ CALLS: Final[dict[str, Measure]] = {
 }
 
 
-async def own_shares(folders: Sequence[Path], turns: int) -> list[float]:
+async def own_shares(folders: Sequence[Path], turns: int, bar: Bar) -> list[float]:
     """For each folder's federation the median of the processor time of a recall, in seconds."""
     shares: list[list[float]] = [[] for _ in folders]
     async with AsyncExitStack() as stack:
@@ -231,6 +234,7 @@ async def own_shares(folders: Sequence[Path], turns: int) -> list[float]:
         for turn in range(turns):
             for federation, measured in zip(federations, shares, strict=True):
                 measured.append(await _processor_time(federation, turn))
+            bar.advance()
     return list(map(statistics.median, shares))
 
 
@@ -274,13 +278,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         took: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in CALLS}
-        with filled(folder / "small", options.small) as small, filled(folder / "large", large_size) as large:
+        with (
+            filled(folder / "small", options.small) as small,
+            filled(folder / "large", large_size) as large,
+            progress("turns", turns, ticks=False) as bar,
+        ):
             for turn in range(turns):
                 for name, measure in CALLS.items():
                     # which comes first changes, so that neither always finds the caches warm
                     for router in (small, large) if turn % 2 else (large, small):
                         took[name][router is large].append(measure(router, turn))
-        shares = anyio.run(own_shares, [folder / "small", folder / "large"], turns)
+                bar.reach(turn + 1)
+        with progress("recalls in this process", turns, ticks=False) as bar:
+            shares = anyio.run(own_shares, [folder / "small", folder / "large"], turns, bar)
     print(f"{'median of ' + str(turns):30} {options.small:>10,}    {large_size:>10,}    {'ratio':>8}")
     for name, (few, many) in took.items():
         print(row(name, statistics.median(few), statistics.median(many)))

@@ -59,7 +59,8 @@ async def print_check(federation: Federation) -> int:
         )
     damage = federation.catalog.damage()
     if damage is not None:
-        problems.append(f"{federation.settings.state}: damaged: {damage}; {REBUILDING}")
+        sentence = "damaged: some of what was written to this file cannot be read from it"
+        problems.append(f"{federation.settings.state}: {sentence}; {REBUILDING} ({' '.join(damage.split())})")
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
     for line in [*remarks, *problems]:

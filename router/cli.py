@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 for a clean end, 1 for what could not be done, 2 for bad arguments."""
     open_missing_streams()
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     if options.command == "token":
         print(handing_out(options.owner, fresh_token()), end="")
         return 0
@@ -64,6 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         code = 1
     return code
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for. Ends the program with 2, and a sentence, for what makes no sense."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.rebuild and options.check:
+        parser.error("--rebuild and --check do one thing each, and end: say one of them, then the other")
+    asked = [name for name in ("rebuild", "check", "adopt") if getattr(options, name)]
+    if options.command == "token" and asked:
+        parser.error(f"token prints a token, and does nothing else: leave out --{asked[0]}")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ Rules:
   it durable; it may run on another thread than the one that commits, and one call serves all who wait;
 - a sync that failed is not made good by one that succeeds: what the log holds is written anew first. Until then nothing
   is confirmed, and nothing goes from the log into the database, which a power cut would leave half new;
+- that the disk is full, or confirms nothing, is logged when it begins and when it is over, and not with every trial;
 - a schema that is newer than the program is refused, an older one is brought up in one transaction.
 """
 
@@ -53,7 +54,23 @@ class DatabaseError(Exception):
 
 
 class Damaged(DatabaseError):
-    """What is in the file cannot be used: it is no database, or damaged, or of a newer schema."""
+    """What is in the file cannot be used: it is no database, or damaged, or of a newer schema.
+
+    Args:
+        remedy: what can be done about it, for those who know what the file is.
+        detail: SQLite's own words, for those who look further; they stand last, in parentheses.
+    """
+
+    def __init__(self, sentence: str, *, remedy: str | None = None, detail: str | None = None) -> None:
+        told = sentence if remedy is None else f"{sentence}; {remedy}"
+        # a sentence is one line, and SQLite may say several
+        super().__init__(told if detail is None else f"{told} ({' '.join(detail.split())})")
+        self._sentence = sentence
+        self._detail = detail
+
+    def with_remedy(self, remedy: str) -> "Damaged":
+        """The same, and what can be done about it."""
+        return Damaged(self._sentence, remedy=remedy, detail=self._detail)
 
 
 class InUse(DatabaseError):
@@ -91,6 +108,7 @@ class Database:
         self._checkpoint_at = _CHECKPOINT
         self._syncing = threading.Lock()  # held by the one thread that syncs
         self._doubtful = False  # since a sync has failed, until the log has been written anew
+        self._full = False  # since the disk had no room for a change, until it has taken one
         try:
             if path is not None:
                 _make_folder(path.parent)
@@ -107,10 +125,10 @@ class Database:
             self._open(schema, int.from_bytes(application, "big"))
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as problem:
             self._resources.close()
-            raise Damaged(f"{path}: damaged: {problem}") from problem
+            raise damaged(path, str(problem)) from problem
         except apsw.Error as problem:
             self._resources.close()
-            raise DatabaseError(f"{path}: cannot be used as a database: {problem}") from problem
+            raise DatabaseError(f"{path}: cannot be used as a database ({problem})") from problem
         except OSError as problem:
             self._resources.close()
             raise DatabaseError(f"{path}: cannot be opened: {problem.strerror}") from problem
@@ -125,11 +143,11 @@ class Database:
         Raises OSError when the disk does not take it: nothing of it is kept then.
         """
         name = f"level{self._depth}"
-        with _disk_errors():
+        with self._hearing():
             self.connection.execute("BEGIN IMMEDIATE" if self._depth == 0 else f"SAVEPOINT {name}")
         self._depth += 1
         try:
-            with _disk_errors():
+            with self._hearing():
                 yield self.connection
         except BaseException:
             self._depth -= 1
@@ -140,7 +158,7 @@ class Database:
             raise
         self._depth -= 1
         try:
-            with _disk_errors():
+            with self._hearing():
                 self.connection.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
         except (OSError, apsw.Error):
             if self._depth == 0 and self.connection.in_transaction:
@@ -159,7 +177,9 @@ class Database:
                 self._write_log_anew(self._wal)
             try:
                 os.fdatasync(self._wal)
-            except OSError:
+            except OSError as problem:
+                if not self._doubtful:
+                    log.error("%s: the disk does not confirm what was written: %s", self.path, problem)
                 self._doubtful = True
                 raise
             if self._doubtful:
@@ -229,6 +249,9 @@ class Database:
     def _committed(self, connection: apsw.Connection, name: str, frames: int) -> int:
         """Called by SQLite after each commit. A log that has grown long goes into the database once it is durable."""
         self._frames = frames
+        if self._full:
+            self._full = False
+            log.warning("%s: there is room on the disk again", self.path)
         if frames >= self._checkpoint_at:
             try:
                 self.sync()
@@ -241,12 +264,29 @@ class Database:
                 log.warning("%s: the log of changes grows, it cannot be emptied: %s", self.path, problem)
         return apsw.SQLITE_OK
 
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """`_disk_errors`, of which a full disk is told when it begins."""
+        try:
+            with _disk_errors():
+                yield
+        except OSError as problem:
+            if isinstance(problem.__cause__, apsw.FullError) and not self._full:
+                self._full = True
+                log.error("%s: the disk is full; nothing is written until there is room", self.path)
+            raise
+
     def _write_log_anew(self, wal: int) -> None:
         """What the disk may have dropped, it is given again. Nobody commits meanwhile, on whatever thread."""
         with _disk_errors(), contextlib.closing(apsw.Connection(str(self.path))) as other:
             other.set_busy_timeout(_BUSY)
             other.execute("BEGIN IMMEDIATE")
             write_anew(wal, self._frames)
+
+
+def damaged(path: Path | None, detail: str) -> Damaged:
+    """A file of ours that does not hold what it should any more; `detail` is what SQLite says of it."""
+    return Damaged(f"{path}: damaged: some of what was written to this file cannot be read from it", detail=detail)
 
 
 def announced(path: Path) -> str | None:

@@ -27,7 +27,7 @@ from router.a2m.records import Record, digest
 from router.catalog.catalog import Catalog
 from router.catalog.claims import id_name
 from router.catalog.entries import Entry, entry_of
-from router.moves import Altered, Moved, Moves
+from router.moves import Altered, Hindrance, Moved, Moves, hindrance_of
 from router.policy import Unit
 from router.settling import Settling
 from router.summarizing import Summarizer, check_length, provenance
@@ -105,21 +105,21 @@ class Distilling:
                 self._in_vain[way] = 0
             except (A2MError, Altered, AnswerTooLong) as refused:
                 self._in_vain[way] += 1
-                result.reason = f"{unit.ids[0]!r}: {refused}"
+                result.hindrance = hindrance_of(refused, unit)
                 result.blocked = self._in_vain[way] == _MOST_REFUSALS
             except (TierDown, OSError) as failure:
-                result.reason, result.blocked = str(failure), True
+                result.hindrance, result.blocked = hindrance_of(failure), True
             if result.blocked:
                 self._in_vain[way] = 0
                 break
-        self._moves.say(source, target, result.reason)
+        self._moves.say(source, target, result)
         if verbatim:
             moved = Moved()
             try:
                 await self._moves.carry_out(verbatim, source, target, result=moved)
             finally:
                 result.records += moved.records
-            result.reason = result.reason or moved.reason
+            result.hindrance = result.hindrance or moved.hindrance
             result.blocked |= moved.blocked
         return result
 
@@ -163,7 +163,7 @@ class Distilling:
         if await self._replace(unit, group, self._summary(content, records), source, target):
             result.rewritten.update(Place(entry.owner, target) for entry in group)
         else:
-            result.reason = f"{unit.ids[0]!r}: it has changed while it was summarized"
+            result.hindrance = Hindrance("changed", "it has changed while it was summarized", unit.ids[0])
         return True
 
     async def _replace(self, unit: Unit, group: Sequence[Entry], summary: Record, source: str, target: str) -> bool:

@@ -10,7 +10,6 @@ The steps, in their order; ARCHITECTURE's table says what remains when anything 
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -47,6 +46,23 @@ _ROUND: Final = 200
 _WITNESSES: Final = 5
 
 
+class Hindrance(msgspec.Struct, frozen=True):
+    """Why records stay where they are.
+
+    Args:
+        kind: what it has in common with others: told once, they are no news.
+        sentence: what happened, for people.
+        subject: the id of the record that it happened to; None where it is the same for whatever would go this way.
+    """
+
+    kind: str
+    sentence: str
+    subject: str | None = None
+
+    def __str__(self) -> str:
+        return self.sentence if self.subject is None else f"{self.subject!r}: {self.sentence}"
+
+
 class Moved(msgspec.Struct):
     """What came of a move: which records have a new home, how many were rewritten on the way, and why others stayed.
 
@@ -56,9 +72,14 @@ class Moved(msgspec.Struct):
 
     records: list[tuple[str, Place]] = []
     rewritten: Counter[Place] = msgspec.field(default_factory=Counter)
-    reason: str | None = None
+    hindrance: Hindrance | None = None
     tier: str | None = None
     blocked: bool = False
+
+    @property
+    def reason(self) -> str | None:
+        """Why others stayed, in words."""
+        return None if self.hindrance is None else str(self.hindrance)
 
     @property
     def left(self) -> int:
@@ -83,7 +104,9 @@ class Moves:
         self._copies = copies
         self._sweeper = sweeper
         self._settling = settling
-        self._reasons: dict[tuple[str, str], str] = {}
+        # what the log has said of each way, by its kind, and of which record, as far as it goes on
+        self._said: dict[tuple[str, str], dict[str, str | None]] = {}
+        self._broken: set[str] = set()  # ids of which the log has said that their tier does not hold them as they were
 
     async def carry_out(
         self, units: Sequence[Unit], source: str, target: str, salience: float = 0.0, *, result: Moved | None = None
@@ -105,32 +128,47 @@ class Moves:
                 moved = await self._move(batch, source, target, salience)
             except (A2MError, Altered, AnswerTooLong) as refused:
                 if isinstance(refused, A2MError) and no_room(refused) is not None:
-                    result.reason, result.blocked = str(refused), True  # whichever unit it is asked to take
+                    result.hindrance, result.blocked = hindrance_of(refused), True  # whichever unit it is asked to take
                     continue
                 # of several units one may be at fault: halved until it stands alone
                 if len(batch) > 1:
                     waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
                 else:
-                    result.reason = f"{batch[0].ids[0]!r}: {refused}"
+                    result.hindrance = hindrance_of(refused, batch[0])
             except (TierDown, OSError) as failure:
-                result.reason, result.blocked = str(failure), True
+                result.hindrance, result.blocked = hindrance_of(failure), True
                 result.tier = failure.tier if isinstance(failure, TierDown) else None
             else:
-                if moved is None:
-                    result.reason = "an earlier change of the same records has not been settled yet"
+                if moved is None or any(self._catalog.awaits_member(unit.ids[0]) for unit in batch):
+                    result.hindrance = Hindrance(
+                        "unsettled", "an earlier change of the same records has not been settled yet"
+                    )
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
-        if result.reason is None and self._catalog.redone(behind):
-            result.reason = f"{source} has yet to catch up with what replaced a record"
-        self.say(source, target, result.reason)
+        if result.hindrance is None and self._catalog.redone(behind):
+            result.hindrance = Hindrance("behind", f"{source} has yet to catch up with what replaced a record")
+        self.say(source, target, result)
         return result
 
-    def say(self, source: str, target: str, reason: str | None) -> None:
-        """Why something does not move is logged when it begins, not with every trial."""
-        if reason is None:
-            self._reasons.pop((source, target), None)
-        elif _in_kind(reason) != self._reasons.get((source, target)):
-            log.warning("%s -> %s: not moved: %s", source, target, reason)
-            self._reasons[source, target] = _in_kind(reason)
+    def say(self, source: str, target: str, moved: Moved) -> None:
+        """Why something does not move is logged when it begins and when it is over, not with every trial.
+
+        What hinders one record is over when that record is not there any more; what hinders all, when something moves.
+        """
+        said = self._said.setdefault((source, target), {})
+        hindrance = moved.hindrance
+        for kind, subject in list(said.items()):
+            goes_on = moved.left == 0 if subject is None else self._lives_in(source, subject)
+            if not goes_on and (subject is not None or hindrance is None or hindrance.kind != kind):
+                del said[kind]
+                if not said and hindrance is None:
+                    log.info("%s -> %s: nothing is in the way any more", source, target)
+        if hindrance is not None and hindrance.kind not in said:
+            log.warning("%s -> %s: not moved: %s", source, target, hindrance)
+            said[hindrance.kind] = hindrance.subject
+
+    def _lives_in(self, tier: str, id: str) -> bool:
+        entry = self._catalog.find([id]).get(id)
+        return entry is not None and entry.home == tier
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
         """What moved; None if others are at work on one of the records for too long."""
@@ -179,9 +217,11 @@ class Moves:
             return None
 
     def _present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
-        """The units that still live in `source`, each with all the members its group has now."""
+        """The units that still live in `source`, each with all the members its group has now; not those of which nobody
+        can tell yet."""
         entries = self._catalog.find(id for unit in units for id in unit.ids)
-        return self._catalog.units(entry for entry in entries.values() if entry.home == source)
+        groups = self._catalog.units(entry for entry in entries.values() if entry.home == source)
+        return [unit for unit in groups if not self._catalog.awaits_member(unit[0].id)]
 
     async def _copy_and_flip(
         self, groups: Sequence[Sequence[Entry]], source: str, target: str, salience: float
@@ -233,12 +273,17 @@ class Moves:
 
     def _is_whole(self, unit: Sequence[Entry], records: dict[str, Record], source: str) -> bool:
         for entry in unit:
+            wrong = None
             if entry.id not in records:
-                log.error("%s does not hold %r, which should live there; it cannot be moved", source, entry.id)
+                wrong = "%s does not hold %r, which should live there; it cannot be moved"
+            elif digest(records[entry.id]) != entry.digest:
+                wrong = "%s holds %r altered; it is not moved"
+            if wrong is not None:
+                if entry.id not in self._broken:
+                    self._broken.add(entry.id)
+                    log.error(wrong, source, entry.id)
                 return False
-            if digest(records[entry.id]) != entry.digest:
-                log.error("%s holds %r altered; it is not moved", source, entry.id)
-                return False
+            self._broken.discard(entry.id)
         return True
 
     async def write(self, target: str, records: Sequence[Record]) -> None:
@@ -257,6 +302,15 @@ def _all_well(found: Sequence[dict[str, Record] | A2MError | TierDown | OSError]
     return [outcome for outcome in found if isinstance(outcome, dict)]
 
 
-def _in_kind(reason: str) -> str:
-    """A reason without the id of the unit that it is told by: with another one it is no news."""
-    return re.sub(r"^'[^']*': |'[^']*'", "", reason)
+def hindrance_of(failure: A2MError | Altered | TierDown | OSError, unit: Unit | None = None) -> Hindrance:
+    """What a failure is to a move; `unit` is what could not be moved for it, where others may be."""
+    match failure:
+        case AnswerTooLong() | Altered():
+            kind = type(failure).__name__
+        case TierDown():
+            kind = f"{failure.tier} is down"  # its link says why, and what changes of that
+        case A2MError():
+            kind = no_room(failure) or f"refused with {failure.code}"
+        case _:
+            kind = "the catalog's disk"
+    return Hindrance(kind, str(failure), None if unit is None else unit.ids[0])

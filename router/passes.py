@@ -2,7 +2,8 @@
 
 A pass may be asked for (memory/consolidate, memory/session/close), and runs in the background where the settings say
 so. What a tier refuses, or cannot be asked, stays where it is: a full tier goes over its capacity before anything is
-lost.
+lost. The log says why a bucket stays over its capacity, once: what hinders a way the moves tell, a group that fills the
+bucket alone is told here.
 """
 
 import logging
@@ -89,6 +90,7 @@ class Passes:
         self._turn = anyio.Lock()
         self._something_left = False
         self._rests: dict[tuple[str, str], _Rest] = {}
+        self._filled: frozenset[_Filled] = frozenset()  # buckets of which the log has said that one group fills them
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
 
@@ -147,7 +149,7 @@ class Passes:
                         report.spilled(moved)
                     flushed.records += moved.records
                     flushed.rewritten += moved.rewritten
-                    flushed.reason = moved.reason or flushed.reason
+                    flushed.hindrance = moved.hindrance or flushed.hindrance
             self._rests.clear()
             await self._pass(report)
             if flushed.left == 0 and flushed.reason is not None:
@@ -172,6 +174,27 @@ class Passes:
         while await self._promote(report, stuck) or await self._spill(report, stuck):
             pass
         self._something_left = bool(stuck.units)
+        self._say_what_is_filled()
+
+    def _say_what_is_filled(self) -> None:
+        """Which buckets are over their capacity since one group alone is larger; each is told when it begins."""
+        filled: set[_Filled] = set()
+        for tier in self._settings.managed:
+            for bucket, held in self._catalog.overfull(tier.name):
+                unit = next(self._catalog.weakest(tier.name, bucket), None)
+                if unit is None or unit.group is None or unit.weight != held:
+                    continue
+                told = _Filled(bucket, unit.owner, unit.group)
+                filled.add(told)
+                if told not in self._filled:
+                    log.info(
+                        "%s: the group %r alone has %d records, and the capacity is %d: it stays whole, and over it",
+                        tier.name,
+                        unit.group,
+                        held,
+                        tier.capacity,
+                    )
+        self._filled = frozenset(filled)
 
     def _rested(self) -> float:
         """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
@@ -300,6 +323,14 @@ class _Stuck(msgspec.Struct):
 
     units: set[tuple[str, ...]]
     in_vain: Counter[tuple[str, str]]
+
+
+class _Filled(msgspec.Struct, frozen=True):
+    """A bucket that holds nothing but one owner's group."""
+
+    bucket: int
+    owner: str | None
+    group: str
 
 
 class _Rest(msgspec.Struct, frozen=True):

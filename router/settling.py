@@ -28,12 +28,13 @@ class Spawn(Protocol):
 class Settling:
     """Keeps claims while a tier's answer is open: nothing more is written or removed for their ids until it is certain
     that a call whose outcome is unknown cannot land any more. Likewise while the catalog's disk does not take what has
-    to be noted of them."""
+    to be noted of them; the log says when that begins, and when it is over."""
 
     def __init__(self, catalog: Catalog, copies: Copies, spawn: Spawn) -> None:
         self._catalog = catalog
         self._copies = copies
         self._spawn = spawn
+        self._not_noted = 0  # changes that the disk has not taken
 
     async def release(
         self,
@@ -45,11 +46,17 @@ class Settling:
         """Make `note`, durably, and release the claims: at once if nothing is open, else when every call among
         `failures` is settled.
 
-        `note` is a change of the catalog, which may be made more than once: where the disk does not take it, that is
-        said in the log, and it is tried again until it does.
+        `note` is a change of the catalog, which may be made more than once: where the disk does not take it, it is
+        tried again until it does.
         """
-        if note is not None and await self._noted(note):
-            note = None
+        if note is not None:
+            problem = await self._problem_with(note)
+            if problem is None:
+                note = None
+            else:
+                self._not_noted += 1
+                if self._not_noted == 1:
+                    log.error("the catalog's disk does not take what has to be noted; it is tried again: %s", problem)
         open_calls = [
             f for f in failures if isinstance(f, TierDown) and f.settled is not None and not f.settled.is_set()
         ]
@@ -77,17 +84,20 @@ class Settling:
         self._spawn(settle)
 
     async def _until_noted(self, note: Callable[[], None]) -> None:
-        """Returns when a change of the catalog has been made, and is durable."""
+        """Returns when a change of the catalog that was refused has been made, and is durable."""
         wait = _FIRST_WAIT
-        while not await self._noted(note):
+        while (problem := await self._problem_with(note)) is not None:
+            log.debug("the catalog's disk still does not take what has to be noted: %s", problem)
             await anyio.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
+        self._not_noted -= 1
+        if self._not_noted == 0:
+            log.info("the catalog's disk has taken all that had to be noted")
 
-    async def _noted(self, note: Callable[[], None]) -> bool:
+    async def _problem_with(self, note: Callable[[], None]) -> OSError | None:
         try:
             note()
             await self._catalog.synced()
         except OSError as problem:
-            log.error("the catalog's disk does not take what has to be noted; it is tried again: %s", problem)
-            return False
-        return True
+            return problem
+        return None

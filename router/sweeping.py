@@ -127,8 +127,8 @@ class Sweeper:
                     await self._settling.release(claims, failures)
 
     def check(self, tier: str, *, writes: bool = True) -> None:
-        """Raises TierDown unless `tier` can be reached and all that it holds is accounted for; for `writes`, unless its
-        server takes any, too.
+        """Raises TierDown unless `tier` can be reached and all that it holds is known; for `writes`, unless its server
+        takes any, too.
 
         Nothing is written to it, or moved from it, before: a member of a group, or an older copy, may be undiscovered.
         """
@@ -137,7 +137,7 @@ class Sweeper:
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
         if writes and not self._mounts.takes_writes(self._by_name[tier]):
             raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.is_accounted(tier):
+        if not self._catalog.is_looked_into(tier):
             raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:

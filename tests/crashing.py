@@ -1,6 +1,6 @@
 """Every moment at which something may die: a change is carried out once, and photographed at each.
 
-    python -m tests.crashing [--kind NAME] [--every N] [--torn SEEDS]
+    python -m tests.crashing [--kind NAME] [--every N] [--jobs N]
 
 A *kind* is a change: what is there before, and what clients then ask for, perhaps at once. While it is carried out, all
 files are photographed before and after each call to a tier, each transaction and each sync, of the router and of its
@@ -14,15 +14,10 @@ A tier may die, too, while the router lives: then the change is carried out anew
 dying before or after it has done the work.
 """
 
-import argparse
 import functools
-import logging
 import random
 import shutil
 import sys
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import combinations, count
@@ -75,6 +70,12 @@ _BACK_SECONDS: Final = 600.0
 
 # how often a reader looks before he lets time pass
 _LOOKS: Final = 12
+
+# more calls than any change makes
+_MOST_CALLS: Final = 1000
+
+# what stands where a point's label does, when nothing dies
+READER: Final = "with a reader"
 
 # --- what clients may expect
 
@@ -807,12 +808,27 @@ async def assert_usable(client: Client, kind: Kind) -> None:
 
 
 class Tally(msgspec.Struct):
-    """How many moments there were, how many different things were found after them, how often a tier died."""
+    """How many moments there were, how many different things were found after them, how often a tier died, and how
+    often a reader looked on while nothing did."""
 
     points: int = 0
     scenes: int = 0
     looked: int = 0
     deaths: int = 0
+    watched: int = 0
+
+    def add(self, other: "Tally") -> None:
+        self.points += other.points
+        self.scenes += other.scenes
+        self.looked += other.looked
+        self.deaths += other.deaths
+        self.watched += other.watched
+
+    def __str__(self) -> str:
+        return (
+            f"{self.points:,} points, {self.scenes:,} different things found, {self.looked:,} looked into; "
+            f"{self.deaths:,} deaths of tiers"
+        )
 
 
 def running(test: Callable[[], Awaitable[Any]]) -> Any:
@@ -834,7 +850,17 @@ def ways(kind: Kind, forgets: Iterable[int]) -> Iterator[Way]:
 
 
 class Broken(AssertionError):
-    """A rule does not hold; says at which point."""
+    """A rule does not hold, or something else has gone wrong.
+
+    `at`: the label of the point, of the death, or of the reader; `before`: the labels of the moments until then.
+    """
+
+    def __init__(self, way: Way, at: str, before: Sequence[str], problem: BaseException) -> None:
+        self.at = at
+        self.before = before
+        self.problem = problem
+        is_told = isinstance(problem, AssertionError) and str(problem)
+        super().__init__(f"{way}: {at}: {problem if is_told else repr(problem)}")
 
 
 def crash_points(
@@ -848,61 +874,56 @@ def crash_points(
     first: int = 0,
     only: str = "",
 ) -> None:
-    """Look into every `every`th thing that may be found, from the `first` on; only into those whose label has `only` in
-    it. Raises Broken."""
-    stage = running(lambda: carried_out(kind, way, _new(folder, "act")))
+    """Look into every `every`th thing that may be found, from the `first` on; only into the one whose label is `only`,
+    or into those that have it in their label. Raises Broken."""
+    with _named(way, "nothing dies"):
+        stage = running(lambda: carried_out(kind, way, _new(folder, "act")))
     found = list(scenes(stage.points, torn, kind).values())
-    looked = [scene for scene in found if only in scene.label][first % every :: every]
-    for number, scene in enumerate(looked):
-        clock = Clock()
-        clock.now += 1_000_000
-        with _named(f"{way}: {scene.label}"):
-            running(functools.partial(recovered, kind, scene, folder / f"found-{number}", clock))
-        shutil.rmtree(folder / f"found-{number}")
-    shutil.rmtree(folder / "act")
+    meant = [scene for scene in found if scene.label == only] or [scene for scene in found if only in scene.label]
     tally.points += len(stage.points)
     tally.scenes += len(found)
-    tally.looked += len(looked)
+    for number, scene in enumerate(meant[first % every :: every]):
+        clock = Clock()
+        clock.now += 1_000_000
+        place = next(place for place, point in enumerate(stage.points) if point is scene.point)
+        with _named(way, scene.label, [point.label for point in stage.points[: place + 1]]):
+            running(functools.partial(recovered, kind, scene, folder / f"found-{number}", clock))
+        shutil.rmtree(folder / f"found-{number}")
+        tally.looked += 1
+    shutil.rmtree(folder / "act")
 
 
-def deaths(kind: Kind, way: Way, folder: Path, tally: Tally, *, every: int = 1, first: int = 0) -> None:
-    """Let a tier die before and after every call, or at every `every`th of these. Raises Broken."""
-    numbers = count()
-    call = 1
-    while True:
-        for after in (False, True):
-            if next(numbers) % every != first % every:
-                continue
-            death = Death(call, after, soon=(call + after) % 2 == 0)
-            with _named(f"{way}: {death}"):
-                stage = running(functools.partial(carried_out, kind, way, _new(folder, "act"), death))
-            shutil.rmtree(folder / "act")
-            if stage.died is None:
-                return  # so many calls are not made
-            tally.deaths += 1
-        call += 1
+def deaths(kind: Kind, way: Way, folder: Path, tally: Tally, *, every: int = 1, first: int = 0, only: str = "") -> None:
+    """Let a tier die before and after every call, or at every `every`th of these; only at those whose label has `only`
+    in it. Raises Broken."""
+    possible = [
+        Death(call, after, soon=(call + after) % 2 == 0) for call in range(1, _MOST_CALLS) for after in (False, True)
+    ]
+    for death in [death for death in possible if only in str(death)][first % every :: every]:
+        with _named(way, str(death)):
+            stage = running(functools.partial(carried_out, kind, way, _new(folder, "act"), death))
+        shutil.rmtree(folder / "act")
+        if stage.died is None:
+            return  # so many calls are not made
+        tally.deaths += 1
 
 
 def watched(kind: Kind, way: Way, folder: Path) -> None:
     """Nothing dies, and a reader looks all the while. Raises Broken."""
-    with _named(f"{way}: with a reader"):
+    with _named(way, READER):
         running(functools.partial(carried_out, kind, way, _new(folder, "act"), watched=True))
     shutil.rmtree(folder / "act")
 
 
 @contextmanager
-def _named(label: str) -> Iterator[None]:
+def _named(way: Way, at: str, before: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
-    except BaseExceptionGroup as group:
-        problem: BaseException = group
-        while isinstance(problem, BaseExceptionGroup):
-            problem = problem.exceptions[0]
-        if not isinstance(problem, AssertionError):
-            raise
-        raise Broken(f"{label}: {problem}") from group
-    except AssertionError as problem:
-        raise Broken(f"{label}: {problem}") from problem
+    except Exception as problem:
+        innermost: BaseException = problem
+        while isinstance(innermost, BaseExceptionGroup):
+            innermost = innermost.exceptions[0]
+        raise Broken(way, at, before, innermost) from problem
 
 
 def _new(folder: Path, name: str) -> Path:
@@ -910,54 +931,8 @@ def _new(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.crashing",
-        description="Tries every crash point of every kind of change, which takes minutes a kind.",
-        epilog=f"kinds: {', '.join(KINDS)}",
-    )
-    add = parser.add_argument
-    add("--kind", action="append", choices=KINDS, metavar="KIND", help="only this one; may be repeated")
-    add("--every", type=int, default=1, metavar="N", help="look into one of N points found (default: %(default)s)")
-    add("--only", default="", metavar="TEXT", help="look only into points with this in their label")
-    add("--torn", type=int, default=4, metavar="SEEDS", help="random halves of what was not synced (%(default)s)")
-    add("--forgets", type=int, default=12, metavar="CALLS", help="forget at each of so many calls (%(default)s)")
-    options = parser.parse_args()
-    logging.disable()  # that tiers die is no news here
-    broken: Counter[str] = Counter()
-    for name in options.kind or KINDS:
-        kind, tally, begun = KINDS[name], Tally(), time.monotonic()
-        for way in ways(kind, range(1, options.forgets + 1)):
-            trials: list[Callable[[Path], None]] = [
-                functools.partial(
-                    crash_points,
-                    kind,
-                    way,
-                    tally=tally,
-                    torn=options.torn,
-                    every=options.every,
-                    only=options.only,
-                )
-            ]
-            if not options.only:
-                trials.append(functools.partial(watched, kind, way))
-                trials.append(functools.partial(deaths, kind, way, tally=tally, every=options.every))
-            for tried in trials:
-                with tempfile.TemporaryDirectory() as folder:
-                    try:
-                        tried(Path(folder))
-                    except Broken as problem:
-                        broken[name] += 1
-                        print(f"{name}: {problem}", file=sys.stderr)
-        seconds = time.monotonic() - begun
-        print(
-            f"{name}: {tally.points} points, {tally.scenes} different things found, {tally.looked} looked into; "
-            f"{tally.deaths} deaths of tiers; {seconds:.0f} s",
-            flush=True,
-        )
-    if broken:
-        sys.exit(f"broken: {dict(broken)}")
-
-
 if __name__ == "__main__":
-    main()
+    # it uses all that is above
+    from tests.crashing_command import main
+
+    sys.exit(main())

@@ -91,6 +91,19 @@ class Foreign(msgspec.Struct, frozen=True):
         )
 
 
+def filled(*pages: dict[str, Any], where_on_timeline: bool = False, **options: Any) -> Foreign:
+    """A server that somebody else has filled with these records."""
+
+    class Manual(CoreOnly):
+        name = "manual"
+
+        def __init__(self, path: Path | None = None, **chosen: Any) -> None:
+            super().__init__(path, where_on_timeline=where_on_timeline, **chosen)
+            self._make_true({"put": list(pages)})
+
+    return Foreign(kind=Manual, **options)
+
+
 # Which tiers have foreign servers behind them, by the tier's name; all others have stores.
 Mix = Mapping[str, Foreign]
 ALL_NATIVE: Mix = {}

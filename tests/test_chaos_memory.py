@@ -1,11 +1,13 @@
 """The files that a2m-chaos takes for a server's memory: what is kept, put back and moved, and what is ours."""
 
+import errno
+import shutil
 from pathlib import Path
 
 import pytest
 
 from backends.chaos import memory_files
-from backends.chaos.memory_files import MemoryFiles
+from backends.chaos.memory_files import CannotCarry, MemoryFiles
 
 FOLDER = "plan"
 
@@ -101,6 +103,63 @@ def test_what_was_made_here_is_not_memory_even_if_it_was_not_finished(
     into = memory.move_away()
     moved = {f"{into.name}/notes.db" if name == "notes.db" else name: text for name, text in before.items()}
     assert files(folder) == moved
+
+
+# --- what the system does not do
+
+
+def refused(*_: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", "notes.db")
+
+
+def test_what_cannot_be_kept_aside_is_a_sentence_and_is_not_taken_for_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = memory_in(folder, "*.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_files, "_copy", refused)
+        with pytest.raises(CannotCarry, match=r"memory cannot be kept aside: notes\.db: Permission denied"):
+            memory.keep()
+    assert not memory.put_back()
+    memory.keep()
+    (folder / "notes.db").write_text("after")
+    assert memory.put_back()
+    assert files(folder) == {"notes.db": "before"}
+
+
+def test_what_cannot_be_put_back_stays_kept_for_the_next_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(folder)
+    memory = memory_in(folder, "*.db")
+    memory.keep()
+    (folder / "notes.db").write_text("after")
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_files, "_copy", refused)
+        with pytest.raises(CannotCarry, match=r"memory cannot be put back: notes\.db: Permission denied"):
+            memory.put_back()
+    assert memory_in(folder, "*.db").put_back()
+    assert files(folder) == before
+
+
+def test_of_what_is_kept_half_is_never_put_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = memory_in(folder, "*.db")
+    memory.keep()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)  # it is cut off before it begins
+        memory.release()
+    (folder / "notes.db").write_text("after")
+    assert not memory.put_back()
+    memory.keep()
+    assert memory.put_back()
+    assert files(folder) == {"notes.db": "after"}
+
+
+def test_what_cannot_be_moved_away_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "move", refused)
+        with pytest.raises(CannotCarry, match=r"memory cannot be moved away: notes\.db: Permission denied"):
+            memory_in(folder, "*.db").move_away()
+    assert files(folder) == before
 
 
 # --- links

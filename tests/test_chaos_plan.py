@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.chaos.faults import KINDS, WRITES, Behind, Front
-from backends.chaos.plan import Fault, Plan, PlanError, parse_plan, read_plan
+from backends.chaos.faults import KINDS, WRITES, Behind, Front, Kind
+from backends.chaos.plan import Fault, Plan, PlanError, defaults_of, parse_plan, read_plan
 from backends.chaos.schedule import Applied, Count, Schedule
 
 REMEMBER = "memory/remember"
@@ -75,6 +75,15 @@ def test_a_fault_without_a_method_is_done_to_every_method_that_it_can_be_done_to
     assert fault('do = "hang"').methods == ()
     assert fault('do = "disk-full"').methods == WRITES
     assert fault('do = "lose-write"').methods == (REMEMBER,)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_is_told_to_hold_without_a_word_does(kind: Kind) -> None:
+    front: Front = "http" if kind.kills else kind.over[0]
+    told = [line.removesuffix(" on stdio") for line in defaults_of(kind) if not line.endswith(" = none")]
+    said_nothing = f'do = "{kind.name}"\n'
+    assert fault(said_nothing + "\n".join(told), front=front) == fault(said_nothing, front=front)
+    assert [line.partition(" = ")[0] for line in defaults_of(kind)] == list(kind.settings)
 
 
 @pytest.mark.parametrize("do", ["delay", "apply-late"])

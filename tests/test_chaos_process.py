@@ -401,6 +401,49 @@ def test_it_explains_itself(here: Called) -> None:
     assert code == 0
     for kind in KINDS.values():
         assert re.search(rf"^{kind.name} +{re.escape(kind.sentence)}", said, re.MULTILINE)
+    for line in (
+        r'apply-late .*takes wait = "120s", in_order = true on stdio, answer = "nothing"',
+        r"answer-twice .*takes wait = none",
+        r'huge-line .*takes size = "65MiB"',
+        r'exit-after-work .*takes wait = "1s" over HTTP',
+        r'alter-record .*takes field = "content"',
+    ):
+        assert re.search(rf"^{line}", said, re.MULTILINE)
+
+
+MEMORY: Final = 'memory = ["some.db*"]\n[[fault]]\nmethod = "memory/remember"\n'
+
+
+@pytest.mark.parametrize("front", ["stdio", "http"])
+def test_memory_that_cannot_be_kept_aside_is_a_sentence_and_the_end(front: str, tmp_path: Path) -> None:
+    (tmp_path / "faults.chaos-kept-making").write_text("no folder can be made here")
+    told = f"the server's memory cannot be kept aside: {tmp_path}/faults.chaos-kept-making: File exists\n"
+    command = [CHAOS, "--plan", plan(tmp_path, MEMORY + 'do = "lose-at-crash"'), "--", STORE, "some.db"]
+    if front == "stdio":
+        done = ran(tmp_path, written("one"), *command)
+        code, out, said = done.returncode, done.stdout, done.stderr.decode()
+        assert out == b""
+    else:
+        process = subprocess.Popen([*command[:1], "--http", "127.0.0.1:0", *command[1:]], **at(tmp_path))
+        try:
+            assert process.stderr is not None
+            first = process.stderr.readline()
+            url = first.split()[-1].decode()
+            with pytest.raises(httpx.TransportError):
+                posted(url, written("one"))
+            said = process.communicate(timeout=PATIENCE)[1].decode()
+            code = process.returncode
+        finally:
+            process.kill()
+            process.communicate()
+    assert (code, "Traceback" in said) == (1, False), said
+    assert said.endswith(f"a2m-chaos: {told}")
+    # the write was not carried out, and the server ended in good order: nothing but its own file is left
+    assert {path.name for path in tmp_path.glob("some.db*")} <= {"some.db", "some.db.lock"}
+
+
+def at(folder: Path) -> dict[str, Any]:
+    return {"cwd": folder, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import router.database
 from router.catalog.schema import APPLICATION, SCHEMA
-from router.database import Database, DatabaseError, Migration
+from router.database import Damaged, Database, DatabaseError, Migration, damaged
 from tests.catalogs import entry, opened, write
 
 STEPS: tuple[Migration, ...] = (
@@ -124,6 +124,19 @@ def test_garbage_is_refused_and_left_as_it_was(tmp_path: Path, bytes: bytes) -> 
     path.write_bytes(bytes)
     assert str(path) in refusal(path)
     assert path.read_bytes() == bytes
+
+
+def test_a_damaged_file_is_told_in_our_words_and_sqlites_own_stand_last(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    database(path).close()
+    path.write_bytes(path.read_bytes()[:1000])
+    told = refusal(path)
+    assert told.startswith(f"{path}: damaged: some of what was written to this file cannot be read from it (")
+    with pytest.raises(Damaged) as refused:
+        database(path)
+    with_remedy = str(refused.value.with_remedy("do this"))
+    assert with_remedy == told.replace("from it (", "from it; do this (")
+    assert str(damaged(path, "*** in main ***\nTree 2")).endswith("from it (*** in main *** Tree 2)")
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
@@ -312,3 +325,25 @@ def test_a_full_disk_undoes_everything_and_the_next_transaction_works(tmp_path: 
         with store.transaction():
             store.connection.execute("INSERT INTO first VALUES (2)")
         assert rows(store, "first") == [2]
+
+
+def test_a_full_disk_is_told_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "catalog.db"
+    with closing(database(path)) as store:
+        for _ in range(2):
+            caplog.clear()
+            most = store.connection.pragma("page_count")
+            store.connection.pragma("max_page_count", most)
+            for _ in range(3):
+                with pytest.raises(OSError, match="disk full"):
+                    write_too_much(store)
+                with store.transaction():
+                    rows(store, "first")  # reading needs no room, and says nothing of it
+            store.connection.pragma("max_page_count", most + 100)
+            for value in range(2):
+                with store.transaction():
+                    store.connection.execute("INSERT INTO first VALUES (?)", (value,))
+            assert caplog.messages == [
+                f"{path}: the disk is full; nothing is written until there is room",
+                f"{path}: there is room on the disk again",
+            ]

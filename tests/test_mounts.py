@@ -33,8 +33,7 @@ from router.a2m.timestamps import parse, render
 from tests.conformance.checking import Target, same
 from tests.conformance.client import InProcess, Stdio
 from tests.conformance.running import ALL_CHECKS, State, outcomes
-from tests.federated import LOCAL, START, Foreign, Trial, settings_of, told_by, trial
-from tests.servers.core_only import CoreOnly
+from tests.federated import LOCAL, START, Foreign, Trial, filled, settings_of, told_by, trial
 from tests.test_rag import Corpus, server
 
 Records = list[dict[str, Any]]
@@ -146,19 +145,6 @@ PAGES: Final[Records] = [
     {"id": "42", "content": "Lamps are lit at dusk.", "created_at": at(100), "metadata": {"part": 2.5, "draft": False}},
     {"id": "deep/7", "content": "Ropes are stored dry.", "created_at": at(200), "group": "chapter 1"},
 ]
-
-
-def filled(*pages: dict[str, Any], where_on_timeline: bool = False, **options: Any) -> Foreign:
-    """A server that somebody else has filled with these records."""
-
-    class Manual(CoreOnly):
-        name = "manual"
-
-        def __init__(self, path: Path | None = None, **chosen: Any) -> None:
-            super().__init__(path, where_on_timeline=where_on_timeline, **chosen)
-            self._make_true({"put": list(pages)})
-
-    return Foreign(kind=Manual, **options)
 
 
 def writable(*pages: dict[str, Any]) -> Foreign:

@@ -24,6 +24,7 @@ from router.a2m.child import CannotStart
 from router.a2m.client import Peer, connect_local
 from router.catalog import exchanging
 from router.catalog.catalog import Catalog
+from router.catalog.exchanging import REBUILDING
 from router.config import Settings
 from router.database import Damaged, DatabaseError, InUse
 from router.policy import strength
@@ -155,8 +156,12 @@ async def test_a_damaged_catalog_is_refused_with_a_way_out_and_the_way_out_works
     before = await lived(tmp_path)
     file = tmp_path / "router.db"
     damage(file)
-    with pytest.raises(Damaged, match=r"router\.db: .*--rebuild"):
+    with pytest.raises(Damaged, match=r"router\.db: .*--rebuild") as refused:
         Catalog(file, settings_in(tmp_path).managed, strength, threads=False)
+    # in our words, and SQLite's stand last
+    ours = str(refused.value).partition(f"{REBUILDING} (")[0]
+    assert re.search("this file is not a database|newer version|cannot be read from it", ours)
+    assert not re.search("malformed|no such table|btree|[Pp]age", ours)
     broken = file.read_bytes()
     done = await rebuilt(tmp_path)
     assert [path.read_bytes() for path in done.aside if not path.name.endswith(("-wal", "-shm"))] == [broken]

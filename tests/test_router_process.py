@@ -150,12 +150,38 @@ def child_of(router: Router, program: str) -> int:
 def test_it_explains_itself(here: Callable[..., Called]) -> None:
     explained = run("--help")
     assert explained.returncode == 0
-    for option in ("--config", "--http", "--check", "--adopt", "--log-level", "--log-format", "--version"):
+    for option in ("--config", "--http", "--check", "--adopt", "--rebuild", "--log-level", "--log-format", "--version"):
         assert option in explained.stdout
     assert re.fullmatch(r"a2m-router \d+\.\d+\.\d+\n", here("--version").stdout)
     wrong = here("--nonsense")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "--nonsense" in wrong.stderr
+
+
+def test_the_manual_lists_every_option_and_no_other() -> None:
+    manual = (Path(__file__).parent.parent / "README.md").read_text()
+    table = manual.partition("| `a2m-router` | |\n")[2].partition("\n\n")[0]
+    listed = " ".join(line.split(" | ")[0] for line in table.splitlines())
+    explained = re.findall(r"^ +(?:-h, )?(--[a-z-]+)", run("--help").stdout, re.MULTILINE)
+    assert set(re.findall(r"--[a-z-]{2,}", listed)) == set(explained)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--rebuild", "--check"), "--rebuild and --check do one thing each, and end: say one of them, then the other"),
+        (("--adopt", "--check", "--rebuild"), "--rebuild and --check do one thing each"),
+        (("--rebuild", "token", "alice"), "token prints a token, and does nothing else: leave out --rebuild"),
+        (("--check", "token", "alice"), "leave out --check"),
+    ],
+)
+def test_options_of_which_one_would_be_ignored_are_refused(
+    here: Callable[..., Called], tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    refused = here("--config", str(federation(tmp_path)), *arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert told in refused.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "federation.toml"]
 
 
 def test_check_shows_every_tier(tmp_path: Path) -> None:

@@ -189,6 +189,69 @@ async def test_an_interrupted_write_that_is_reinforced_before_it_is_looked_into_
         assert {record["id"]: record["salience"] for record in await fed.timeline()} == {"w": 1.0, "s": 3.5}
 
 
+async def test_what_may_be_a_record_is_not_denied_before_all_of_its_batch_is_looked_into(tmp_path: Path) -> None:
+    batch = [
+        {"id": "w", "content": "here", "key": "k", "session": "s"},
+        {"id": "s", "content": "t", "tier": "semantic"},
+    ]
+
+    async def write(fed: Trial) -> None:
+        await fed.call("remember", records=[{"id": "e", "content": "before", "tier": "episodic", "key": "there"}])
+        await fed.call("remember", records=batch)
+
+    def both_done(steer: Steered) -> Hold:
+        return steer.hold("semantic", "remember", after=True)
+
+    folder = await crash(tmp_path, both_done, write)
+    down = {"semantic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        await joined(fed, "working")
+        for refused in [
+            fed.call("fetch", key="k"),
+            fed.call("fetch", key="k", owner="a"),
+            fed.call("fetch", key="there", owner="a"),  # it may have one of its own
+            fed.call("forget", where={"session": "s"}),
+            fed.call("timeline", page=10),
+        ]:
+            with pytest.raises(A2MError) as refusal:
+                await refused
+            assert refusal.value.data is not None
+            assert refusal.value.data["tier"] in ("working", "semantic")
+        assert (await fed.call("fetch", key="there"))["record"]["id"] == "e"
+        found = await fed.call("timeline")
+        assert [record["id"] for record in found["records"]] == ["e"]
+        assert {each["tier"] for each in found["degraded"]} == {"working", "semantic"}
+        # for what is new there is no reason to wait
+        await fed.call("remember", records=[{"id": "new", "content": "new"}])
+        down.clear()
+        await joined(fed, "semantic")
+        assert (await fed.call("fetch", key="k", owner="a"))["record"]["id"] == "w"
+        found = await fed.call("timeline")
+        assert {record["id"] for record in found["records"]} == {"e", "w", "s", "new"}
+        assert found.keys() == {"records"}
+
+
+async def test_a_group_stays_together_though_its_interrupted_members_wait_for_another_tier(tmp_path: Path) -> None:
+    async def write(fed: Trial) -> None:
+        group = [{"id": id, "content": id, "group": "g"} for id in ("a", "b")]
+        await fed.call("remember", records=[*group, {"id": "s", "content": "s", "tier": "semantic"}])
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("semantic", "remember", after=True), write)
+    down = {"semantic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        await fed.call(
+            "remember", records=[{"id": "late", "content": "late", "group": "g"}, {"id": "x", "content": "x"}]
+        )
+        with pytest.raises(A2MError, match="has not been settled yet"):
+            await fed.call("promote", ids=["late"], tier="episodic")
+        assert await fed.call("promote", ids=["late", "x"], tier="episodic") == {"promoted": 1}
+        down.clear()
+        await joined(fed, "semantic")
+        assert await fed.call("promote", ids=["late"], tier="episodic") == {"promoted": 3}
+        await fed.settled()
+        assert fed.copies() == {"s": ["semantic"]} | {id: ["episodic"] for id in ("a", "b", "late", "x")}
+
+
 async def joined(fed: Trial, tier: str) -> None:
     """Return when a tier has been taken into the account."""
     await fed.federation.links[tier].wait_up()

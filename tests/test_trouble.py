@@ -1,6 +1,7 @@
 """When a tier refuses, loses or answers too much: what the caller sees, and that nothing else suffers from it."""
 
 import errno
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,92 @@ async def test_a_record_that_the_target_refuses_lets_the_others_go() -> None:
         working = [r["content"] for r in await fed.timeline(tier="working")]
         assert len(working) == 4
         assert "poison" in working
+
+
+def said_of_moves(log: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in log.records if record.name in ("router.moves", "router.passes")]
+
+
+async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    refused = {"poison", "venom"}
+
+    def says(tier: str, method: str, params: dict[str, Any]) -> A2MError | None:
+        if method != "remember" or tier != "episodic":
+            return None
+        return full() if any(r["content"] in refused for r in params["records"]) else None
+
+    async with trial(settings_of(policy="explicit"), weather=Refusing(says)) as fed:
+        ids = await fed.remember("poison", "venom", session="s")
+        for number in range(3):  # others pass them by meanwhile
+            await fed.remember(*[f"turn {number} {n}" for n in range(5)], session="s")
+            await fed.call("consolidate")
+        [told] = said_of_moves(caplog)
+        lines = {f"working -> episodic: not moved: {id!r}: full": id for id in ids}
+        # the other record that stays is told when this one is not there any more
+        await fed.call("forget", ids=[lines.pop(told)])
+        await fed.remember("another", "and another", session="s")
+        await fed.call("consolidate")
+        assert said_of_moves(caplog)[1:] == list(lines)
+        refused.clear()
+        await fed.remember("one more", session="s")
+        await fed.call("consolidate")
+        assert said_of_moves(caplog)[2:] == ["working -> episodic: nothing is in the way any more"]
+
+
+async def test_a_way_that_is_blocked_is_said_to_be_and_said_to_be_free_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    has_room = False
+
+    def says(tier: str, method: str, params: dict[str, Any]) -> A2MError | None:
+        if has_room or method != "remember" or tier != "episodic":
+            return None
+        return A2MError(Code.INTERNAL_ERROR, "no space left", {"reason": "disk full"})
+
+    async with trial(settings_of(policy="explicit"), weather=Refusing(says)) as fed:
+        await fed.remember(*[f"turn {n}" for n in range(6)], session="s")
+        for _ in range(3):
+            assert (await fed.call("consolidate"))["moved"] == 0
+        assert said_of_moves(caplog) == ["working -> episodic: not moved: no space left"]
+        has_room = True
+        assert (await fed.call("consolidate"))["moved"] == 2
+        assert said_of_moves(caplog)[1:] == ["working -> episodic: nothing is in the way any more"]
+    assert [record.getMessage() for record in caplog.records if "disk" in record.getMessage()] == [
+        "episodic: its disk is full, and it takes nothing: no space left",
+        "episodic: there is room on its disk again",
+    ]
+
+
+async def test_a_record_that_its_tier_holds_altered_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with trial(settings_of(policy="explicit")) as fed:
+        [id] = await fed.remember("as it was", session="s")
+        with fed.stores["working"].transaction() as connection:
+            connection.execute("UPDATE record SET content = 'another' WHERE id = ?", (id,))
+        for number in range(3):
+            await fed.remember(*[f"turn {number} {n}" for n in range(5)], session="s")
+            await fed.call("consolidate")
+        assert said_of_moves(caplog) == [f"working holds {id!r} altered; it is not moved"]
+
+
+async def test_a_group_that_alone_is_too_large_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    told = "working: the group 'g' alone has {} records, and the capacity is 4: it stays whole, and over it"
+    async with trial(settings_of(policy="explicit")) as fed:
+        await fed.remember(*[f"turn {n}" for n in range(6)], session="s", group="g")
+        for _ in range(3):
+            await fed.call("consolidate")
+        assert said_of_moves(caplog) == [told.format(6)]
+        await fed.remember("a late member", session="s", group="g")
+        await fed.call("consolidate")
+        assert len(said_of_moves(caplog)) == 1
+        ids = [record["id"] for record in await fed.timeline()]
+        await fed.call("forget", ids=ids[4:])
+        await fed.call("consolidate")
+        await fed.remember("five", session="s", group="g")
+        await fed.call("consolidate")
+        assert said_of_moves(caplog)[1:] == [told.format(5)]
 
 
 async def test_a_record_that_its_tier_has_lost_does_not_keep_its_bucket_full() -> None:
@@ -151,6 +238,40 @@ async def test_a_write_that_failed_for_want_of_room_is_undone_when_there_is_some
         assert await fed.call("remember", records=[record]) == {"ids": ["x"]}
         await fed.settled()
         assert_nothing_under_way(fed)
+
+
+async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.settling._FIRST_WAIT", 0.001)
+    caplog.set_level(logging.INFO, "router.settling")
+    trials = 0
+
+    def counting(abandon: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            nonlocal trials
+            trials += 1
+            return abandon(*given)
+
+        return counted
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "router.settling"]
+
+    async with trial() as fed:
+        disk = FullDisk(monkeypatch, "commit_write", "abandon")
+        monkeypatch.setattr(Catalog, "abandon", counting(Catalog.abandon))
+        for id in ("x", "y"):
+            with pytest.raises(A2MError, match="disk is full"):
+                await fed.call("remember", records=[{"id": id, "content": id}])
+        with anyio.fail_after(30):
+            while trials < 10:
+                await anyio.lowlevel.checkpoint()
+        [begun] = said()
+        assert "the catalog's disk does not take what has to be noted; it is tried again" in begun
+        disk.full = False
+        await fed.settled()
+        assert said()[1:] == ["the catalog's disk has taken all that had to be noted"]
 
 
 async def test_a_move_that_failed_for_want_of_room_is_undone_when_there_is_some(

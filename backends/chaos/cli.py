@@ -12,8 +12,8 @@ import anyio
 import msgspec
 
 from backends.chaos.faults import KINDS, Behind, Front
-from backends.chaos.memory_files import MemoryFiles
-from backends.chaos.plan import Plan, PlanError, files_of, read_plan
+from backends.chaos.memory_files import CannotCarry, MemoryFiles
+from backends.chaos.plan import Plan, PlanError, defaults_of, files_of, read_plan
 from backends.chaos.running import Run, to_stderr
 from backends.serving import loopback
 from router import __version__
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace, command: list[str], plan: Plan, run: Run) 
         code = anyio.run(
             partial(_serve, options, command, plan, run), backend_options={"use_uvloop": sys.platform != "win32"}
         )
-    except* (CannotStart, CannotListen, ValueError) as problems:
+    except* (CannotStart, CannotListen, CannotCarry, ValueError) as problems:
         problem: BaseException = problems
         while isinstance(problem, BaseExceptionGroup):
             problem = problem.exceptions[0]
@@ -152,8 +152,9 @@ def _listed() -> str:
         if kind.memory:
             notes.append("needs memory = [...]")
         if kind.settings:
-            notes.append(f"takes {', '.join(kind.settings)}")
+            notes.append(f"takes {', '.join(defaults_of(kind))}" + (" over HTTP" if kind.kills else ""))
         lines.append(f"{kind.name:20}  {kind.sentence}" + (f" ({'; '.join(notes)})" if notes else ""))
+    lines += ["", "Behind = stands what holds where a plan does not say it."]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -22,6 +22,7 @@ and those of `while` are nobody's memory, whatever the patterns match.
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -39,6 +40,10 @@ _SETTINGS: Final[tuple[Setting, ...]] = ("wait", "size", "field", "in_order", "a
 _HUGE: Final = 65 * 2**20
 _WAIT: Final = 1.0
 _WAITS: Final = {"apply-late": 120.0, "answer-twice": 0.0}
+_FIELD: Final[Field] = "content"
+_ANSWER: Final[Answer] = "nothing"
+# on a pipe a server works in order: what it does late there makes all behind it late
+_IN_ORDER: Final = ("delay", "apply-late")
 
 
 class PlanError(ValueError):
@@ -62,8 +67,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     # how
     wait: float = _WAIT  # seconds
     size: int = _HUGE  # bytes
-    field: Field = "content"
-    answer: Answer = "nothing"
+    field: Field = _FIELD
+    answer: Answer = _ANSWER
     in_order: bool = False  # what comes behind it waits until it is over
 
 
@@ -115,6 +120,19 @@ def parse_plan(text: str, *, base: Path = Path(), front: Front = "stdio", behind
     if mistakes:
         raise PlanError("\n".join(mistakes))
     return plan
+
+
+def defaults_of(kind: Kind) -> list[str]:
+    """What a plan may set for a kind of fault, each as it would be written in a plan to say what holds without it."""
+    wait = _WAITS.get(kind.name, _WAIT)
+    written: Mapping[Setting, str] = {
+        "wait": f'"{wait:g}s"' if wait else "none",
+        "size": f'"{_HUGE // 2**20}MiB"',
+        "field": f'"{_FIELD}"',
+        "answer": f'"{_ANSWER}"',
+        "in_order": "true on stdio" if kind.name in _IN_ORDER else "false",
+    }
+    return [f"{setting} = {written[setting]}" for setting in kind.settings]
 
 
 def files_of(plan: Plan) -> list[Path]:
@@ -180,10 +198,9 @@ class _Reading:
             switch=None if switch is None else self._base / switch,
             wait=table.duration("wait", _WAITS.get(name, _WAIT), example="2s"),
             size=table.size("size", _HUGE),
-            field=table.choice("field", ("content", "metadata"), "content"),
-            answer=table.choice("answer", ("nothing", "error"), "nothing"),
-            # on a pipe a server works in order: what it does late there makes all behind it late
-            in_order=table.flag("in_order", name in ("delay", "apply-late") and self._front == "stdio"),
+            field=table.choice("field", ("content", "metadata"), _FIELD),
+            answer=table.choice("answer", ("nothing", "error"), _ANSWER),
+            in_order=table.flag("in_order", name in _IN_ORDER and self._front == "stdio"),
         )
         if kind is not None:
             _refuse_settings_of_others(table, kind)

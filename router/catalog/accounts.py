@@ -22,7 +22,7 @@ from router.catalog.schema import APPLICATION, SCHEMA
 from router.catalog.selection import Scope
 from router.catalog.syncing import Syncing
 from router.config import Tier
-from router.database import Damaged, Database, DatabaseError
+from router.database import Damaged, Database, DatabaseError, damaged
 
 # The vectors of records on their way in, by id, as far as they have any.
 Vectors = Mapping[str, Sequence[float]]
@@ -61,7 +61,7 @@ class Accounts:
         try:
             self._open(path, tiers, strength, threads=threads)
         except Damaged as problem:
-            raise Damaged(f"{problem}; {REBUILDING}") from problem
+            raise problem.with_remedy(REBUILDING) from problem
 
     def _open(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool) -> None:
         self._database = Database(path, SCHEMA, application=APPLICATION, holder=HOLDER, prepare=nearest.load)
@@ -78,7 +78,7 @@ class Accounts:
             self._begin(tiers)
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as problem:
             self._database.close()
-            raise Damaged(f"{path}: damaged: {problem}") from problem
+            raise damaged(path, str(problem)) from problem
         except BaseException:
             self._database.close()
             raise
@@ -88,7 +88,7 @@ class Accounts:
         # whether the last one who had the file closed it; after a crash more is looked at than otherwise
         self.ended_well = not self._fact("opened", 0) or bool(self._fact("clean", 0))
         if not self.ended_well and (wrong := self.damage()):
-            raise Damaged(f"{self._database.path}: damaged: {wrong}")
+            raise damaged(self._database.path, wrong)
         with self._database.transaction():
             self._set_fact("clean", 0)
             self._versions: int = self._fact("opened", 0) << 32
@@ -145,12 +145,27 @@ class Accounts:
 
     def is_accounted(self, tier: str) -> bool:
         """Whether all that `tier` holds is accounted for, with what an earlier router was writing there when it died:
-        that may be a record, and a member of a group, and is neither before it is looked into."""
-        open_since = (self._earlier_reservations, self._no[tier])
-        reserved = (
-            "SELECT 1 FROM records WHERE home IS NULL AND batch <= ? AND destination = ? AND found IS NULL LIMIT 1"
-        )
-        return self.is_scanned(tier) and self._execute(reserved, open_since).get is None
+        that may be a record, and is none before all tiers of its batch are looked into."""
+        return self.is_scanned(tier) and not self._is_left_over_at(tier, "TRUE")
+
+    def is_looked_into(self, tier: str) -> bool:
+        """Whether all that `tier` holds is known, though for some of it other tiers may have to say what it is."""
+        return self.is_scanned(tier) and not self._is_left_over_at(tier, "found IS NULL")
+
+    def awaits_member(self, id: str) -> bool:
+        """Whether what an earlier router was writing when it died may turn out to be of the record's group, and at its
+        home: then the group cannot be moved yet."""
+        entry = self._find(id)
+        if entry is None or entry.group is None:
+            return False
+        of_group = (self._earlier_reservations, self._no[entry.home], present(entry.group), present(entry.owner))
+        member = "SELECT 1 FROM records WHERE home IS NULL AND batch <= ? AND destination = ? AND grp = ? AND owner = ?"
+        return self._execute(f"{member} LIMIT 1", of_group).get is not None
+
+    def _is_left_over_at(self, tier: str, condition: str) -> bool:
+        reserved = "SELECT 1 FROM records WHERE home IS NULL AND batch <= ? AND destination = ?"
+        at = (self._earlier_reservations, self._no[tier])
+        return self._execute(f"{reserved} AND {condition} LIMIT 1", at).get is not None
 
     def set_scanned(self, tier: str, scanned: bool) -> None:
         with self._database.transaction():

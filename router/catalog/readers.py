@@ -25,7 +25,7 @@ class Readers:
 
     def __init__(self) -> None:
         self._moves = 0
-        self._reads: set[Reading] = set()
+        self._reads: dict[Reading, None] = {}  # in the order of their beginnings
         self._left: dict[str, deque[tuple[int, str]]] = {}  # id -> (number of the move, home before it), in order
         self._order: deque[tuple[int, str]] = deque()  # the same moves, (number, id), oldest first
 
@@ -33,13 +33,13 @@ class Readers:
     def reading(self) -> Iterator[Reading]:
         """Enter before the first tier is asked; leave when the answer is complete."""
         read = Reading(self._moves)
-        self._reads.add(read)
+        self._reads[read] = None
         try:
             yield read
         finally:
-            self._reads.remove(read)
+            del self._reads[read]
             read.ended.set()
-            self._forget_moves_before(min((other.began for other in self._reads), default=self._moves))
+            self._forget_moves_before(next((oldest.began for oldest in self._reads), self._moves))
 
     def moved(self, id: str, home: str) -> None:
         """Record that `id` has just left `home`; called in the same breath as the commit."""

@@ -42,7 +42,7 @@ class Salvage:
             self._look(path)
         except _UNREADABLE as problem:
             self.close()
-            self.told.append(f"{path}: nothing of it can be read: {problem}")
+            self.told.append(f"{path}: nothing of it can be read ({problem})")
 
     def close(self) -> None:
         if self._connection is not None:
@@ -119,7 +119,8 @@ class Salvage:
             problem = str(failure)
         if problem != "ok":
             self.damage = str(problem)
-            self.told.append(f"{path}: damaged: {problem}")
+            detail = " ".join(str(problem).split())  # SQLite may say several lines
+            self.told.append(f"{path}: damaged; what can still be read of it comes along ({detail})")
 
     def _has(self, table: str) -> bool:
         if self._connection is None:
@@ -137,7 +138,7 @@ class Salvage:
         try:
             yield from self._connection.execute(select + order)
         except _UNREADABLE as problem:
-            self.told.append(f"{what}: not all of it can be read: {problem}")
+            self.told.append(f"{what}: not all of it can be read ({problem})")
             try:
                 yield from self._connection.execute(select + backwards)
             except _UNREADABLE:

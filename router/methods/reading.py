@@ -292,9 +292,7 @@ class Readings:
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
         tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if tier not in self._mounts]
-        for tier in tiers:
-            if not self._catalog.is_accounted(tier.name):
-                raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
+        self._refuse_if_unaccounted(tiers)
         selection = Selection(
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
@@ -308,7 +306,11 @@ class Readings:
         return Page([records[e.id] for e in ordered], None if place is None else self._pages.close(place))
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
-        """The caller's record at a key, else the ownerless one, else none (§4.9)."""
+        """The caller's record at a key, else the ownerless one, else none (§4.9).
+
+        Raises INTERNAL_ERROR if a tier must be read that does not answer, or if there may be a better record than what
+        would be answered, since a tier is not accounted for.
+        """
         if params.key == "":
             raise invalid_params("key", "expected a string that is not empty")
         with self._catalog.readers.reading() as read:
@@ -322,9 +324,12 @@ class Readings:
                 for down in missing:
                     raise unanswered(down.tier, down.reason, 1.0)
                 if entry.id in records:
+                    if entry.owner != scope.owner:
+                        self._refuse_if_unaccounted(self._settings.managed)
                     return Fetched(records[entry.id])
         if entry is not None:
             raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
+        self._refuse_if_unaccounted(self._settings.managed)
         return Fetched(None)
 
     def _place(self, after: str | None) -> int:
@@ -398,6 +403,12 @@ class Readings:
         for down in degraded:
             if down.tier in required or len(tiers) <= len(degraded):
                 raise unanswered(down.tier, down.reason, 1.0)
+
+    def _refuse_if_unaccounted(self, tiers: Sequence[Tier]) -> None:
+        """Raises INTERNAL_ERROR if one of these managed tiers may hold what nobody knows of."""
+        for tier in tiers:
+            if tier not in self._mounts and not self._catalog.is_accounted(tier.name):
+                raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
 
     def _with_unaccounted(self, tiers: Sequence[Tier], degraded: Sequence[Degraded]) -> list[Degraded] | None:
         """The tiers that an answer had to do without, and those that hold what is not accounted for yet."""

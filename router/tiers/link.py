@@ -28,7 +28,7 @@ from router.a2m.budget import is_request, left
 from router.a2m.capabilities import PROTOCOL
 from router.a2m.child import CannotStart
 from router.a2m.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
-from router.a2m.errors import OVERLOADED, A2MError
+from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, no_room
 from router.a2m.http_client import HttpFailure
 from router.a2m.waiting import until_any
 from router.tiers.backoff import FIRST, Backoff
@@ -141,6 +141,7 @@ class Link:
         self._peer: Peer | None = None  # exactly while the link is up
         self._failures = 0
         self._replaced = 0  # connections in a row that were given up for being silent
+        self._full = False  # since it has refused a call for want of room, until it has taken a record
         self._room = Room(most_calls)
         self._places = anyio.CapacityLimiter(most_calls)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
@@ -179,9 +180,16 @@ class Link:
                     if on_unsettled is not None:
                         on_unsettled(settled)
 
-                return await self._call(method, params, deadline, unsettled, is_fair=allowed >= _FAIR * self._timeout)
+                result = await self._call(method, params, deadline, unsettled, is_fair=allowed >= _FAIR * self._timeout)
         except A2MError as answered:
+            if no_room(answered) == DISK_FULL and not self._full:
+                self._full = True
+                log.warning("%s: its disk is full, and it takes nothing: %s", self.name, answered)
             raise Refused(answered.code, answered.message, answered.data) from None
+        if self._full and method == "memory/remember":
+            self._full = False
+            log.info("%s: there is room on its disk again", self.name)
+        return result
 
     async def _call(
         self,

@@ -8,14 +8,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from tests.kill.rounds import Round, run_round
+from tests.processes import INTERRUPTED, positive
+from tests.progress import Bar, progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,18 +23,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("router.a2m").setLevel(logging.CRITICAL)
     print(f"seeds {options.seed} to {options.seed + options.rounds - 1}", flush=True)
     began = time.monotonic()
-    rounds = []
-    with _progress(options.rounds) as bar, suppress(KeyboardInterrupt):
-        for seed in range(options.seed, options.seed + options.rounds):
-            rounds.append(_one(seed, bar))
-            bar.advance(bar.task_ids[0])
-    if not rounds:
-        return 1
-    print(_summary(rounds, time.monotonic() - began))
+    rounds: list[Round] = []
+    interrupted = False
+    try:
+        with progress("rounds", options.rounds) as bar:
+            for seed in range(options.seed, options.seed + options.rounds):
+                rounds.append(_one(seed, bar))
+                bar.advance()
+    except KeyboardInterrupt:
+        interrupted = True
+    if rounds:
+        print(_summary(rounds, time.monotonic() - began))
+    if interrupted:
+        print(f"interrupted after {len(rounds)} of {options.rounds} rounds")
+        return INTERRUPTED
     return 1 if any(each.wrong for each in rounds) else 0
 
 
-def _one(seed: int, bar: Progress) -> Round:
+def _one(seed: int, bar: Bar) -> Round:
     """A round, whose files stay if something was wrong."""
     folder = Path(tempfile.mkdtemp(prefix=f"a2m-kill-{seed}-"))
     try:
@@ -47,8 +51,7 @@ def _one(seed: int, bar: Progress) -> Round:
     if result.wrong is None:
         shutil.rmtree(folder)
     else:
-        bar.console.print(f"seed {seed}: {result.wrong}", markup=False, highlight=False)
-        bar.console.print(f"  its files: {folder}; again: --rounds 1 --seed {seed}", markup=False, highlight=False)
+        bar.tell(f"seed {seed}: {result.wrong}\n  its files: {folder}; again: --rounds 1 --seed {seed}")
     return result
 
 
@@ -68,28 +71,12 @@ def _summary(rounds: Sequence[Round], seconds: float) -> str:
     return "\n".join(lines)
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Progress]:
-    """A bar on stderr, where that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        bar.add_task("rounds", total=total)
-        yield bar
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.kill",
         description="Kills routers and stores under load, and looks whether anything that was acknowledged is lost.",
     )
-    parser.add_argument("--rounds", type=_positive, default=200, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=200, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument(
         "--seed",
         type=int,

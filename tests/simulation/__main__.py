@@ -7,9 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
+from tests.progress import progress
 from tests.simulation.lives import Outcome, live_quietly
 
 
@@ -28,17 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     lives = operations = deaths = 0
     found = []
-    columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("seeds", total=options.seeds)
+    with progress("seeds", options.seeds) as bar:
         for outcome in _lived(range(options.first, options.first + options.seeds), options.jobs):
-            bar.advance(task)
+            bar.advance()
             lives += 1
             operations += outcome.operations
             deaths += outcome.deaths
             if outcome.failure is not None:
                 found.append(outcome.seed)
-                bar.console.print(_story(outcome), markup=False, highlight=False, soft_wrap=True)
+                bar.tell(_story(outcome))
     seconds = time.monotonic() - began
     print(
         f"{lives:,} seeds, {operations:,} operations, {deaths:,} deaths of routers in {seconds:.0f} s"

@@ -6,6 +6,7 @@ command line sees to that.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from heapq import heappush
 from itertools import count
 from random import Random
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from unittest.mock import patch
 
 import trio
 import trio._core._run
+from trio._core._run import Deadlines
 
 import backends.store.identifiers
 import backends.store.schema
@@ -58,7 +60,19 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
         # with these two trio runs the tasks of each round in an order that the seed decides
         put(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
         put(trio._core._run, "_r", order)
+        # of scopes that end at one moment, the first made is the first to end, wherever in memory they are
+        turns = count()
+        put(
+            trio._core._run.Deadlines,
+            "add",
+            lambda deadlines, *deadline: _add_deadline(deadlines, next(turns), *deadline),
+        )
         yield chance
+
+
+def _add_deadline(deadlines: Deadlines, turn: int, deadline: float, scope: trio.CancelScope) -> None:
+    heappush(deadlines._heap, (deadline, turn, scope))
+    deadlines._active += 1
 
 
 def _numbered(prefix: str) -> Callable[[], str]:

@@ -6,7 +6,7 @@ between two bursts, faults cease, and all that is there is looked at; always so 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from random import Random
 from traceback import format_exception
@@ -19,7 +19,9 @@ from trio.testing import MockClock
 
 from router.a2m.errors import A2MError, Code
 from router.a2m.records import Record
-from tests.federated import FOUR_TIERS, Foreign, Mix, settings_of
+from router.a2m.timestamps import render
+from router.tiers.copies import UNACCOUNTED
+from tests.federated import FOUR_TIERS, START, Foreign, Mix, filled, settings_of
 from tests.histories import SHARED, Operation, Run, Unheard, check_the_tiers
 from tests.model import Model, Version, none_excused
 from tests.simulation.chance import JumpingClock, following
@@ -32,6 +34,20 @@ _OPERATIONS: Final = 180
 
 _COMMAND: Final = 'command = ["-"]'
 _URL: Final = 'url = "http://127.0.0.1:9/{}"'
+
+# What somebody else's service holds, which is only read.
+_PAGES: Final = {
+    "one": "alpha as the library has it",
+    "two": "beta as the library has it",
+    "three": "nothing that anybody asks for",
+}
+_LIBRARY: Final = "library"
+_MOUNT: Final = """
+[tiers.library]
+kind = "semantic"
+command = ["-"]
+mount = true
+"""
 
 _LESSER: Final = (
     Foreign(),
@@ -82,6 +98,13 @@ def draw_shape(chance: Random) -> Shape:
                     text = f"{before}[tiers.{tier}]{after.replace(_COMMAND, _URL.format(tier), 1)}"
                 where = f"{tier} over HTTP" if is_remote else tier
                 words.append(f"{where} at a server of {', '.join(('core', *mix[tier].capabilities))}")
+    if chance.random() < 0.3:
+        text += _MOUNT
+        mix[_LIBRARY] = filled(
+            *({"id": id, "content": content, "created_at": render(START)} for id, content in _PAGES.items()),
+            read_only=chance.random() < 0.5,
+        )
+        words.append("a library mounted")
     return Shape(background, text, mix, "; ".join(words))
 
 
@@ -248,16 +271,36 @@ class Clients(Run):
         began = trio.current_time()
         told = msgspec.json.decode(await self._raw(method, **params), type=_Told)
         silent = [each.tier for each in told.degraded]
+        for down in told.degraded:
+            # what it holds may depend on another one
+            is_troubled = self.world.is_troubled(began) if down.reason == UNACCOUNTED else False
+            assert is_troubled or self.world.is_tier_troubled(down.tier, began), f"there is no reason for {down}"
+        pages = [record for record in told.records if record.tier == _LIBRARY]
+        is_cut = len(told.records) == (params.get("limit") or (8 if method == "recall" else None))
+        answers = _LIBRARY in self.world.tiers and _LIBRARY not in silent
+        self._check_pages(pages, params, are_all=answers and not is_cut)
+        records = [record for record in told.records if record.tier != _LIBRARY]
+        if pages and is_cut:
+            return records, lambda version: True  # a page may be better than what is missing
         if not silent:
-            return told.records, none_excused
-        for tier in silent:
-            assert self.world.is_tier_troubled(tier, began), f"there is no reason for {tier} not to answer"
+            return records, none_excused
 
         def excused(version: Version) -> bool:
             ids = {v.id for v in self.model.versions.values() if v.object == version.object and v.id is not None}
             return any(self.world.tiers[tier].held(id, began) for tier in silent for id in ids)
 
-        return told.records, excused
+        return records, excused
+
+    def _check_pages(self, pages: Sequence[Record], params: Mapping[str, Any], *, are_all: bool) -> None:
+        """What is mounted is shown as it is; `are_all`: all of it that matches should be."""
+        shown = {record.id: record.content for record in pages}
+        assert len(shown) == len(pages), f"a page twice: {pages}"
+        there = {f"{_LIBRARY}/{id}": content for id, content in _PAGES.items()}
+        assert shown.items() <= there.items(), f"pages that are not there: {pages}"
+        if are_all and not any(map(params.get, ("tier", "where", "key_prefix", "embedding"))):
+            words = set(str(params.get("query") or "").split())
+            wanted = {id for id, content in there.items() if not words or words & set(content.split())}
+            assert shown.keys() >= wanted, f"of {wanted} there are only {shown.keys()}"
 
     async def _moved(self, method: str, **params: Any) -> None:
         if method == "promote" and params["tier"] == "procedural":
@@ -303,6 +346,7 @@ _BEGAN: ContextVar[float] = ContextVar("began")
 
 class _Degraded(msgspec.Struct):
     tier: str
+    reason: str
 
 
 class _Told(msgspec.Struct):

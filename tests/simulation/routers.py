@@ -5,7 +5,7 @@ as it was committed then; or, if it is the power that fails, as it was when it w
 What it still does is done to a catalog that nobody will open.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
 from typing import Final
@@ -152,6 +152,12 @@ class Router:
         """See `Watched`."""
         if not self.dead:
             self._point(what)
+
+    def homes(self, ids: Iterable[str]) -> list[str | None]:
+        """See `Watched`."""
+        assert self._catalog is not None
+        found = self._catalog.find(ids)
+        return [found[id].home if id in found else None for id in ids]
 
     async def run(self) -> None:
         """Returns when it has ended, in whichever way; `left` is what the next one starts on."""

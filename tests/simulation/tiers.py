@@ -1,13 +1,14 @@
 """The tiers of a simulated federation: servers in this process that work in order, go wrong, die, and come back.
 
-What a fault is called is a2m-chaos's to say (backends/chaos/faults.py). Here are those that an honest server may show:
-it may be late, silent, dead or unwilling, and what it sends may be spoiled on its way. It never loses, alters or makes
-up what it has acknowledged. Behind a tier that is remote by its settings calls overtake each other, and land when their
-router is no more.
+What a fault is called is a2m-chaos's to say (backends/chaos/faults.py). A server may be late, silent, dead or
+unwilling, and what it sends may be spoiled on its way. It may lie where its router looks twice: about copies of what
+lives elsewhere, about what is removed, and, where it is a lesser one, about all that is written. What a native store
+has acknowledged of a record that is nowhere else it keeps: no router could know better. Behind a tier that is remote by
+its settings calls overtake each other, and land when their router is no more.
 """
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from heapq import heappop, heappush
@@ -30,8 +31,14 @@ from router.a2m.jsonrpc import render_error
 from router.a2m.server import Caller
 from tests.servers.core_only import CoreOnly
 
-# which calls refuse-writes and disk-full are done to
-_WRITES: Final = ("memory/remember", "memory/forget")
+# what is done to some calls only
+_METHODS: Final[Mapping[str, Sequence[str]]] = {
+    "refuse-writes": ("memory/remember", "memory/forget"),
+    "disk-full": ("memory/remember", "memory/forget"),
+    "lose-write": ("memory/remember",),
+    "alter-record": ("memory/remember",),
+    "forget-less": ("memory/forget",),
+}
 
 # how often a fault is drawn, against the others
 FAULTS: Final[Mapping[str, int]] = {
@@ -47,8 +54,12 @@ FAULTS: Final[Mapping[str, int]] = {
     "garbage-line": 3,
     "exit-before-work": 4,
     "exit-after-work": 5,
+    "exit-after-answer": 3,
     "refuse-writes": 8,
     "disk-full": 5,
+    "lose-write": 6,
+    "alter-record": 6,
+    "forget-less": 10,
 }
 # over HTTP what lands late is the danger
 REMOTE_FAULTS: Final[Mapping[str, int]] = {**FAULTS, "apply-late": 16}
@@ -76,8 +87,12 @@ class Watched(Protocol):
     def point(self, what: str) -> None:
         """Something has just happened, or is just to happen: a moment to die at."""
 
+    def homes(self, ids: Iterable[str]) -> list[str | None]:
+        """In which tiers these records live; None for those that are none yet."""
 
-class _Message(msgspec.Struct):
+
+class _Message(msgspec.Struct, kw_only=True):
+    jsonrpc: str = "2.0"
     method: str
     id: msgspec.Raw
     params: msgspec.Raw = msgspec.Raw(b"{}")
@@ -85,6 +100,10 @@ class _Message(msgspec.Struct):
 
 class _Ids(msgspec.Struct):
     ids: list[str] = []
+
+
+class _Records(msgspec.Struct):
+    records: list[dict[str, msgspec.Raw]]
 
 
 class Tier:
@@ -367,6 +386,8 @@ class Process:
         spoiled = _spoiled(reply, fault) if fault else reply
         if spoiled is not None:
             self._answers.put(spoiled + b"\n")
+        if fault == "exit-after-answer":
+            self.die()
 
     async def _say_late(self, reply: bytes, wait: float) -> None:
         await trio.sleep(wait)
@@ -379,7 +400,7 @@ class Process:
         if tier.latency:
             await trio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
         self._router.point(method)
-        fault = self._fault(method)
+        fault = self._fault(method, message)
         if fault == "apply-late" and tier.is_remote:
             # over HTTP calls overtake each other
             self._waiting.remove(message)
@@ -399,7 +420,13 @@ class Process:
             return None, fault
         if fault in ("refuse-writes", "disk-full"):
             return _refusal(fault, message), None
-        reply: bytes | None = await self._server(message, _ROUTER)
+        if fault == "lose-write":
+            return _lie(message, {"ids": self._written(message)}), None
+        reply: bytes | None
+        if fault == "forget-less":
+            reply = await self._forget_less(message)
+        else:
+            reply = await self._server(self._altered(message) if fault == "alter-record" else message, _ROUTER)
         if b'"memory/forget"' in message:
             tier.note_removed(message)
         self._router.point(method)
@@ -410,13 +437,49 @@ class Process:
             await trio.sleep(round(tier.latency * tier.chance.random() ** 2, 3))
         return reply, fault
 
-    def _fault(self, method: str) -> str | None:
+    async def _forget_less(self, message: bytes) -> bytes:
+        """All but the last of what is to be forgotten, and the answer hides it."""
+        call = msgspec.json.decode(message, type=_Message)
+        ids = msgspec.json.decode(call.params, type=_Ids).ids
+        call.params = msgspec.Raw(msgspec.json.encode({"ids": ids[:-1]}))
+        await self._server(msgspec.json.encode(call), _ROUTER)
+        return _lie(message, {"forgotten": len(ids)})
+
+    def _altered(self, message: bytes) -> bytes:
+        """The first record that is written has another content, or lacks something."""
+        call = msgspec.json.decode(message, type=_Message)
+        records = msgspec.json.decode(call.params, type=_Records)
+        record = records.records[0]
+        field = self._tier.chance.choice([name for name in record if name not in ("id", "owner")])
+        if field == "content":
+            content = msgspec.json.decode(record[field], type=str)
+            record[field] = msgspec.Raw(msgspec.json.encode(f"{content} indeed"))
+        else:
+            del record[field]
+        call.params = msgspec.Raw(msgspec.json.encode(records))
+        return msgspec.json.encode(call)
+
+    def _written(self, message: bytes) -> list[str]:
+        params = msgspec.json.decode(message, type=_Message).params
+        records = msgspec.json.decode(params, type=_Records).records
+        return [msgspec.json.decode(record["id"], type=str) for record in records]
+
+    def _is_looked_at_twice(self, message: bytes) -> bool:
+        """Whether the router sees for itself what becomes of what it writes."""
+        if isinstance(self._tier.kept, CoreOnly):
+            return True
+        homes = self._router.homes(self._written(message))
+        return all(home not in (None, self._tier.name) for home in homes)
+
+    def _fault(self, method: str, message: bytes) -> str | None:
         tier = self._tier
         if tier.chance.random() >= tier.rate or self._router.dead:
             return None
         often = REMOTE_FAULTS if tier.is_remote else FAULTS
         fault = tier.chance.choices(list(often), list(often.values()))[0]
-        if fault in ("refuse-writes", "disk-full") and method not in _WRITES:
+        if method not in _METHODS.get(fault, (method,)):
+            return None
+        if fault in ("lose-write", "alter-record") and not self._is_looked_at_twice(message):
             return None
         tier.tell(tier.name, f"{fault} at {method}")
         if fault not in _HARMLESS:
@@ -435,6 +498,11 @@ def _refusal(fault: str, message: bytes) -> bytes:
     id = msgspec.json.decode(message, type=_Message).id
     reason = "disk full" if fault == "disk-full" else "not today"
     return render_error(id, A2MError(Code.INTERNAL_ERROR, reason, {"reason": reason}))
+
+
+def _lie(message: bytes, result: Mapping[str, Any]) -> bytes:
+    id = msgspec.json.decode(message, type=_Message).id
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "result": result})
 
 
 def _spoiled(reply: bytes, fault: str) -> bytes | None:

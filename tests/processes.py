@@ -1,0 +1,49 @@
+"""The processes over which a command that takes long spreads its work.
+
+They do the same whichever of them does it, and end when the command does, whatever they are at: Ctrl-C is for the
+command alone, and what they leave on the disk goes with them.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.pool import Pool
+from typing import Final
+from unittest.mock import patch
+
+# the exit code of a command that was interrupted, as a shell has it
+INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Pool]:
+    """So many processes, which log nothing."""
+    with tempfile.TemporaryDirectory(prefix="a2m-processes-") as folder:
+        # the order in which sets are gone through would be another one in each
+        with patch.dict(os.environ, PYTHONHASHSEED="0"):
+            # they inherit that, and are deaf to it from their first moment on
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                pool = multiprocessing.get_context("spawn").Pool(jobs, _begin, [folder])
+            finally:
+                signal.signal(signal.SIGINT, interrupt)
+        with pool:
+            yield pool
+
+
+def positive(text: str) -> int:
+    """The number of processes, or of whatever else there must be one of, that a command line says."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return number
+
+
+def _begin(folder: str) -> None:
+    logging.disable()
+    tempfile.tempdir = folder
