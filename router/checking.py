@@ -13,6 +13,7 @@ from router.a2m.messages import Describe, Recall
 from router.app import Federation
 from router.catalog.exchanging import REBUILDING
 from router.config import Tier
+from router.database import damaged
 from router.tiers.link import Link, TierDown
 from router.tiers.manner import manner_of
 from router.tiers.profile import CannotServe, Profile
@@ -59,8 +60,7 @@ async def print_check(federation: Federation) -> int:
         )
     damage = federation.catalog.damage()
     if damage is not None:
-        sentence = "damaged: some of what was written to this file cannot be read from it"
-        problems.append(f"{federation.settings.state}: {sentence}; {REBUILDING} ({' '.join(damage.split())})")
+        problems.append(str(damaged(federation.settings.state, damage).with_remedy(REBUILDING)))
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
     for line in [*remarks, *problems]:

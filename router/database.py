@@ -49,6 +49,11 @@ _HOLDER: Final = re.compile(r"(?P<name>.*) \(process (?P<pid>\d+)\)")
 _LONGEST_LOCK: Final = 4096
 
 
+# On the brink of being full a disk takes what is small, and not what is large: it is said to have room again when it
+# has taken whatever it was given for so many seconds.
+QUIET: Final = 60.0
+
+
 class DatabaseError(Exception):
     """A file that cannot be used, in a sentence that names it and says why."""
 
@@ -108,7 +113,7 @@ class Database:
         self._checkpoint_at = _CHECKPOINT
         self._syncing = threading.Lock()  # held by the one thread that syncs
         self._doubtful = False  # since a sync has failed, until the log has been written anew
-        self._full = False  # since the disk had no room for a change, until it has taken one
+        self._full_at: float | None = None  # when the disk last had no room for a change, until that is long ago
         try:
             if path is not None:
                 _make_folder(path.parent)
@@ -249,9 +254,9 @@ class Database:
     def _committed(self, connection: apsw.Connection, name: str, frames: int) -> int:
         """Called by SQLite after each commit. A log that has grown long goes into the database once it is durable."""
         self._frames = frames
-        if self._full:
-            self._full = False
-            log.warning("%s: there is room on the disk again", self.path)
+        if self._full_at is not None and time.monotonic() >= self._full_at + QUIET:
+            self._full_at = None
+            log.info("%s: there is room on the disk again", self.path)
         if frames >= self._checkpoint_at:
             try:
                 self.sync()
@@ -271,9 +276,10 @@ class Database:
             with _disk_errors():
                 yield
         except OSError as problem:
-            if isinstance(problem.__cause__, apsw.FullError) and not self._full:
-                self._full = True
-                log.error("%s: the disk is full; nothing is written until there is room", self.path)
+            if isinstance(problem.__cause__, apsw.FullError):
+                if self._full_at is None:
+                    log.error("%s: the disk is full; nothing is written until there is room", self.path)
+                self._full_at = time.monotonic()
             raise
 
     def _write_log_anew(self, wal: int) -> None:

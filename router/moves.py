@@ -11,7 +11,7 @@ The steps, in their order; ARCHITECTURE's table says what remains when anything 
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -106,6 +106,7 @@ class Moves:
         self._settling = settling
         # what the log has said of each way, by its kind, and of which record, as far as it goes on
         self._said: dict[tuple[str, str], dict[str, str | None]] = {}
+        self._one_server: set[tuple[str, str]] = set()  # of which the log has said that they seem to lead to one
         self._broken: set[str] = set()  # ids of which the log has said that their tier does not hold them as they were
 
     async def carry_out(
@@ -139,13 +140,15 @@ class Moves:
                 result.hindrance, result.blocked = hindrance_of(failure), True
                 result.tier = failure.tier if isinstance(failure, TierDown) else None
             else:
-                if moved is None or any(self._catalog.awaits_member(unit.ids[0]) for unit in batch):
-                    result.hindrance = Hindrance(
-                        "unsettled", "an earlier change of the same records has not been settled yet"
-                    )
+                open_ = batch if moved is None else [unit for unit in batch if self._catalog.awaits_member(unit.ids[0])]
+                if open_:
+                    sentence = "an earlier change of the same records has not been settled yet"
+                    result.hindrance = Hindrance("unsettled", sentence, open_[0].ids[0])
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
-        if result.hindrance is None and self._catalog.redone(behind):
-            result.hindrance = Hindrance("behind", f"{source} has yet to catch up with what replaced a record")
+        still_behind = self._catalog.redone(behind)
+        if result.hindrance is None and still_behind:
+            sentence = f"{source} has yet to catch up with what replaced a record"
+            result.hindrance = Hindrance("behind", sentence, next(iter(still_behind)))
         self.say(source, target, result)
         return result
 
@@ -165,6 +168,12 @@ class Moves:
         if hindrance is not None and hindrance.kind not in said:
             log.warning("%s -> %s: not moved: %s", source, target, hindrance)
             said[hindrance.kind] = hindrance.subject
+
+    def say_over(self, waiting: Collection[tuple[str, str]]) -> None:
+        """Of all ways but these, (source, target), where something may wait still: nothing does any more."""
+        for way in [way for way, said in self._said.items() if said and way not in waiting]:
+            del self._said[way]
+            log.info("%s -> %s: nothing waits to be moved any more", *way)
 
     def _lives_in(self, tier: str, id: str) -> bool:
         entry = self._catalog.find([id]).get(id)
@@ -263,7 +272,9 @@ class Moves:
         newest = self._catalog.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
         others = [entry.id for entry in newest if entry.id not in set(ids)]
         if not others or await self._copies.read(target, others):
-            log.error("%s and %s seem to lead to one server; give each a store of its own", source, target)
+            if (source, target) not in self._one_server:
+                self._one_server.add((source, target))
+                log.error("%s and %s seem to lead to one server; give each a store of its own", source, target)
             raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
         await self._copies.remove(target, there)
 
@@ -310,7 +321,10 @@ def hindrance_of(failure: A2MError | Altered | TierDown | OSError, unit: Unit | 
         case TierDown():
             kind = f"{failure.tier} is down"  # its link says why, and what changes of that
         case A2MError():
-            kind = no_room(failure) or f"refused with {failure.code}"
+            reason = (failure.data or {}).get("reason")
+            kind = reason if isinstance(reason, str) else f"refused with {failure.code}"
+            if no_room(failure) is not None:
+                unit = None  # whichever it is asked to take
         case _:
             kind = "the catalog's disk"
     return Hindrance(kind, str(failure), None if unit is None else unit.ids[0])

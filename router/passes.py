@@ -174,6 +174,7 @@ class Passes:
         while await self._promote(report, stuck) or await self._spill(report, stuck):
             pass
         self._something_left = bool(stuck.units)
+        self._moves.say_over(waiting={*stuck.in_vain, *self._rests})
         self._say_what_is_filled()
 
     def _say_what_is_filled(self) -> None:
@@ -249,12 +250,16 @@ class Passes:
         free = (
             unit
             for unit in self._catalog.weakest(tier.name, bucket)
-            if unit.ids not in stuck.units and not self._distilling.is_busy(unit)
+            if unit.ids not in stuck.units and not self._distilling.is_busy(unit) and not self._must_stay(tier, unit)
         )
         held = self._catalog.held(bucket) - self._distilling.leaving(tier.name, bucket)
         units = evictions(free, held, tier.capacity)
         free.close()  # what it reads from must not stay open while others wait for the disk
         return units[:1] if tier.distil else units
+
+    def _must_stay(self, tier: Tier, unit: Unit) -> bool:
+        """Whether a unit would be dropped of which there may be more than anybody knows of."""
+        return tier.overflow == "drop" and self._catalog.awaits_member(unit.ids[0])
 
     async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> None:
         if tier.overflow == "drop":

@@ -151,8 +151,9 @@ class Sweeper:
             wait = self.held_for(tier)
             if wait:
                 raise TierDown(tier, MAY_STILL_LAND, wait, None)
+            if any(self._catalog.is_reserved(stray.id) for stray in strays):
+                raise TierDown(tier, "an interrupted write has not been looked into yet", 1.0, None)
             await self._catalog.readers.grace()
-            self._catalog.give_up_reserved(stray.id for stray in strays if stray.kind == Stray.PENDING)
             await self._remove(tier, self._catalog.still_noted(tier, strays))
             left = {stray.id for stray in self._catalog.strays_in_the_way(tier, entries)}
             if not left <= {stray.id for stray in strays}:

@@ -70,7 +70,9 @@ ARROWS: dict[str, set[str]] = {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.policy", "router.recovery"),
         *("router.settling", "router.sweeping", "router.tiers"),
     },
-    "router.checking": {"router.a2m", "router.catalog", "router.config", "router.tiers", "router.app"},
+    "router.checking": {
+        *("router.a2m", "router.catalog", "router.config", "router.database", "router.tiers", "router.app"),
+    },
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
         *("router.tokens", "router.recovery", "router.rebuilding", "router.app", "router.serve", "router.checking"),

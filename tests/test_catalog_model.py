@@ -498,9 +498,9 @@ class Model(RuleBasedStateMachine):
                     if (named, kind) == (id, Stray.ASIDE) and (scope.owner is None or owner in (None, scope.owner)):
                         self.strays[tier, named] = (Stray.UNWANTED, owner, key)
                         self.forgotten.add((id, None))
-                        expected.append(
-                            Entry(id=id, home=tier, owner=owner, key=key, created_at=5000, digest=b"", access_count=0)
-                        )
+                        if all(each.id != id for each in expected):
+                            account = Entry(id=id, home=tier, owner=owner, created_at=5000, digest=b"", access_count=0)
+                            expected.append(msgspec.structs.replace(account, key=key))
                 if self.unscanned:
                     self.forgotten.add((id, scope.owner))
             elif self.holds(scope, old):
@@ -803,6 +803,10 @@ class OnFile(Model):
             left = self.catalog.unfinished(tier)
             assert {new.id for new in left} == {id for id, new in reserved.items() if new.home == tier}
             self.catalog.recover_reservations(tier, {new.id: new.id in arrived for new in left})
+            for batch in may_come_true:
+                if any(new.home == tier and new.id not in arrived for new in batch.new):
+                    for new in batch.new:
+                        reserved.pop(new.id, None)  # that is decided, wherever the rest of it is
         for batch in may_come_true:
             if all(new.id in arrived for new in batch.new):
                 self.come_true(batch)

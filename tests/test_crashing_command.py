@@ -41,7 +41,7 @@ def test_the_same_is_looked_into_on_any_number_of_processes() -> None:
 
 def test_who_ends_it_is_told_how_far_it_came() -> None:
     # each kind takes a moment
-    options = ("--way", "sync first", "--only", "with a reader")
+    options = ("--way", "sync first", "--only", "with a reader", "--jobs", "1")
     command = [sys.executable, "-m", "tests.crashing", *options]
     with subprocess.Popen(
         command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

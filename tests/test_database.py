@@ -1,5 +1,6 @@
 """One SQLite file: who may have it, what is refused and in which words, and all or nothing."""
 
+import logging
 import os
 import sqlite3
 import subprocess
@@ -327,11 +328,15 @@ def test_a_full_disk_undoes_everything_and_the_next_transaction_works(tmp_path: 
         assert rows(store, "first") == [2]
 
 
-def test_a_full_disk_is_told_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_told_once_and_so_is_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
     path = tmp_path / "catalog.db"
     with closing(database(path)) as store:
         for _ in range(2):
             caplog.clear()
+            monkeypatch.setattr(router.database, "QUIET", 1e6)
             most = store.connection.pragma("page_count")
             store.connection.pragma("max_page_count", most)
             for _ in range(3):
@@ -340,7 +345,10 @@ def test_a_full_disk_is_told_once_and_so_is_its_end(tmp_path: Path, caplog: pyte
                 with store.transaction():
                     rows(store, "first")  # reading needs no room, and says nothing of it
             store.connection.pragma("max_page_count", most + 100)
-            for value in range(2):
+            for value in range(4):
+                if value == 2:
+                    monkeypatch.setattr(router.database, "QUIET", 0.0)
+                    assert len(caplog.messages) == 1  # it may be on the brink
                 with store.transaction():
                     store.connection.execute("INSERT INTO first VALUES (?)", (value,))
             assert caplog.messages == [

@@ -112,7 +112,7 @@ def test_what_a_replacement_leaves_in_another_tier_goes() -> None:
     calmly(scenario)
 
 
-def test_an_interrupted_batch_is_given_up_when_a_copy_of_it_is_in_the_way(tmp_path: Path) -> None:
+def test_an_interrupted_batch_is_left_alone_when_a_copy_of_it_is_in_the_way(tmp_path: Path) -> None:
     batch = [{"content": "one", "key": "k"}, {"content": "other", "tier": "semantic"}]
 
     async def scenario() -> None:
@@ -128,8 +128,10 @@ def test_an_interrupted_batch_is_given_up_when_a_copy_of_it_is_in_the_way(tmp_pa
                 await fed.call("remember", records=[{"content": "two", "key": "k"}, *batch[1:]])
             down.clear()
             await anyio.sleep(60)
-            assert await fed.timeline() == []
-            assert fed.copies() == {}
+            # it may have been acknowledged, and a power cut have taken that away
+            assert [record["content"] for record in await fed.timeline()] == ["one", "other"]
+            assert sorted(fed.copies().values()) == [["semantic"], ["working"]]
+            await fed.call("remember", records=[{"content": "two", "key": "k"}, *batch[1:]])
 
     calmly(scenario)
 

@@ -19,7 +19,7 @@ from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, ro
 from router.catalog.exchanging import HOLDER, REBUILDING, exchange
 from router.catalog.readers import Readers
 from router.catalog.schema import APPLICATION, SCHEMA
-from router.catalog.selection import Scope
+from router.catalog.selection import EVERYONE, Condition, Scope, any_of
 from router.catalog.syncing import Syncing
 from router.config import Tier
 from router.database import Damaged, Database, DatabaseError, damaged
@@ -143,29 +143,43 @@ class Accounts:
         """Whether all that `tier` holds is accounted for."""
         return bool(self._execute("SELECT scanned FROM tiers WHERE no = ?", (self._no[tier],)).get)
 
-    def is_accounted(self, tier: str) -> bool:
-        """Whether all that `tier` holds is accounted for, with what an earlier router was writing there when it died:
-        that may be a record, and is none before all tiers of its batch are looked into."""
-        return self.is_scanned(tier) and not self._is_left_over_at(tier, "TRUE")
+    def is_accounted(self, tier: str, scope: Scope = EVERYONE) -> bool:
+        """Whether all that `tier` holds and `scope` would see is accounted for, with what an earlier router was writing
+        there when it died: that may be a record, and is none before all tiers of its batch are looked into."""
+        own = any_of("owner", ["", present(scope.owner)])
+        everyones = scope.everyone or self._tiers[tier].shared
+        return self.is_scanned(tier) and not self._is_left_over_at(tier, Condition("TRUE") if everyones else own)
 
     def is_looked_into(self, tier: str) -> bool:
         """Whether all that `tier` holds is known, though for some of it other tiers may have to say what it is."""
-        return self.is_scanned(tier) and not self._is_left_over_at(tier, "found IS NULL")
+        return self.is_scanned(tier) and not self._is_left_over_at(tier, Condition("found IS NULL"))
 
     def awaits_member(self, id: str) -> bool:
         """Whether what an earlier router was writing when it died may turn out to be of the record's group, and at its
-        home: then the group cannot be moved yet."""
+        home: then the group must stay as it is."""
         entry = self._find(id)
         if entry is None or entry.group is None:
             return False
-        of_group = (self._earlier_reservations, self._no[entry.home], present(entry.group), present(entry.owner))
-        member = "SELECT 1 FROM records WHERE home IS NULL AND batch <= ? AND destination = ? AND grp = ? AND owner = ?"
-        return self._execute(f"{member} LIMIT 1", of_group).get is not None
+        of_group = Condition("grp = ? AND owner = ?", (present(entry.group), present(entry.owner)))
+        return self._is_left_over_at(entry.home, of_group)
 
-    def _is_left_over_at(self, tier: str, condition: str) -> bool:
+    def awaited_at(self, owner: str | None, key: str) -> str | None:
+        """The tier where what an earlier router was writing when it died may turn out to be the record that a fetch of
+        this key by this owner would find, if there is such a thing."""
+        at_key = Condition("key = ? AND owner IN ('', ?)", (present(key), present(owner)))
+        return next((tier for tier in self._tiers if self._is_left_over_at(tier, at_key)), None)
+
+    def is_left_over_of(self, scope: Scope, id: str) -> bool:
+        """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
+        left_over = Condition("id = ? AND owner IN ('', ?)", (id, present(scope.owner)))
+        if scope.everyone:
+            left_over = Condition("id = ?", (id,))
+        return any(self._is_left_over_at(tier, left_over) for tier in self._tiers)
+
+    def _is_left_over_at(self, tier: str, condition: Condition) -> bool:
         reserved = "SELECT 1 FROM records WHERE home IS NULL AND batch <= ? AND destination = ?"
-        at = (self._earlier_reservations, self._no[tier])
-        return self._execute(f"{reserved} AND {condition} LIMIT 1", at).get is not None
+        at = (self._earlier_reservations, self._no[tier], *condition.parameters)
+        return self._execute(f"{reserved} AND {condition.sql} LIMIT 1", at).get is not None
 
     def set_scanned(self, tier: str, scanned: bool) -> None:
         with self._database.transaction():

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from router.a2m.records import Draft
-from router.catalog.accounts import NO_VECTORS, NotedStray, Replacement, Vectors
+from router.catalog.accounts import NO_VECTORS, Replacement, Vectors
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, entry_of, present, row_entry
 from router.catalog.lookup import Lookup
 from router.catalog.salvage import Salvage
@@ -132,13 +132,6 @@ class Catalog(Lookup):
                 self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
                 self._refuse(entry)
 
-    def give_up_reserved(self, ids: Iterable[str]) -> None:
-        """Copies of these are about to be cleared out of the way; where they are of a write that a crash interrupted,
-        nothing of its batch becomes true."""
-        with self._database.transaction():
-            for id in ids:
-                self._execute("UPDATE records SET found = 0 WHERE id = ? AND home IS NULL", (id,))
-
     def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
         """Copies of these were found in `tier` that are to go."""
         with self._database.transaction():
@@ -221,15 +214,16 @@ class Catalog(Lookup):
                 if entry is None:
                     left_over = self._left_over(id)
                     self._execute("DELETE FROM earned WHERE id = ?", (id,))
-                    struck += self._drop_set_aside(id, scope, now)
+                    gone = self._drop_set_aside(id, scope, now)
                     if left_over is not None and scope.holds(left_over.owner):
                         # it may be there, and would become true: for whoever was told so, it is a record by now
                         self._drop_reservation(left_over)
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
-                        struck.append(left_over)
+                        gone.append(left_over)
                     elif unaccounted:
                         by = present(scope.owner)
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (id, by, now))
+                    struck += gone[:1]  # wherever else it may be, it is one record
                     continue
                 if not scope.holds(entry.owner):
                     continue
@@ -447,7 +441,8 @@ class Catalog(Lookup):
         return [
             stray.id
             for stray in self.set_aside(tier)
-            if stray.key is None or (self.by_key(stray.owner, stray.key) is None and not self._is_key_reserved(stray))
+            if stray.key is None
+            or (self.by_key(stray.owner, stray.key) is None and not self.is_key_reserved(stray.owner, stray.key))
         ]
 
     def take_over(self, old: Salvage) -> TakenOver:
@@ -535,7 +530,7 @@ class Catalog(Lookup):
         found = [
             found for (found,) in self._execute("SELECT found FROM records WHERE batch = ? AND home IS NULL", (batch,))
         ]
-        if None in found:
+        if None in found and 0 not in found:
             return 0  # another of its tiers has not been asked yet
         entries = self._batch(batch)
         taken = any(e.key is not None and self.by_key(e.owner, e.key) is not None for e in entries)
@@ -648,13 +643,14 @@ class Catalog(Lookup):
         if entry.key is None:
             return False
         holder = self.by_key(entry.owner, entry.key)
-        return self._is_key_reserved(entry) or (holder is not None and holder.id != entry.id)
+        return self.is_key_reserved(entry.owner, entry.key) or (holder is not None and holder.id != entry.id)
 
-    def _is_key_reserved(self, entry: Entry | NotedStray) -> bool:
+    def is_key_reserved(self, owner: str | None, key: str) -> bool:
+        """Whether a write at this owner's key is under way, or was when the last router died."""
         reserved = self._execute(
             "SELECT 1 FROM records INDEXED BY record_by_reservation"
             " WHERE home IS NULL AND key = ? AND owner = ? LIMIT 1",
-            (present(entry.key), present(entry.owner)),
+            (present(key), present(owner)),
         ).get
         return reserved is not None
 

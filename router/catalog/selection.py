@@ -49,6 +49,9 @@ class Scope(msgspec.Struct, frozen=True):
         return self.owner is None or owner is None or owner == self.owner
 
 
+EVERYONE: Final = Scope()
+
+
 class Condition(msgspec.Struct, frozen=True):
     """A piece of SQL over `records`, and its parameters."""
 

@@ -28,8 +28,8 @@ from router.catalog.lookup import Selection
 from router.catalog.selection import Scope
 from router.config import Tier
 from router.fusion import Ranking, lexical, reciprocal_rank
-from router.methods.selecting import Filter, owner_for
-from router.tiers.copies import Copies, Untrusted, raw_json
+from router.methods.selecting import Filter, owner_for, unaccounted
+from router.tiers.copies import INTERRUPTED, Copies, Untrusted, raw_json
 from router.tiers.lifting import delegable
 from router.tiers.link import TierDown
 from router.tiers.mounts import Mounts
@@ -133,6 +133,31 @@ class Asking:
             meant = [record for record in meant if record.embedding is not None]
         for tier, ids in pending.items():
             lists.setdefault(tier, []).extend(record for record in meant if record.id in ids)
+
+    # --- what nobody can tell yet
+
+    def unaccounted(self, tiers: Sequence[Tier], scope: Scope) -> dict[str, str]:
+        """Those of the tiers that may hold what `scope` would see and nobody knows of, by their names, and why."""
+        managed = [tier.name for tier in tiers if tier not in self._mounts]
+        return {name: self._why(name) for name in managed if not self._catalog.is_accounted(name, scope)}
+
+    def refuse_unaccounted(self, tiers: Sequence[Tier], scope: Scope) -> None:
+        """Raises INTERNAL_ERROR if one of the tiers may hold what `scope` would see and nobody knows of."""
+        for name, why in self.unaccounted(tiers, scope).items():
+            raise unaccounted(name, why)
+
+    def refuse_unaccounted_key(self, tiers: Sequence[Tier], scope: Scope, key: str) -> None:
+        """Raises INTERNAL_ERROR if one of the tiers may hold a record at this key, of the caller's or nobody's, that
+        nobody knows of."""
+        for tier in tiers:
+            if tier not in self._mounts and not self._catalog.is_scanned(tier.name):
+                raise unaccounted(tier.name, self._why(tier.name))
+        awaited = self._catalog.awaited_at(scope.owner, key)
+        if awaited is not None:
+            raise unaccounted(awaited, self._why(awaited))
+
+    def _why(self, tier: str) -> str:
+        return INTERRUPTED if self._catalog.is_looked_into(tier) else self._copies.why_unaccounted(tier)
 
     # --- recalls
 

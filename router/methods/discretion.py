@@ -14,7 +14,7 @@ from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, Code
 from router.a2m.server import Caller
 from router.methods.reading import Degraded, Records
 from router.methods.selecting import CHANGING
-from router.tiers.copies import UNACCOUNTED
+from router.tiers.copies import INTERRUPTED, UNACCOUNTED
 from router.tiers.link import Refused
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ Handler = Callable[[Any, Caller], Awaitable[Any]]
 _UNAVAILABLE: Final = "unavailable"
 
 # reasons that are the router's own words
-_OURS: Final = frozenset({UNACCOUNTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL})
+_OURS: Final = frozenset({UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL})
 
 
 def hears_reasons(caller: Caller) -> bool:

@@ -166,6 +166,7 @@ class Readings:
         tiers = tiers_in_question(params.tier, where, self._settings)
         terms = query_tokens(params.query or "")
         with self._catalog.readers.reading() as read:
+            unaccounted = self._asking.unaccounted(tiers, scope)
             question = self._question(params, where, limit, terms, scope, tiers)
             found = await outcomes(self._asking.recalls(question))
             lists, degraded = self._answers(tiers, found)
@@ -185,7 +186,7 @@ class Readings:
                 records.append(_laid_over(shown[id], now[id], score, params.embeddings))
             elif id not in entries:
                 records.append(_as_mounted(shown[id], score, params.embeddings))
-        return Records(records, self._with_unaccounted(tiers, degraded))
+        return Records(records, self._with_unaccounted(tiers, degraded, scope, unaccounted))
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
@@ -206,11 +207,13 @@ class Readings:
             embeddings=params.embeddings,
         )
         with self._catalog.readers.reading() as read:
+            unaccounted = self._asking.unaccounted(tiers, scope)
             look = self._matching if where.rest else self._known_and_mounted
             placed, degraded = await look(question, read)
         placed.sort(key=itemgetter(0))
         records = [record for _, record in placed]
-        return Records(records[-limit:] if limit is not None else records, self._with_unaccounted(tiers, degraded))
+        missing = self._with_unaccounted(tiers, degraded, scope, unaccounted)
+        return Records(records[-limit:] if limit is not None else records, missing)
 
     async def _known_and_mounted(self, question: Question, read: Reading) -> "_Part":
         """A timeline by what the catalog knows; mounts, which it does not know, answer for themselves."""
@@ -292,7 +295,7 @@ class Readings:
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
         tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if tier not in self._mounts]
-        self._refuse_if_unaccounted(tiers)
+        self._asking.refuse_unaccounted(tiers, scope)
         selection = Selection(
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
@@ -316,21 +319,19 @@ class Readings:
         with self._catalog.readers.reading() as read:
             for _ in range(_LOOKS):
                 entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
+                if entry is None or entry.owner != scope.owner:
+                    self._asking.refuse_unaccounted_key(self._settings.managed, scope, params.key)
                 if entry is None:
-                    break
+                    return Fetched(None)
                 records, missing = await self._read(
                     [entry], self._settings.managed, scope, read, embeddings=params.embeddings
                 )
                 for down in missing:
                     raise unanswered(down.tier, down.reason, 1.0)
                 if entry.id in records:
-                    if entry.owner != scope.owner:
-                        self._refuse_if_unaccounted(self._settings.managed)
                     return Fetched(records[entry.id])
-        if entry is not None:
-            raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
-        self._refuse_if_unaccounted(self._settings.managed)
-        return Fetched(None)
+        assert entry is not None
+        raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
 
     def _place(self, after: str | None) -> int:
         """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out."""
@@ -404,21 +405,14 @@ class Readings:
             if down.tier in required or len(tiers) <= len(degraded):
                 raise unanswered(down.tier, down.reason, 1.0)
 
-    def _refuse_if_unaccounted(self, tiers: Sequence[Tier]) -> None:
-        """Raises INTERNAL_ERROR if one of these managed tiers may hold what nobody knows of."""
-        for tier in tiers:
-            if tier not in self._mounts and not self._catalog.is_accounted(tier.name):
-                raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
-
-    def _with_unaccounted(self, tiers: Sequence[Tier], degraded: Sequence[Degraded]) -> list[Degraded] | None:
-        """The tiers that an answer had to do without, and those that hold what is not accounted for yet."""
+    def _with_unaccounted(
+        self, tiers: Sequence[Tier], degraded: Sequence[Degraded], scope: Scope, before: Mapping[str, str]
+    ) -> list[Degraded] | None:
+        """The tiers that an answer had to do without, and those that held what was not accounted for, `before` it was
+        looked for or since."""
         silent = {down.tier for down in degraded}
-        unaccounted = [
-            Degraded(tier.name, self._copies.why_unaccounted(tier.name))
-            for tier in tiers
-            if tier not in self._mounts and tier.name not in silent and not self._catalog.is_accounted(tier.name)
-        ]
-        return [*degraded, *unaccounted] or None
+        unaccounted = {**before, **self._asking.unaccounted(tiers, scope)}
+        return [*degraded, *(Degraded(*each) for each in unaccounted.items() if each[0] not in silent)] or None
 
     def _homes(
         self, tiers: Sequence[Tier], lists: dict[str, list[Record]], read: Reading, scope: Scope

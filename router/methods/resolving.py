@@ -42,9 +42,7 @@ class Resolving:
         if (params.query, params.tier, params.where, params.key_prefix) == (None,) * 4:
             return params.ids or []
         managed = [tier for tier in tiers if tier not in self._mounts]
-        for tier in managed:
-            if not self._catalog.is_accounted(tier.name):
-                raise unanswered(tier.name, self._copies.why_unaccounted(tier.name), 1.0)
+        self._asking.refuse_unaccounted(managed, scope)
         question = Question(
             tiers=managed, scope=scope, where=where, key_prefix=params.key_prefix, query=params.query or None
         )

@@ -94,6 +94,15 @@ def changing(sentence: str, retry_after: float = 1.0) -> A2MError:
     return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": CHANGING, "retry_after": retry_after})
 
 
+def unaccounted(tier: str, reason: str) -> A2MError:
+    """INTERNAL_ERROR for a call that could not do without knowing what a tier holds."""
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"what the tier {tier!r} holds is not known yet: {reason}",
+        {"tier": tier, "reason": reason, "retry_after": 1.0},
+    )
+
+
 def unanswered(tier: str, reason: str, retry_after: float) -> A2MError:
     """INTERNAL_ERROR for a call that could not do without a tier."""
     return A2MError(

@@ -360,10 +360,13 @@ class Writing:
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""
         for entry in entries:
+            taken = None
             if self._catalog.is_reserved(entry.id):
-                raise TierDown(
-                    entry.home, f"an interrupted write of {entry.id!r} has not been looked into yet", 1.0, None
-                )
+                taken = f"{entry.id!r}"
+            elif entry.key is not None and self._catalog.is_key_reserved(entry.owner, entry.key):
+                taken = f"the key {entry.key!r}"
+            if taken is not None:  # by what may have been acknowledged
+                raise TierDown(entry.home, f"an interrupted write of {taken} has not been looked into yet", 1.0, None)
         for tier, there in _by_home(entries).items():
             self._sweeper.check(tier)
             try:

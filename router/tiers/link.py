@@ -53,6 +53,10 @@ _PROBE_LONGEST: Final = 5.0
 # how long a call that nobody waits for any more may keep its place, seconds
 _KEPT: Final = 30.0
 
+# on the brink of being full a disk takes what is small, and not what is large; it has room when it has refused nothing
+# for so many seconds
+_QUIET: Final = 60.0
+
 _READS: Final = frozenset({"memory/describe", "memory/recall", "memory/timeline", "memory/fetch"})
 
 log = logging.getLogger("router.tiers")
@@ -141,7 +145,8 @@ class Link:
         self._peer: Peer | None = None  # exactly while the link is up
         self._failures = 0
         self._replaced = 0  # connections in a row that were given up for being silent
-        self._full = False  # since it has refused a call for want of room, until it has taken a record
+        # what it last refused for want of room, and when: until it has taken such a thing, and that is long ago
+        self._full: tuple[str, float] | None = None
         self._room = Room(most_calls)
         self._places = anyio.CapacityLimiter(most_calls)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
@@ -182,12 +187,13 @@ class Link:
 
                 result = await self._call(method, params, deadline, unsettled, is_fair=allowed >= _FAIR * self._timeout)
         except A2MError as answered:
-            if no_room(answered) == DISK_FULL and not self._full:
-                self._full = True
-                log.warning("%s: its disk is full, and it takes nothing: %s", self.name, answered)
+            if no_room(answered) == DISK_FULL:
+                if self._full is None:
+                    log.warning("%s: its disk is full: %s", self.name, answered)
+                self._full = method, anyio.current_time()
             raise Refused(answered.code, answered.message, answered.data) from None
-        if self._full and method == "memory/remember":
-            self._full = False
+        if self._full is not None and method == self._full[0] and anyio.current_time() >= self._full[1] + _QUIET:
+            self._full = None
             log.info("%s: there is room on its disk again", self.name)
         return result
 

@@ -51,7 +51,9 @@ def _one(seed: int, bar: Bar) -> Round:
     if result.wrong is None:
         shutil.rmtree(folder)
     else:
-        bar.tell(f"seed {seed}: {result.wrong}\n  its files: {folder}; again: --rounds 1 --seed {seed}")
+        bar.tell(
+            f"seed {seed}: {result.wrong}\n  its files: {folder}; again: python -m tests.kill --rounds 1 --seed {seed}"
+        )
     return result
 
 

@@ -3,10 +3,12 @@
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from tests.processes import INTERRUPTED
 from tests.progress import progress
 from tests.simulation.lives import Outcome, live_quietly
 
@@ -26,21 +28,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     lives = operations = deaths = 0
     found = []
-    with progress("seeds", options.seeds) as bar:
-        for outcome in _lived(range(options.first, options.first + options.seeds), options.jobs):
-            bar.advance()
-            lives += 1
-            operations += outcome.operations
-            deaths += outcome.deaths
-            if outcome.failure is not None:
-                found.append(outcome.seed)
-                bar.tell(_story(outcome))
+    interrupted = False
+    try:
+        with progress("seeds", options.seeds) as bar:
+            for outcome in _lived(range(options.first, options.first + options.seeds), options.jobs):
+                bar.advance()
+                lives += 1
+                operations += outcome.operations
+                deaths += outcome.deaths
+                if outcome.failure is not None:
+                    found.append(outcome.seed)
+                    bar.tell(_story(outcome))
+    except KeyboardInterrupt:
+        interrupted = True
     seconds = time.monotonic() - began
     print(
         f"{lives:,} seeds, {operations:,} operations, {deaths:,} deaths of routers in {seconds:.0f} s"
         f" on {options.jobs} processes; {len(found)} found something{': ' if found else ''}"
         f"{', '.join(map(str, found))}"
     )
+    if interrupted:
+        print(f"interrupted after {lives:,} of {options.seeds:,} seeds")
+        return INTERRUPTED
     return 1 if found else 0
 
 
@@ -49,7 +58,8 @@ def _lived(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
         yield from map(live_quietly, seeds)
         return
     # a process that has lived long may hold much, and is exchanged
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=500) as pool:
+    deaf = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
+    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, deaf, maxtasksperchild=500) as pool:
         yield from pool.imap_unordered(live_quietly, seeds)
 
 

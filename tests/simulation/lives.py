@@ -20,7 +20,7 @@ from trio.testing import MockClock
 from router.a2m.errors import A2MError, Code
 from router.a2m.records import Record
 from router.a2m.timestamps import render
-from router.tiers.copies import UNACCOUNTED
+from router.tiers.copies import INTERRUPTED
 from tests.federated import FOUR_TIERS, START, Foreign, Mix, filled, settings_of
 from tests.histories import SHARED, Operation, Run, Unheard, check_the_tiers
 from tests.model import Model, Version, none_excused
@@ -273,7 +273,7 @@ class Clients(Run):
         silent = [each.tier for each in told.degraded]
         for down in told.degraded:
             # what it holds may depend on another one
-            is_troubled = self.world.is_troubled(began) if down.reason == UNACCOUNTED else False
+            is_troubled = down.reason == INTERRUPTED and self.world.is_troubled(began)
             assert is_troubled or self.world.is_tier_troubled(down.tier, began), f"there is no reason for {down}"
         pages = [record for record in told.records if record.tier == _LIBRARY]
         is_cut = len(told.records) == (params.get("limit") or (8 if method == "recall" else None))
