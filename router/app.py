@@ -18,6 +18,7 @@ from router.a2m.budget import budget
 from router.a2m.errors import A2MError
 from router.a2m.event_log import EventLog
 from router.a2m.http_client import SETTLING
+from router.a2m.repeats import Repeats
 from router.a2m.server import Dispatcher, Gate
 from router.catalog.catalog import Catalog, Torn
 from router.config import Settings
@@ -257,11 +258,12 @@ class Federation:
 
 async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Background work goes on after a fault of ours, or of the catalog's disk; the log has the whole story."""
+    repeats = Repeats(log)
     while True:
         try:
             await work()
         except OSError as problem:
-            log.error("background work failed, it goes on in %g s: %s", _RESTART_SECONDS, problem)
+            repeats.say(logging.ERROR, f"background work failed, it is tried every {_RESTART_SECONDS:g} s: {problem}")
             await anyio.sleep(_RESTART_SECONDS)
         except Exception:
             # what is left undone is noted in the catalog, and found again

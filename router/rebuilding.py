@@ -243,7 +243,8 @@ def _lines(rebuilt: Rebuilt) -> Iterator[str]:
     taken = rebuilt.taken
     yield (
         f"from the old catalog: what {taken.earned:,} records have earned, {taken.forgotten:,} notes of what was "
-        f"forgotten, {taken.unwanted:,} of copies to be removed, {rebuilt.redone:,} replacements under way"
+        f"forgotten, {taken.unwanted:,} of copies to be removed, {taken.interrupted:,} records and {rebuilt.redone:,} "
+        "replacements that were being written"
     )
     yield from rebuilt.told
     if rebuilt.told:

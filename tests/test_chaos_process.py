@@ -329,6 +329,20 @@ def test_a_server_that_has_died_at_an_address_is_there_again_after_a_while(tmp_p
     assert "exit-after-work: the server dies, the call carried out" in (tmp_path / "stderr").read_text()
 
 
+def test_what_lands_late_while_its_server_is_started_again_ends_nothing(tmp_path: Path) -> None:
+    text = (
+        '[[fault]]\nmethod = "memory/remember"\ndo = "apply-late"\nwait = "400ms"\nanswer = "error"\n'
+        '[[fault]]\nmethod = "memory/fetch"\ntimes = 1\ndo = "exit-before-work"\nwait = "10ms"\n'
+    )
+    with at_an_address(tmp_path, "--plan", plan(tmp_path, text), "--", STORE, "some.db") as url:
+        # so many that some of them land at that very moment
+        for number in range(100):
+            assert "error" in posted(url, written(str(number))).json()
+        with pytest.raises(httpx.TransportError):
+            posted(url, call("memory/fetch", key="k"))
+        assert "result" in again(lambda: posted(url, call("memory/timeline"))).json()
+
+
 # --- what outlives it
 
 

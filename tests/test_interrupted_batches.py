@@ -116,6 +116,37 @@ async def test_a_batch_of_which_a_record_has_not_arrived_holds_up_nobody(tmp_pat
         assert fed.copies() == {"w": ["working"]}
 
 
+async def test_what_is_done_to_it_counts_beside_a_repetition_of_its_write(tmp_path: Path, anyio_backend: str) -> None:
+    steer = Steered()
+    known = {"id": "e", "content": "e", "tier": "episodic"}
+    batch = [{"id": "w", "content": "w"}, *THERE]
+    folder = await written(tmp_path, batch, [known])
+    async with without_semantic(folder, weather=steer) as (fed, down), anyio.create_task_group() as tasks:
+        look = steer.hold("episodic", "recall")
+        again = Task(tasks, lambda: fed.call("remember", records=[known, *batch]))
+        await look.reached.wait()  # it has claimed all of them
+        assert await fed.call("forget", ids=["w"]) == {"forgotten": 1}
+        assert await fed.call("reinforce", ids=["s"], amount=1.0) == {"reinforced": 1}
+        look.release()
+        with pytest.raises(A2MError):
+            await again.ended()
+        await back(fed, down)
+        assert {record["id"]: record["salience"] for record in await fed.timeline()} == {"e": 1.0, "s": 2.0}
+
+
+async def test_the_policy_looks_at_what_became_true_by_a_forget(tmp_path: Path, anyio_backend: str) -> None:
+    folder = await written(tmp_path, [*({"content": f"{n}"} for n in range(9)), *THERE], [])
+    settings = settings_of(policy="background")
+    async with trial(settings, folder=folder, down={"semantic"}) as fed:
+        await joined(fed, "working")
+        await joined(fed, "episodic")
+        assert await fed.call("forget", ids=["s"]) == {"forgotten": 1}
+        with anyio.fail_after(60):
+            # nobody tells when it has: it has not been asked to
+            while len(await fed.timeline(tier="working")) != settings.tier("working").capacity:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+
 # --- its group stays together
 
 

@@ -32,9 +32,9 @@ from router.rebuilding import Rebuilt, print_rebuilt, rebuild
 from router.recovery import Recovery
 from router.tiers.link import Link
 from router.tiers.profile import CannotServe
-from tests.federated import Clock, Foreign, Steered, Trial, redone, settings_of, trial
+from tests.federated import Clock, Foreign, Hold, Steered, Trial, redone, settings_of, trial
 from tests.servers.core_only import CoreOnly
-from tests.test_rules_restart import photograph
+from tests.test_rules_restart import crash, photograph
 
 pytestmark = pytest.mark.anyio
 
@@ -261,6 +261,33 @@ async def test_a_replacement_that_its_tier_has_not_caught_up_with_comes_along(tm
     async with running(tmp_path, servers=foreign) as fed:
         assert [record["content"] for record in await fed.timeline()] == ["new"]
         assert (await fed.call("fetch", key="k"))["record"]["revision"] == 1
+
+
+@pytest.mark.parametrize("arrived", [("w",), ("w", "s")])
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_a_batch_that_was_being_written_becomes_true_wholly_or_not_at_all(
+    tmp_path: Path, arrived: tuple[str, ...], *, replaces: bool
+) -> None:
+    batch = [{"id": "w", "content": "w"}, {"id": "s", "content": "s", "tier": "semantic"}]
+    if replaces:
+        batch.append({"id": "k", "content": "new", "key": "k"})
+
+    async def prepare(fed: Trial) -> None:
+        await fed.call("remember", records=[{"id": "k", "content": "old", "key": "k"}])
+
+    def told(steer: Steered) -> Hold:
+        return steer.hold("semantic", "remember", after="s" in arrived)
+
+    folder = await crash(tmp_path, told, lambda fed: fed.call("remember", records=batch), prepare)
+    done = await rebuilt(folder)
+    assert done.taken.interrupted == 2
+    becomes_true = arrived == ("w", "s") and not replaces
+    async with running(folder) as fed:
+        await fed.settled()
+        ids = {record["id"] for record in await fed.timeline()}
+        assert ids == ({"w", "s", "k"} if becomes_true else {"k"})
+        assert fed.copies().keys() == ids
+        assert (await fed.call("fetch", key="k"))["record"]["content"] == "old"
 
 
 async def test_another_store_than_the_old_catalog_knew_is_refused(tmp_path: Path) -> None:

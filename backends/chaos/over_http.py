@@ -153,8 +153,10 @@ class _BehindChild(_Behind):
                     break
                 self._bury(self._death)
                 await anyio.sleep(self._death.away)
-                self._child = Child(self._command, self._heard)
-                await self._child.start()
+                # until it runs, what comes late meets the one that has ended, and hears nothing
+                child = Child(self._command, self._heard)
+                await child.start()
+                self._child = child
                 self._death = None
                 self.away = False
             self._settle_memory(orderly=status == 0)

@@ -22,8 +22,10 @@ from router.a2m.jsonrpc import (
     render_result,
 )
 from router.a2m.messages import Params
+from router.a2m.repeats import Repeats
 
 log = logging.getLogger(__name__)
+_repeats = Repeats(log)
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -139,7 +141,7 @@ class Dispatcher:
         except A2MError as error:
             return None if request.id is None else _failed(request.id, error)
         except OSError as problem:
-            log.error("%s: the disk failed: %s", request.method, problem)
+            _repeats.say(logging.ERROR, f"{request.method}: the disk failed: {problem}")
             return None if request.id is None else render_error(request.id, disk_failed(problem))
         except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a caller
             return None if request.id is None else render_error(request.id, internal(problem, request.method))

@@ -27,12 +27,13 @@ from router.catalog.selection import (
 
 
 class TakenOver(msgspec.Struct):
-    """How much an earlier catalog knew that no tier does: records' earnings, notes of forgetting, copies to be removed;
-    and the replacements that tiers had not caught up with."""
+    """How much an earlier catalog knew that no tier does: records' earnings, notes of forgetting, copies to be removed,
+    records that were being written; and the replacements that tiers had not caught up with."""
 
     earned: int = 0
     forgotten: int = 0
     unwanted: int = 0
+    interrupted: int = 0
     redo: list[tuple[str, Draft]] = []
 
 
@@ -476,6 +477,16 @@ class Catalog(Lookup):
                         (self._no[tier], id, Stray.UNWANTED, owner, key),
                     )
                     taken.unwanted += 1
+            for batch in old.reservations():
+                if not all(entry.home in self._tiers for entry in batch.entries):
+                    continue
+                self.reserve(batch.entries, [])
+                taken.interrupted += len(batch.entries)
+                if not batch.may_be_true:
+                    for entry in self._batch(self._reservations):
+                        self._delete(entry)
+                        self._refuse(entry)
+            self._earlier_reservations = self._reservations
             taken.redo = [(tier, draft) for tier, draft in old.redo() if tier in self._tiers]
         return taken
 
@@ -555,11 +566,10 @@ class Catalog(Lookup):
             self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, self._clock))
 
     def _left_over(self, id: str) -> Entry | None:
-        """The record that an interrupted write reserved, if nobody here is at work on it."""
-        row = next(
-            self._execute(f"SELECT {COLUMNS}, destination FROM records WHERE id = ? AND home IS NULL", (id,)), None
-        )
-        return None if row is None or not self.is_left_over(id) else row_entry(row, self._name[row[-1]])
+        """The record that a write reserved which an earlier router did not finish."""
+        reserved = f"SELECT {COLUMNS}, destination FROM records WHERE id = ? AND home IS NULL AND batch <= ?"
+        row = next(self._execute(reserved, (id, self._earlier_reservations)), None)
+        return None if row is None else row_entry(row, self._name[row[-1]])
 
     def _drop_reservation(self, entry: Entry) -> None:
         batch = self._execute("SELECT batch FROM records WHERE seq = ?", (entry.seq,)).get

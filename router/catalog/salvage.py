@@ -4,22 +4,29 @@ Rules:
 - the old files are read, and never written to;
 - of a damaged table both ends are read, as far as they can be; what is missing is told;
 - where the old catalog contradicts itself, the record stays: a note of forgetting whose record lives in it is left out.
-  Notes of unwanted copies are taken only where every page is well.
+  Notes of unwanted copies, and of writes under way, are taken only where every page is well.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 import msgspec
 
 from router.a2m.records import Draft
-from router.catalog.entries import Stray, entry_of
+from router.catalog.entries import COLUMNS, Entry, Stray, entry_of, row_entry
 from router.catalog.schema import APPLICATION, SCHEMA
 from router.database import DatabaseError
 
 _UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
+
+
+class Interrupted(NamedTuple):
+    """A batch that was being written: its records, with the tiers that were told. `may_be_true`: if those hold it."""
+
+    entries: list[Entry]
+    may_be_true: bool
 
 
 class Salvage:
@@ -104,6 +111,22 @@ class Salvage:
         ):
             if no in names:
                 yield (names[no], *stray)
+
+    def reservations(self) -> list[Interrupted]:
+        """The batches that were being written. Of a damaged file none: of one that is half there nobody could tell what
+        it takes to be true."""
+        if self.damage is not None:
+            self.told.append("which writes were under way is not taken from a damaged file")
+            return []
+        names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
+        batches: dict[int, Interrupted] = {}
+        rows = self._rows(
+            "writes under way", f"{COLUMNS}, destination, batch, found", "records", "batch, seq", "home IS NULL"
+        )
+        for *account, no, batch, found in rows:
+            interrupted = batches.setdefault(batch, Interrupted([], may_be_true=found != 0))
+            interrupted.entries.append(row_entry(tuple(account), names.get(no, "")))
+        return list(batches.values())
 
     def _look(self, path: Path) -> None:
         assert self._connection is not None

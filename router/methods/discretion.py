@@ -11,13 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, Code
+from router.a2m.repeats import Repeats
 from router.a2m.server import Caller
 from router.methods.reading import Degraded, Records
 from router.methods.selecting import CHANGING
 from router.tiers.copies import INTERRUPTED, UNACCOUNTED
 from router.tiers.link import Refused
 
-log = logging.getLogger(__name__)
+_repeats = Repeats(logging.getLogger(__name__))
 
 Handler = Callable[[Any, Caller], Awaitable[Any]]
 
@@ -52,18 +53,18 @@ def discreet(handler: Handler) -> Handler:
 def _without_words(down: Degraded) -> Degraded:
     if down.reason in _OURS:
         return down
-    log.info("an answer had to do without %s: %s", down.tier, down.reason)
+    _repeats.say(logging.INFO, f"an answer had to do without {down.tier}: {down.reason}")
     return msgspec.structs.replace(down, reason=_UNAVAILABLE)
 
 
 def _without_reason(error: A2MError) -> A2MError:
     if isinstance(error, Refused):
-        log.warning("a tier refuses a call: %s", error)
+        _repeats.say(logging.WARNING, f"a tier refuses a call: {error}")
         return A2MError(error.code, "a tier refuses this call; the router's log says why")
     data = error.data or {}
     if error.code != Code.INTERNAL_ERROR or "reason" not in data or data["reason"] in _OURS:
         return error
-    log.warning("a call failed: %s", error)
+    _repeats.say(logging.WARNING, f"a call failed: {error}")
     who = f"the tier {data['tier']!r}" if "tier" in data else "a server that this takes"
     return A2MError(
         Code.INTERNAL_ERROR,

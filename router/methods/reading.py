@@ -15,6 +15,7 @@ import msgspec
 from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record, record_of
+from router.a2m.repeats import Repeats
 from router.a2m.sealing import Seal
 from router.a2m.timestamps import parse, render
 from router.a2m.vectors import similarity
@@ -109,6 +110,7 @@ class Readings:
         self._mounts = mounts
         self._clock = clock
         self._earned = earned
+        self._repeats = Repeats(log)
         self._pages = Seal()  # how many records there are is not everybody's to know
 
     async def best(self, params: Recall, scope: Scope) -> Records:
@@ -123,7 +125,7 @@ class Readings:
             if self._catalog.touch(ids, self._clock()):
                 self._earned()
         except OSError as problem:
-            log.error("accesses were not counted: %s", problem)
+            self._repeats.say(logging.ERROR, f"accesses were not counted: {problem}")
         now = self._catalog.find(ids)
         for record in found.records:
             entry = now.get(record.id)

@@ -157,6 +157,7 @@ class Writing:
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
         self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
+        self._changed()  # the rest of a batch may have waited for what is forgotten
         try:
             await self._catalog.synced()
         except OSError as failure:
