@@ -28,7 +28,7 @@ from router.catalog.lookup import Selection
 from router.catalog.selection import Scope
 from router.config import Tier
 from router.fusion import Ranking, lexical, reciprocal_rank
-from router.methods.selecting import Filter, owner_for, unaccounted
+from router.methods.selecting import Filter, owner_for, unaccounted, unanswered
 from router.tiers.copies import INTERRUPTED, Copies, Untrusted, raw_json
 from router.tiers.lifting import delegable
 from router.tiers.link import TierDown
@@ -143,18 +143,22 @@ class Asking:
 
     def refuse_unaccounted(self, tiers: Sequence[Tier], scope: Scope) -> None:
         """Raises INTERNAL_ERROR if one of the tiers may hold what `scope` would see and nobody knows of."""
-        for name, why in self.unaccounted(tiers, scope).items():
-            raise unaccounted(name, why)
+        for name in self.unaccounted(tiers, scope):
+            raise self._unknown(name)
 
     def refuse_unaccounted_key(self, tiers: Sequence[Tier], scope: Scope, key: str) -> None:
         """Raises INTERNAL_ERROR if one of the tiers may hold a record at this key, of the caller's or nobody's, that
         nobody knows of."""
         for tier in tiers:
             if tier not in self._mounts and not self._catalog.is_scanned(tier.name):
-                raise unaccounted(tier.name, self._why(tier.name))
+                raise self._unknown(tier.name)
         awaited = self._catalog.awaited_at(scope.owner, key)
         if awaited is not None:
-            raise unaccounted(awaited, self._why(awaited))
+            raise self._unknown(awaited)
+
+    def _unknown(self, tier: str) -> A2MError:
+        is_up = self._copies.link(tier).status == "up"
+        return unaccounted(tier, self._why(tier)) if is_up else unanswered(tier, self._why(tier), 1.0)
 
     def _why(self, tier: str) -> str:
         return INTERRUPTED if self._catalog.is_looked_into(tier) else self._copies.why_unaccounted(tier)

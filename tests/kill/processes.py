@@ -81,7 +81,8 @@ timeout = "1s"
 # empty. A number of tiers is not accounted for while one is scanned
 _LEFT: Final = """
 SELECT (SELECT count(*) FROM strays), (SELECT count(*) FROM redo),
-    (SELECT count(*) FROM records WHERE home IS NULL), (SELECT count(*) FROM tiers WHERE NOT scanned)
+    (SELECT count(*) FROM records WHERE home IS NULL), (SELECT count(*) FROM tiers WHERE NOT scanned),
+    (SELECT count(*) FROM due)
 """
 _OVERFULL: Final = "SELECT max(records) FROM buckets WHERE tier = (SELECT no FROM tiers WHERE name = ?)"
 
@@ -333,7 +334,7 @@ class Processes:
         path = self.folder / "router.db"
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PATIENCE)) as catalog:
             counts = catalog.execute(_LEFT).fetchone()
-            names = ("strays", "redone", "reserved", "tiers not accounted for")
+            names = ("strays", "redone", "reserved", "tiers not accounted for", "promotions due")
             left = [f"{count} {name}" for count, name in zip(counts, names, strict=True) if count]
             for tier, capacity in CAPACITY.items():
                 most = catalog.execute(_OVERFULL, (tier,)).fetchone()[0] or 0
