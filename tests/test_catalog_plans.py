@@ -75,6 +75,11 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "what is to be caught up with": lambda catalog: (catalog.redone(["x", "y"]), catalog.redo_in("working")),
     "what is unfinished": lambda catalog: catalog.unfinished("working"),
     "is_accounted": lambda catalog: catalog.is_accounted("working"),
+    "is_accounted for an owner": lambda catalog: catalog.is_accounted("working", MINE),
+    "what a crash has left": lambda catalog: (
+        [catalog.awaits_member("x"), catalog.awaited_at("a", "k")],
+        [catalog.is_key_left_over("a", "k"), catalog.is_left_over_of(MINE, "x")],
+    ),
     "a move": lambda catalog: move(catalog, [catalog.unit(catalog.find("x")["x"])], "episodic"),
     "giving up": lambda catalog: catalog.give_up([X], "episodic"),
     "coming home": lambda catalog: catalog.come_home("x", X.digest, "semantic"),

@@ -169,6 +169,11 @@ class Accounts:
         at_key = Condition("key = ? AND owner IN ('', ?)", (present(key), present(owner)))
         return next((tier for tier in self._tiers if self._is_left_over_at(tier, at_key)), None)
 
+    def is_key_left_over(self, owner: str | None, key: str) -> bool:
+        """Whether an earlier router was writing at this owner's key when it died, and it may be a record."""
+        at_key = Condition("key = ? AND owner = ?", (present(key), present(owner)))
+        return any(self._is_left_over_at(tier, at_key) for tier in self._tiers)
+
     def is_left_over_of(self, scope: Scope, id: str) -> bool:
         """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
         left_over = Condition("id = ? AND owner IN ('', ?)", (id, present(scope.owner)))

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from router.a2m.records import Draft
-from router.catalog.accounts import NO_VECTORS, Replacement, Vectors
+from router.catalog.accounts import NO_VECTORS, NotedStray, Replacement, Vectors
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, entry_of, present, row_entry
 from router.catalog.lookup import Lookup
 from router.catalog.salvage import Salvage
@@ -442,8 +442,7 @@ class Catalog(Lookup):
         return [
             stray.id
             for stray in self.set_aside(tier)
-            if stray.key is None
-            or (self.by_key(stray.owner, stray.key) is None and not self.is_key_reserved(stray.owner, stray.key))
+            if stray.key is None or (self.by_key(stray.owner, stray.key) is None and not self._is_key_reserved(stray))
         ]
 
     def take_over(self, old: Salvage) -> TakenOver:
@@ -653,14 +652,13 @@ class Catalog(Lookup):
         if entry.key is None:
             return False
         holder = self.by_key(entry.owner, entry.key)
-        return self.is_key_reserved(entry.owner, entry.key) or (holder is not None and holder.id != entry.id)
+        return self._is_key_reserved(entry) or (holder is not None and holder.id != entry.id)
 
-    def is_key_reserved(self, owner: str | None, key: str) -> bool:
-        """Whether a write at this owner's key is under way, or was when the last router died."""
+    def _is_key_reserved(self, entry: Entry | NotedStray) -> bool:
         reserved = self._execute(
             "SELECT 1 FROM records INDEXED BY record_by_reservation"
             " WHERE home IS NULL AND key = ? AND owner = ? LIMIT 1",
-            (present(key), present(owner)),
+            (present(entry.key), present(entry.owner)),
         ).get
         return reserved is not None
 

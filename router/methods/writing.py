@@ -364,7 +364,7 @@ class Writing:
             taken = None
             if self._catalog.is_reserved(entry.id):
                 taken = f"{entry.id!r}"
-            elif entry.key is not None and self._catalog.is_key_reserved(entry.owner, entry.key):
+            elif entry.key is not None and self._catalog.is_key_left_over(entry.owner, entry.key):
                 taken = f"the key {entry.key!r}"
             if taken is not None:  # by what may have been acknowledged
                 raise TierDown(entry.home, f"an interrupted write of {taken} has not been looked into yet", 1.0, None)
