@@ -61,7 +61,8 @@ class Sweeper:
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
         self._passed_over: dict[Name, set[str]] = {}  # what others had claimed, and in which tiers it waits
-        self._put_off: set[str] = set()  # tiers whose copies stay, since a home that is up did not answer
+        # tiers whose copies stay, though nothing is down: a home did not answer, or they were not removed
+        self._put_off: set[str] = set()
         self._said: dict[str, str] = {}  # why the strays of a tier stay, as far as the log has said it
         self._lost: set[str] = set()  # ids of which the log has said that their home has lost them
 
@@ -209,6 +210,8 @@ class Sweeper:
             await self._catalog.synced()
             gone = await self._copies.remove(tier, sorted(leaving))
             self._catalog.strike(tier, gone)
+            if not leaving <= gone:
+                self._put_off.add(tier)  # it said that it had removed them, and will be asked again
             if not self._copies.manner(tier).native:
                 await self._restore(seen, tier)
 

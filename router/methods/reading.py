@@ -246,11 +246,9 @@ class Readings:
 
     def _still_meant(self, entries: Sequence[Entry], question: Question) -> list[Entry]:
         """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
-        been replaced meanwhile may have another session, or another key; one written anew under its id, another age."""
-        ids = [entry.id for entry in entries]
-        if not question.where.known and question.key_prefix is None:
-            return list(self._catalog.find(ids).values())
-        return self._catalog.among(ids, question.selection())
+        been replaced meanwhile may have another session, or another key; one written anew under its id, another age;
+        and one that has moved may have left the tiers in question, or the caller's sight."""
+        return self._catalog.among([entry.id for entry in entries], question.selection())
 
     async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
         """What mounts have of a timeline."""
