@@ -6,10 +6,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -149,5 +151,43 @@ def test_a_timeline_does_not_show_what_was_replaced_meanwhile_by_what_it_was_not
             read.release()
             assert await look.ended() == []
             await fed.settled()
+
+    calmly(scenario)
+
+
+def test_a_timeline_looks_again_for_what_has_left_its_callers_sight_meanwhile() -> None:
+    async def scenario() -> None:
+        steer = Steered()
+        async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
+            await fed.remember("mine", owner="a")
+            shared = await fed.remember("another's, for all to see", owner="b", tier="procedural")
+            read = steer.hold("procedural", "recall")
+            look = Task(tasks, lambda: fed.timeline(owner="a", limit=1))
+            await read.reached.wait()
+            [there] = fed.federation.catalog.find(shared).values()
+            fed.federation.catalog.flip([[there]], "working")
+            read.release()
+            assert [record["content"] for record in await look.ended()] == ["mine"]
+
+    calmly(scenario)
+
+
+def test_a_tier_that_says_it_has_removed_a_copy_and_holds_it_is_asked_again() -> None:
+    lies = [True, True]
+
+    async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        if tier == "working" and b'"memory/forget"' in message and lies:
+            lies.pop()
+            id = msgspec.json.decode(message)["id"]
+            return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "result": {"forgotten": 1}})
+        return await go_on()
+
+    async def scenario() -> None:
+        async with trial(settings_of(policy="explicit"), weather=weather) as fed:
+            ids = await fed.remember("one")
+            await fed.call("promote", ids=ids, tier="episodic")
+            await anyio.sleep(3600)
+            assert not lies
+            assert fed.copies() == {ids[0]: ["episodic"]}
 
     calmly(scenario)
