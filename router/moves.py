@@ -41,6 +41,8 @@ _CLAIM_SECONDS: Final = 5.0
 # Records moved in one round of calls: enough to share the round trips, few enough to hold in memory with their vectors.
 _ROUND: Final = 200
 
+# Kinds of what is in the way between two tiers that the log tells at once: a server may word each refusal differently.
+_MOST_KINDS: Final = 10
 
 # Other records of a tier that are looked for where a record is found that is still on its way there.
 _WITNESSES: Final = 5
@@ -165,7 +167,7 @@ class Moves:
                 del said[kind]
                 if not said and hindrance is None:
                     log.info("%s -> %s: nothing is in the way any more", source, target)
-        if hindrance is not None and hindrance.kind not in said:
+        if hindrance is not None and hindrance.kind not in said and len(said) < _MOST_KINDS:
             log.warning("%s -> %s: not moved: %s", source, target, hindrance)
             said[hindrance.kind] = hindrance.subject
 

@@ -3,6 +3,7 @@
 import errno
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,25 @@ async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried
         await fed.remember("one more", session="s")
         await fed.call("consolidate")
         assert said_of_moves(caplog)[2:] == ["working -> episodic: nothing is in the way any more"]
+
+
+async def test_a_server_that_words_each_refusal_differently_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    numbers = count()
+
+    def says(tier: str, method: str, params: dict[str, Any]) -> A2MError | None:
+        if method != "remember" or tier != "episodic":
+            return None
+        return A2MError(Code.INTERNAL_ERROR, "not now", {"reason": f"request {next(numbers)} failed"})
+
+    async with trial(settings_of(policy="explicit"), weather=Refusing(says)) as fed:
+        await fed.remember(*[f"turn {n}" for n in range(6)], session="s")
+        for _ in range(30):
+            await fed.call("consolidate")
+    assert next(numbers) > 30
+    assert len(said_of_moves(caplog)) <= 10
 
 
 async def test_a_way_that_is_blocked_is_said_to_be_and_said_to_be_free_again(
