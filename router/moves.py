@@ -304,7 +304,9 @@ class Moves:
 
         Raises Altered.
         """
-        left = await self._copies.write_seen(target, [draft_of(record) for record in records])
+        drafts = [draft_of(record) for record in records]
+        # a read that has met an altered copy must not take it for the record when that comes to live there
+        left = await self._copies.write_seen(target, drafts, grace=self._catalog.readers.grace)
         if left:
             raise Altered(f"{target} does not keep what it is given: {left[0].id!r} came back altered")
 

@@ -191,3 +191,25 @@ def test_a_tier_that_says_it_has_removed_a_copy_and_holds_it_is_asked_again() ->
             assert fed.copies() == {ids[0]: ["episodic"]}
 
     calmly(scenario)
+
+
+def test_a_read_that_has_met_an_altered_copy_does_not_take_it_for_the_record() -> None:
+    async def scenario() -> None:
+        steer = Steered()
+        async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
+            ids = await fed.remember("one", tier="episodic")
+            copied = steer.hold("working", "remember", after=True)
+            tasks.start_soon(lambda: fed.call("promote", ids=ids, tier="working"))
+            await copied.reached.wait()
+            fed.stores["working"]._connection.execute("UPDATE record SET content = 'another'")
+            met = steer.hold("working", "recall", after=True)
+            look = Task(tasks, lambda: fed.call("recall"))
+            await met.reached.wait()
+            copied.release()
+            await anyio.sleep(1)
+            met.release()
+            assert [record["content"] for record in (await look.ended())["records"]] == ["one"]
+            await anyio.sleep(60)
+            assert [(record["content"], record["tier"]) for record in await fed.timeline()] == [("one", "working")]
+
+    calmly(scenario)
