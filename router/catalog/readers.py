@@ -1,8 +1,9 @@
 """Readers see one home: which copies a read may accept, and when a superseded copy may go (as in RCU).
 
-A read asks several tiers at different moments while records move between them. It accepts a copy in the record's home,
-or in the home the record had when the read began; and a copy that a move left behind is removed only when every read
-that began before the move has ended. So a record can neither be missed by a read nor be seen in two places.
+A read asks several tiers at different moments while records move between them. It accepts a copy in the home that the
+record had when the read began, and a copy that a move left behind is removed only when every read that began before the
+move has ended. So a record can neither be missed by a read nor be seen in two places; and what a tier held before the
+record came to live there, an older copy or one that it altered, is not taken for it.
 """
 
 from collections import deque
@@ -50,8 +51,6 @@ class Readers:
 
     def accepts(self, read: Reading, id: str, home: str, found_in: str) -> bool:
         """Whether `read` may show the copy of `id` that it found in `found_in`, where `home` is its home now."""
-        if found_in == home:
-            return True
         before = next((left for number, left in self._left.get(id, ()) if number > read.began), home)
         return found_in == before
 

@@ -24,7 +24,9 @@ from router.a2m.messages import Recall, Timeline
 from router.a2m.records import Record, record_of
 from router.a2m.timestamps import parse
 from router.catalog.catalog import Catalog
+from router.catalog.entries import Entry
 from router.catalog.lookup import Selection
+from router.catalog.readers import Reading
 from router.catalog.selection import Scope
 from router.config import Tier
 from router.fusion import Ranking, lexical, reciprocal_rank
@@ -133,6 +135,15 @@ class Asking:
             meant = [record for record in meant if record.embedding is not None]
         for tier, ids in pending.items():
             lists.setdefault(tier, []).extend(record for record in meant if record.id in ids)
+
+    def acceptable(self, read: Reading, entries: Iterable[Entry]) -> Callable[[Entry, str], bool]:
+        """Whether `read` may take what `overlay` has left of a record in a tier's list for the record; to be asked in
+        the same breath."""
+        behind = self._catalog.redone(entry.id for entry in entries)
+        accepts = self._catalog.readers.accepts
+        return lambda entry, tier: (
+            tier == entry.home if entry.id in behind else accepts(read, entry.id, entry.home, tier)
+        )
 
     # --- what nobody can tell yet
 

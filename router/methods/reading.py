@@ -424,6 +424,7 @@ class Readings:
         """
         asked = {tier.name for tier in tiers}
         entries = self._catalog.find({record.id for records in lists.values() for record in records})
+        is_acceptable = self._asking.acceptable(read, entries.values())
         shown: dict[str, Record] = {}
         for tier, records in lists.items():
             kept = []
@@ -437,7 +438,7 @@ class Readings:
                     continue
                 if entry.home not in asked:
                     continue
-                if self._catalog.readers.accepts(read, record.id, entry.home, tier):
+                if is_acceptable(entry, tier):
                     shown[record.id] = record
                     kept.append(record)
             lists[tier] = kept
@@ -510,7 +511,10 @@ class Readings:
                     degraded[home] = Degraded(home, reason_of(answer))
                     continue
                 for id, record in answer.items():
-                    if id in now and id not in found and self._catalog.readers.accepts(read, id, now[id].home, home):
+                    if id not in now or id in found:
+                        continue
+                    # it was asked where the record lived by then
+                    if now[id].home == home or self._catalog.readers.accepts(read, id, now[id].home, home):
                         found[id] = _laid_over(record, now[id], None, embeddings)
             wanted = [now[e.id] for e in wanted if e.id in now and e.id not in found and now[e.id].home not in degraded]
             if not wanted:

@@ -68,14 +68,15 @@ class Resolving:
             lists = _all_answered(question.tiers, await outcomes(asks(question)))
             self._asking.overlay(lists, question)
             revisions = {tier: {r.id: r.revision or 0 for r in records} for tier, records in lists.items()}
-            accepts = self._catalog.readers.accepts
             ids = []
             everything = {id for found in revisions.values() for id in found}
-            for entry in self._catalog.among(everything, question.selection()):
+            entries = self._catalog.among(everything, question.selection())
+            is_acceptable = self._asking.acceptable(read, entries)
+            for entry in entries:
                 seen = {
                     found[entry.id]
                     for tier, found in revisions.items()
-                    if entry.id in found and accepts(read, entry.id, entry.home, tier)
+                    if entry.id in found and is_acceptable(entry, tier)
                 }
                 if entry.revision in seen:
                     ids.append(entry.id)

@@ -583,7 +583,7 @@ class Walks:
             shown = []
             for tier in TIERS:
                 copy = 0 if read.got[tier] == SILENT else content_in(read.got[tier], id)
-                if copy and (not self.design.knows_homes or (home is not None and tier in (home, before))):
+                if copy and (not self.design.knows_homes or (home is not None and tier == before)):
                     shown.append(copy)
             if self.design.knows_homes:
                 del shown[1:]  # what is shown already is passed over
