@@ -19,7 +19,7 @@ from trio.testing import MockClock
 from backends.chaos.faults import KINDS
 from router.a2m.errors import A2MError
 from router.catalog.claims import id_name
-from tests.federated import Steered, Task, settings_of, trial
+from tests.federated import Steered, Task, method_of, settings_of, trial
 from tests.simulation.tiers import FAULTS
 from tests.test_rules_restart import crash
 
@@ -211,5 +211,38 @@ def test_a_read_that_has_met_an_altered_copy_does_not_take_it_for_the_record() -
             assert [record["content"] for record in (await look.ended())["records"]] == ["one"]
             await anyio.sleep(60)
             assert [(record["content"], record["tier"]) for record in await fed.timeline()] == [("one", "working")]
+
+    calmly(scenario)
+
+
+def test_what_a_tier_held_before_a_record_came_to_live_there_is_not_taken_for_it() -> None:
+    removing, remove, met, read_on = (anyio.Event() for _ in range(4))
+    waiting = {"memory/forget": (removing, remove), "memory/recall": (met, read_on)}
+
+    async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        method = method_of(message)
+        if tier != "working" or (method == "memory/recall" and not removing.is_set()):
+            return await go_on()
+        reached, release = waiting.pop(method, (anyio.Event(), None))
+        # a copy is there until it is removed, and a read has met it before its answer arrives
+        answer = await go_on() if method == "memory/recall" else None
+        reached.set()
+        if release is not None:
+            await release.wait()
+        return answer if method == "memory/recall" else await go_on()
+
+    async def scenario() -> None:
+        async with trial(settings_of(policy="explicit"), weather=weather) as fed, anyio.create_task_group() as tasks:
+            ids = await fed.remember("one", key="k")
+            await fed.remember("two", key="k", tier="episodic")
+            await removing.wait()
+            look = Task(tasks, lambda: fed.call("recall"))
+            await met.wait()
+            remove.set()
+            await anyio.sleep(1)
+            assert fed.copies() == {ids[0]: ["episodic"]}
+            await fed.call("promote", ids=ids, tier="working")
+            read_on.set()
+            assert [record["content"] for record in (await look.ended())["records"]] == ["two"]
 
     calmly(scenario)
