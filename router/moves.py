@@ -304,9 +304,7 @@ class Moves:
 
         Raises Altered.
         """
-        drafts = [draft_of(record) for record in records]
-        # a read that has met an altered copy must not take it for the record when that comes to live there
-        left = await self._copies.write_seen(target, drafts, grace=self._catalog.readers.grace)
+        left = await self._copies.write_seen(target, [draft_of(record) for record in records])
         if left:
             raise Altered(f"{target} does not keep what it is given: {left[0].id!r} came back altered")
 

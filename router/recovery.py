@@ -213,7 +213,7 @@ class Recovery:
         while True:
             reserved = self._catalog.unfinished(tier)
             ids = [entry.id for entry in reserved]
-            held = [id_name(id) for id in ids if not self._catalog.is_left_over(id)]
+            held = [name for name in map(id_name, ids) if self._catalog.claims.is_held(name)]
             if not held:
                 break
             # who has the claim may be at work on this, and will settle it; or on another copy, and never will

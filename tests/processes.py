@@ -38,9 +38,9 @@ def processes(jobs: int) -> Iterator[Pool]:
 
 def positive(text: str) -> int:
     """The number of processes, or of whatever else there must be one of, that a command line says."""
-    number = int(text)
+    number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
     return number
 
 

@@ -129,9 +129,8 @@ class HttpClient:
                 answered = True  # whatever its status: only the server itself knows the id
             elif not answered:
                 raise HttpFailure(_status(answer.status, body, self._secrets), self._later())
-            elif (
-                reply.error is None or bytes(reply.id) != b"null"
-            ):  # an error that could not tell whose it was has none
+            elif reply.error is None or bytes(reply.id) != b"null":
+                # only an error may have no id: one that could not tell whose it was
                 answered = False
                 raise NoAnswer(f"an answer to another call: id {bytes(reply.id)!r:.80}", self._certain(posting))
         except TimeoutError:

@@ -19,7 +19,7 @@ from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, ro
 from router.catalog.exchanging import HOLDER, REBUILDING, exchange
 from router.catalog.readers import Readers
 from router.catalog.schema import APPLICATION, SCHEMA
-from router.catalog.selection import EVERYONE, Condition, Scope, any_of
+from router.catalog.selection import EVERYONE, Condition, Scope, any_of, conjunction
 from router.catalog.syncing import Syncing
 from router.config import Tier
 from router.database import Damaged, Database, DatabaseError, damaged
@@ -29,6 +29,11 @@ Vectors = Mapping[str, Sequence[float]]
 NO_VECTORS: Final[Vectors] = {}
 
 Strength = Callable[[float, int, int, float | None], float]
+
+
+def _owned_by(owner: str | None) -> Condition:
+    """Of this owner's, or nobody's."""
+    return any_of("owner", ["", present(owner)])
 
 
 class NotedStray(msgspec.Struct, frozen=True):
@@ -146,13 +151,12 @@ class Accounts:
     def is_accounted(self, tier: str, scope: Scope = EVERYONE) -> bool:
         """Whether all that `tier` holds and `scope` would see is accounted for, with what an earlier router was writing
         there when it died: that may be a record, and is none before all tiers of its batch are looked into."""
-        own = any_of("owner", ["", present(scope.owner)])
-        everyones = scope.everyone or self._tiers[tier].shared
-        return self.is_scanned(tier) and not self._is_left_over_at(tier, Condition("TRUE") if everyones else own)
+        theirs = Condition("TRUE") if scope.everyone or self._tiers[tier].shared else _owned_by(scope.owner)
+        return self.is_scanned(tier) and self._left_over_at(self._bound_for(tier), theirs) is None
 
     def is_looked_into(self, tier: str) -> bool:
         """Whether all that `tier` holds is known, though for some of it other tiers may have to say what it is."""
-        return self.is_scanned(tier) and not self._is_left_over_at(tier, Condition("found IS NULL"))
+        return self.is_scanned(tier) and self._left_over_at(self._bound_for(tier), Condition("found IS NULL")) is None
 
     def awaits_member(self, id: str) -> bool:
         """Whether what an earlier router was writing when it died may turn out to be of the record's group, and at its
@@ -161,30 +165,28 @@ class Accounts:
         if entry is None or entry.group is None:
             return False
         of_group = Condition("grp = ? AND owner = ?", (present(entry.group), present(entry.owner)))
-        return self._is_left_over_at(entry.home, of_group)
+        return self._left_over_at(self._bound_for(entry.home), of_group) is not None
 
     def awaited_at(self, owner: str | None, key: str) -> str | None:
         """The tier where what an earlier router was writing when it died may turn out to be the record that a fetch of
         this key by this owner would find, if there is such a thing."""
-        at_key = Condition("key = ? AND owner IN ('', ?)", (present(key), present(owner)))
-        return next((tier for tier in self._tiers if self._is_left_over_at(tier, at_key)), None)
+        return self._left_over_at(Condition("key = ?", (present(key),)), _owned_by(owner))
 
     def is_key_left_over(self, owner: str | None, key: str) -> bool:
         """Whether an earlier router was writing at this owner's key when it died, and it may be a record."""
         at_key = Condition("key = ? AND owner = ?", (present(key), present(owner)))
-        return any(self._is_left_over_at(tier, at_key) for tier in self._tiers)
+        return self._left_over_at(at_key) is not None
 
-    def is_left_over_of(self, scope: Scope, id: str) -> bool:
-        """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
-        left_over = Condition("id = ? AND owner IN ('', ?)", (id, present(scope.owner)))
-        if scope.everyone:
-            left_over = Condition("id = ?", (id,))
-        return any(self._is_left_over_at(tier, left_over) for tier in self._tiers)
+    def _bound_for(self, tier: str) -> Condition:
+        return Condition("destination = ?", (self._no[tier],))
 
-    def _is_left_over_at(self, tier: str, condition: Condition) -> bool:
-        reserved = "SELECT 1 FROM records WHERE home IS NULL AND batch <= ? AND destination = ?"
-        at = (self._earlier_reservations, self._no[tier], *condition.parameters)
-        return self._execute(f"{reserved} AND {condition.sql} LIMIT 1", at).get is not None
+    def _left_over_at(self, *conditions: Condition) -> str | None:
+        """The tier where an earlier router was writing something of this kind when it died, which may be a record."""
+        known = any_of("destination", [self._no[name] for name in self._tiers])
+        reserved = Condition("home IS NULL AND batch <= ?", (self._earlier_reservations,))
+        left_over = conjunction([reserved, known, *conditions])
+        no = self._execute(f"SELECT destination FROM records WHERE {left_over.sql} LIMIT 1", left_over.parameters).get
+        return None if no is None else self._name[no]
 
     def set_scanned(self, tier: str, scanned: bool) -> None:
         with self._database.transaction():

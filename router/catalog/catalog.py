@@ -213,10 +213,10 @@ class Catalog(Lookup):
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
                 if entry is None:
-                    left_over = self._left_over(id)
+                    left_over = self._left_over(id, scope)
                     self._execute("DELETE FROM earned WHERE id = ?", (id,))
                     gone = self._drop_set_aside(id, scope, now)
-                    if left_over is not None and scope.holds(left_over.owner):
+                    if left_over is not None:
                         # it may be there, and would become true: for whoever was told so, it is a record by now
                         self._drop_reservation(left_over)
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
@@ -274,10 +274,10 @@ class Catalog(Lookup):
         with self._database.transaction():
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
-                left_over = self._left_over(id) if entry is None else None
+                left_over = self._left_over(id, scope) if entry is None else None
                 if entry is not None and scope.holds(entry.owner):
                     self._earn(msgspec.structs.replace(entry, salience=_added(entry.salience, amount)))
-                elif left_over is not None and scope.holds(left_over.owner):
+                elif left_over is not None:
                     salience = _added(left_over.salience, amount)
                     self._execute("UPDATE records SET salience = ? WHERE seq = ?", (salience, left_over.seq))
                 else:
@@ -297,9 +297,7 @@ class Catalog(Lookup):
         with self._database.transaction():
             rows = self._execute("SELECT DISTINCT batch FROM records WHERE home IS NULL AND found = 0")
             for (batch,) in list(rows):
-                for entry in self._batch(batch):
-                    self._delete(entry)
-                    self._refuse(entry)
+                self._give_up_batch(batch)
             self._execute(
                 "UPDATE strays SET kind = ? WHERE kind = ? AND id NOT IN (SELECT id FROM records WHERE home IS NULL)",
                 (Stray.UNWANTED, Stray.PENDING),
@@ -482,9 +480,7 @@ class Catalog(Lookup):
                 self.reserve(batch.entries, [])
                 taken.interrupted += len(batch.entries)
                 if not batch.may_be_true:
-                    for entry in self._batch(self._reservations):
-                        self._delete(entry)
-                        self._refuse(entry)
+                    self._give_up_batch(self._reservations)
             self._earlier_reservations = self._reservations
             taken.redo = [(tier, draft) for tier, draft in old.redo() if tier in self._tiers]
         return taken
@@ -548,10 +544,14 @@ class Catalog(Lookup):
             for entry in entries:
                 self._know_width(self._indexed_width(self._settle_home(entry)))
             return len(entries)
-        for entry in entries:
+        self._give_up_batch(batch)
+        return 0
+
+    def _give_up_batch(self, batch: int) -> None:
+        """Nothing of it becomes true."""
+        for entry in self._batch(batch):
             self._delete(entry)
             self._refuse(entry)
-        return 0
 
     def _batch(self, batch: int) -> list[Entry]:
         """The reserved records of a batch."""
@@ -564,11 +564,16 @@ class Catalog(Lookup):
         if self._tiers[entry.home].url is not None:
             self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, self._clock))
 
-    def _left_over(self, id: str) -> Entry | None:
-        """The record that a write reserved which an earlier router did not finish."""
+    def is_left_over_of(self, scope: Scope, id: str) -> bool:
+        """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
+        return self._left_over(id, scope) is not None
+
+    def _left_over(self, id: str, scope: Scope) -> Entry | None:
+        """What an earlier router was writing when it died, and may be a record, if `scope` may change it."""
         reserved = f"SELECT {COLUMNS}, destination FROM records WHERE id = ? AND home IS NULL AND batch <= ?"
         row = next(self._execute(reserved, (id, self._earlier_reservations)), None)
-        return None if row is None else row_entry(row, self._name[row[-1]])
+        entry = None if row is None else row_entry(row, self._name[row[-1]])
+        return entry if entry is not None and scope.holds(entry.owner) else None
 
     def _drop_reservation(self, entry: Entry) -> None:
         batch = self._execute("SELECT batch FROM records WHERE seq = ?", (entry.seq,)).get

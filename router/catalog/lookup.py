@@ -14,7 +14,6 @@ from router.a2m.equality import Where, text_atom, text_of
 from router.a2m.records import Draft
 from router.a2m.vectors import indexed
 from router.catalog.accounts import Accounts, NotedStray
-from router.catalog.claims import id_name
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
 from router.catalog.selection import (
     Condition,
@@ -315,10 +314,6 @@ class Lookup(Accounts):
             f"SELECT {COLUMNS} FROM records WHERE home IS NULL AND destination = ? AND found IS NULL", (self._no[tier],)
         )
         return [row_entry(row, tier) for row in reserved]
-
-    def is_left_over(self, id: str) -> bool:
-        """Whether a reservation was left by an earlier router, and nobody here is at work on it."""
-        return not self.claims.is_held(id_name(id))
 
     def _arms(self, selection: Selection) -> list[Condition]:
         """Disjoint queries that make up a selection, each along one index in the order of time."""

@@ -17,7 +17,7 @@ import msgspec
 from router.a2m.records import Draft
 from router.catalog.entries import COLUMNS, Entry, Stray, entry_of, row_entry
 from router.catalog.schema import APPLICATION, SCHEMA
-from router.database import DatabaseError
+from router.database import Damaged, DatabaseError
 
 _UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
 
@@ -142,8 +142,8 @@ class Salvage:
             problem = str(failure)
         if problem != "ok":
             self.damage = str(problem)
-            detail = " ".join(str(problem).split())  # SQLite may say several lines
-            self.told.append(f"{path}: damaged; what can still be read of it comes along ({detail})")
+            remedy = "what can still be read of it comes along"
+            self.told.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
 
     def _has(self, table: str) -> bool:
         if self._connection is None:

@@ -8,7 +8,7 @@ is asked for.
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, TypeVar
 
@@ -156,14 +156,9 @@ class Copies:
             drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
         return self._chunks(tier, drafts, bytes_of)
 
-    async def write_seen(
-        self, tier: str, drafts: Sequence[Draft], *, grace: Callable[[], Awaitable[None]] | None = None
-    ) -> list[Draft]:
+    async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> list[Draft]:
         """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
-        not. Returns those that are not even then.
-
-        `grace`: returns when nobody uses any more what was read before it was removed.
-        """
+        not. Returns those that are not even then."""
         left = list(drafts)
         for _ in range(2):
             if not left:
@@ -174,8 +169,6 @@ class Copies:
             if left:
                 # a tier that holds an id keeps the old content and still answers with the id
                 await self.remove(tier, unkept)
-                if grace is not None:
-                    await grace()
         return left
 
     async def write_new(self, tier: str, drafts: Sequence[Draft]) -> None:

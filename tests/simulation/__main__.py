@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from tests.processes import INTERRUPTED
+from tests.processes import INTERRUPTED, positive
 from tests.progress import progress
 from tests.simulation.lives import Outcome, live_quietly
 
@@ -71,9 +71,9 @@ def _story(outcome: Outcome) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Lives of federations, by seeds.")
-    parser.add_argument("--seeds", type=int, default=300, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--seeds", type=positive, default=300, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--jobs", type=positive, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, metavar="N", help="this one only; print its history")
     return parser
 

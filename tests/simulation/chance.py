@@ -62,11 +62,7 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
         put(trio._core._run, "_r", order)
         # of scopes that end at one moment, the first made is the first to end, wherever in memory they are
         turns = count()
-        put(
-            trio._core._run.Deadlines,
-            "add",
-            lambda deadlines, *deadline: _add_deadline(deadlines, next(turns), *deadline),
-        )
+        put(Deadlines, "add", lambda deadlines, *deadline: _add_deadline(deadlines, next(turns), *deadline))
         yield chance
 
 
