@@ -364,6 +364,7 @@ class Accounts:
         )
         seq = self._database.connection.last_insert_rowid()
         self._enter(msgspec.structs.replace(entry, seq=seq))
+        self.readers.born(entry.id)
         self._know_width(None if vector is None else len(vector))
         self._index(seq, entry.home, vector)
 
@@ -412,6 +413,7 @@ class Accounts:
         self._strike(entry.home, entry.id)
         self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))
         self._enter(msgspec.structs.replace(entry, seq=seq))
+        self.readers.born(entry.id)
         return int(seq)
 
     def _replace(self, current: Entry, replacement: Replacement, vector: Sequence[float] | None) -> None:

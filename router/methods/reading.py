@@ -5,7 +5,8 @@ which records they want, and read them where they live. A copy that is not in it
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from typing import Final, TypeVar
@@ -132,17 +133,24 @@ class Readings:
             if entry is not None and entry.accessed_at is not None:
                 record.access_count, record.accessed_at = entry.access_count, render(entry.accessed_at)
 
-    def drop_gone(self, found: Records, scope: Scope) -> None:
-        """Take out of an answer what has been forgotten since, or has left the caller's sight. Mounts keep no account.
+    @contextmanager
+    def dropping_gone(self, found: Records, scope: Scope) -> Iterator[None]:
+        """To be entered right after the read, while what takes long makes a text of an answer: at the end what has been
+        forgotten meanwhile, or has left the caller's sight, is taken out of it. Mounts keep no account.
 
         Raises INTERNAL_ERROR, reason "changing", if one of these is in its text.
         """
-        entries = self._catalog.find(record.id for record in found.records)
+        readers = self._catalog.readers
+        with readers.watching() as since:
+            yield
+            entries = self._catalog.find(record.id for record in found.records)
+            seen = {
+                id for id, entry in entries.items() if readers.is_same(since, id) and self._catalog.sees(scope, entry)
+            }
         left = [
             record
             for record in found.records
-            if self._settings.tier(record.tier or "") in self._mounts
-            or (record.id in entries and self._catalog.sees(scope, entries[record.id]))
+            if record.id in seen or self._settings.tier(record.tier or "") in self._mounts
         ]
         kept = {record.id for record in left}
         if not kept.issuperset(found.prompt_ids or ()):
@@ -210,17 +218,17 @@ class Readings:
         )
         with self._catalog.readers.reading() as read:
             unaccounted = self._asking.unaccounted(tiers, scope)
-            look = self._matching if where.rest else self._known_and_mounted
-            placed, degraded = await look(question, read)
+            look = self._matching(question, read) if where.rest else self._known_and_mounted(question)
+            placed, degraded = await look
         placed.sort(key=itemgetter(0))
         records = [record for _, record in placed]
         missing = self._with_unaccounted(tiers, degraded, scope, unaccounted)
         return Records(records[-limit:] if limit is not None else records, missing)
 
-    async def _known_and_mounted(self, question: Question, read: Reading) -> "_Part":
+    async def _known_and_mounted(self, question: Question) -> "_Part":
         """A timeline by what the catalog knows; mounts, which it does not know, answer for themselves."""
         mounted = [tier for tier in question.tiers if tier in self._mounts]
-        looks = [partial(self._known, question, read)]
+        looks = [partial(self._known, question)]
         if mounted:
             looks.append(partial(self._mounted, question, mounted))
         found: list[_Part | Failure] = await outcomes(looks)
@@ -231,24 +239,27 @@ class Readings:
         self._refuse_if_nothing(question.tiers, degraded)
         return [each for placed, _ in parts for each in placed], degraded
 
-    async def _known(self, question: Question, read: Reading) -> "_Part":
+    async def _known(self, question: Question) -> "_Part":
         """The newest of a timeline in the catalog, read where they live."""
         tiers = [tier for tier in question.tiers if tier not in self._mounts]
+        selection = question.selection()
         limit = question.limit or None
         for _ in range(_LOOKS):
-            entries = self._catalog.newest(question.selection(), limit)
-            records, missing = await self._read(entries, tiers, question.scope, read, embeddings=question.embeddings)
-            meant = self._still_meant(entries, question)
+            with self._catalog.readers.watching() as look:
+                entries = self._catalog.newest(selection, limit)
+                records, missing = await self._read(entries, tiers, question.scope, embeddings=question.embeddings)
+                meant = self._still_meant(entries, selection, look)
             if limit is None or len(meant) == len(entries):
                 break
         placed = [((entry.created_at, entry.seq), records[entry.id]) for entry in meant if entry.id in records]
         return placed, missing
 
-    def _still_meant(self, entries: Sequence[Entry], question: Question) -> list[Entry]:
-        """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
-        been replaced meanwhile may have another session, or another key; one written anew under its id, another age;
-        and one that has moved may have left the tiers in question, or the caller's sight."""
-        return self._catalog.among([entry.id for entry in entries], question.selection())
+    def _still_meant(self, entries: Sequence[Entry], selection: Selection, look: Reading) -> list[Entry]:
+        """Those of the entries that are there still, as they are now, and still are what was asked for when the look
+        began: one that has been replaced meanwhile may have another session; and one that has moved may have left the
+        tiers in question, or the caller's sight."""
+        now = self._catalog.among([entry.id for entry in entries], selection)
+        return [entry for entry in now if self._catalog.readers.is_same(look, entry.id)]
 
     async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
         """What mounts have of a timeline."""
@@ -302,10 +313,11 @@ class Readings:
         size = min(params.page or _PAGE, _MOST_IDS)
         with self._catalog.readers.reading() as read:
             there, place = self._catalog.walk(selection, self._place(params.after), size)
-            records, missing = await self._read(there, tiers, scope, read, embeddings=params.embeddings)
+            records, missing = await self._read(there, tiers, scope, embeddings=params.embeddings)
+            meant = self._still_meant(there, selection, read)
         for down in missing:
             raise unanswered(down.tier, down.reason, 1.0)
-        ordered = sorted((entry for entry in there if entry.id in records), key=lambda entry: entry.created_at)
+        ordered = sorted((entry for entry in meant if entry.id in records), key=lambda entry: entry.created_at)
         return Page([records[e.id] for e in ordered], None if place is None else self._pages.close(place))
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
@@ -316,7 +328,7 @@ class Readings:
         """
         if params.key == "":
             raise invalid_params("key", "expected a string that is not empty")
-        with self._catalog.readers.reading() as read:
+        with self._catalog.readers.reading():
             for _ in range(_LOOKS):
                 entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
                 if entry is None or entry.owner != scope.owner:
@@ -324,7 +336,7 @@ class Readings:
                 if entry is None:
                     return Fetched(None)
                 records, missing = await self._read(
-                    [entry], self._settings.managed, scope, read, embeddings=params.embeddings
+                    [entry], self._settings.managed, scope, embeddings=params.embeddings
                 )
                 for down in missing:
                     raise unanswered(down.tier, down.reason, 1.0)
@@ -479,12 +491,15 @@ class Readings:
     # --- what is read by id
 
     async def _read(
-        self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, read: Reading, *, embeddings: bool
+        self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, *, embeddings: bool
     ) -> tuple[dict[str, Record], list[Degraded]]:
-        """The records of `entries`, read at their homes; those that have moved on meanwhile are followed once.
+        """The records of `entries`, as they have just been looked up, read at their homes; those that have moved on
+        meanwhile are followed once. To be called within a read.
 
-        What has left the tiers in question meanwhile, or the caller's sight, is not shown.
+        What has left the tiers in question meanwhile, or the caller's sight, is not shown; nor is what was written anew
+        under an id.
         """
+        readers = self._catalog.readers
         asked = {tier.name for tier in tiers}
         found: dict[str, Record] = {}
         degraded: dict[str, Degraded] = {}
@@ -495,14 +510,15 @@ class Readings:
             for entry in wanted:
                 if entry.id not in late:
                     homes.setdefault(entry.home, []).append(entry.id)
-            copies = await outcomes(
-                [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
-            )
-            now = {
-                id: entry
-                for id, entry in self._catalog.find(entry.id for entry in wanted).items()
-                if entry.home in asked and self._catalog.sees(scope, entry)
-            }
+            with readers.watching() as look:
+                copies = await outcomes(
+                    [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
+                )
+                now = {
+                    id: entry
+                    for id, entry in self._catalog.find(entry.id for entry in wanted).items()
+                    if readers.is_same(look, id) and entry.home in asked and self._catalog.sees(scope, entry)
+                }
             # what a tier has not caught up with is as it stands here
             for id, draft in self._catalog.redone(now).items():
                 found[id] = _laid_over(record_of(draft), now[id], None, embeddings)
@@ -511,10 +527,8 @@ class Readings:
                     degraded[home] = Degraded(home, reason_of(answer))
                     continue
                 for id, record in answer.items():
-                    if id not in now or id in found:
-                        continue
-                    # it was asked where the record lived by then
-                    if now[id].home == home or self._catalog.readers.accepts(read, id, now[id].home, home):
+                    # its home was asked, as the look began
+                    if id in now and id not in found:
                         found[id] = _laid_over(record, now[id], None, embeddings)
             wanted = [now[e.id] for e in wanted if e.id in now and e.id not in found and now[e.id].home not in degraded]
             if not wanted:

@@ -230,9 +230,9 @@ class Methods:
         self, found: Records, asked: Prompt | None, scope: Scope, keep: Literal["first", "last"]
     ) -> None:
         if asked is not None:
-            rendered = await self._prompting.rendered(found.records, asked, keep)
-            found.prompt, found.prompt_ids = rendered.text, rendered.ids
-            self._readings.drop_gone(found, scope)  # a model may have written for a while
+            with self._readings.dropping_gone(found, scope):  # a model may write for a while
+                rendered = await self._prompting.rendered(found.records, asked, keep)
+                found.prompt, found.prompt_ids = rendered.text, rendered.ids
 
     async def summarize(self, params: Summarize, caller: Caller) -> Summarized:
         return await self._summaries.summarize(params, scope_of(caller, params.owner))
