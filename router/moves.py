@@ -229,9 +229,10 @@ class Moves:
 
     def _present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
         """The units that still live in `source`, each with all the members its group has now; not those of which nobody
-        can tell yet."""
-        entries = self._catalog.find(id for unit in units for id in unit.ids)
-        groups = self._catalog.units(entry for entry in entries.values() if entry.home == source)
+        can tell yet, nor what another owner has written under a forgotten id."""
+        owners = {id: unit.owner for unit in units for id in unit.ids}
+        entries = self._catalog.find(owners).values()
+        groups = self._catalog.units(e for e in entries if e.home == source and e.owner == owners[e.id])
         return [unit for unit in groups if not self._catalog.awaits_member(unit[0].id)]
 
     async def _copy_and_flip(

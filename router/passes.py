@@ -19,6 +19,7 @@ import msgspec
 
 from router.a2m.events import Consolidated, Event, Place
 from router.catalog.catalog import Catalog
+from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.distilling import Distilling
@@ -212,9 +213,9 @@ class Passes:
             if target is None or self._rests_on(tier.name, target):
                 continue
             units = [
-                Unit(ids, 0.0, len(ids))
-                for unit in self._catalog.units(self._catalog.due(tier.name))
-                if (ids := tuple(entry.id for entry in unit)) not in stuck.units
+                unit
+                for unit in map(unit_of, self._catalog.units(self._catalog.due(tier.name)))
+                if unit.ids not in stuck.units
             ]
             if units:
                 moved = await self._carry_out(

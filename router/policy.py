@@ -17,7 +17,7 @@ WORTHLESS: Final = -1.7976931348623157e308
 class Unit(msgspec.Struct, frozen=True):
     """What moves whole: the records of one group in one tier, or a single record without a group.
 
-    `weight` is how many of its records count against the bucket that it was found in.
+    `weight` is how many of its records count against the bucket that it was found in; `owner` is whose they all are.
     """
 
     ids: tuple[str, ...]

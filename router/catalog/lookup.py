@@ -238,10 +238,7 @@ class Lookup(Accounts):
     def in_session(self, tier: str, session: str, owner: str | None) -> list[Unit]:
         """The units of an owner's conversation in one tier, oldest first; a group goes along whole."""
         where = {"session": (text_atom(session),), "owner": (text_atom(owner),)}
-        return [
-            Unit(tuple(entry.id for entry in unit), 0.0, len(unit), owner, unit[0].group)
-            for unit in self.units(self.newest(Selection(tiers=[tier], where=where), None))
-        ]
+        return [unit_of(unit) for unit in self.units(self.newest(Selection(tiers=[tier], where=where), None))]
 
     def has_session(self, session: str, owner: str | None) -> bool:
         """Whether an owner's conversation has a record anywhere."""
@@ -395,6 +392,12 @@ class Lookup(Accounts):
         opened: int = self._execute(f"SELECT min(created_at) FROM records WHERE {there.sql}", there.parameters).get
         touched: int = self._execute(f"SELECT max(created_at) FROM records WHERE {there.sql}", there.parameters).get
         return opened, touched
+
+
+def unit_of(members: Sequence[Entry]) -> Unit:
+    """A unit by its members' entries, all of one group and owner, or a single one, where strengths do not matter."""
+    first = members[0]
+    return Unit(tuple(entry.id for entry in members), 0.0, len(members), first.owner, first.group)
 
 
 def _arm(index: str, conditions: Sequence[Condition | None]) -> Condition:

@@ -9,6 +9,7 @@ from router.a2m.events import Event, Place, Promoted, SessionClosed, named
 from router.a2m.messages import Promote, Reinforce, SessionClose
 from router.a2m.timestamps import render
 from router.catalog.catalog import Catalog
+from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import destination
@@ -92,7 +93,7 @@ class Upkeep:
         entries = self._catalog.find(params.ids).values()
         by_home: dict[str, list[Unit]] = {}
         for unit in self._catalog.units(e for e in entries if e.home != target and scope.holds(e.owner)):
-            by_home.setdefault(unit[0].home, []).append(Unit(tuple(entry.id for entry in unit), 0.0, len(unit)))
+            by_home.setdefault(unit[0].home, []).append(unit_of(unit))
         promoted: list[tuple[str, Place]] = []
         reason = None
         tier = target

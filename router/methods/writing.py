@@ -36,6 +36,7 @@ from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
 from router.catalog.entries import Entry, entry_of
+from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import (
@@ -51,7 +52,6 @@ from router.methods.drafting import (
 from router.methods.resolving import Resolving
 from router.methods.selecting import selects
 from router.moves import Moves
-from router.policy import Unit
 from router.redoing import Redoing
 from router.settling import Settling
 from router.sweeping import InTheWay, Sweeper
@@ -170,8 +170,7 @@ class Writing:
             draft = slot.last
             # a forget in the middle of a move makes it let go, and leaves less to be moved
             while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
-                unit = Unit(tuple(member.id for member in members), 0.0, len(members))
-                moved = await self._moves.carry_out([unit], members[0].home, draft.tier)
+                moved = await self._moves.carry_out([unit_of(members)], members[0].home, draft.tier)
                 if moved.reason is not None:
                     raise _answer(TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None))
 
