@@ -324,7 +324,10 @@ async def test_what_fails_at_the_endpoint_is_a_clear_error_and_nothing_is_writte
 
 
 @anyio_test
-async def test_what_is_forgotten_while_a_model_writes_of_it_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("anew", [False, True])
+async def test_what_is_forgotten_while_a_model_writes_of_it_is_not_told(
+    anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reached, go_on = anyio.Event(), anyio.Event()
 
     async def write(self: Model, instructions: str, text: str) -> str:
@@ -339,9 +342,12 @@ async def test_what_is_forgotten_while_a_model_writes_of_it_is_not_told(monkeypa
         recall = Task(tasks, lambda: fed.call("recall", prompt=prompt, limit=50))
         await reached.wait()
         await fed.call("forget", ids=["1"])
+        if anew:
+            await fed.call("remember", records=[{"id": "1", "content": "something else"}])
         go_on.set()
         error = await refused(recall.ended(), Code.INTERNAL_ERROR)
         assert error.data is not None
         assert error.data["reason"] == "changing"
         # nothing was answered, so nothing counts as recalled
-        assert await counted(fed) == [each for each in before if each[0] != "1"]
+        another = [("1", 0, None)] if anew else []
+        assert await counted(fed) == [each for each in before if each[0] != "1"] + another

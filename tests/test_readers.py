@@ -16,24 +16,24 @@ IDS = ["x", "y", ""]
 
 
 class Read:
-    def __init__(self, reading: Reading, ending: ExitStack, homes: dict[str, str]) -> None:
+    def __init__(self, reading: Reading, ending: ExitStack, homes: dict[str, str | None]) -> None:
         self.reading, self.ending, self.homes = reading, ending, homes
 
 
 class Model(RuleBasedStateMachine):
-    """Each read remembers where everything was when it began."""
+    """Each read remembers where everything was when it began; what was not there yet was nowhere."""
 
     def __init__(self) -> None:
         super().__init__()
         self.readers = Readers()
         self.homes = dict.fromkeys(IDS, TIERS[0])
         self.reads: list[Read] = []
-        self.left_since = 0
 
-    @rule()
-    def a_read_begins(self) -> None:
+    @rule(waited_for=st.booleans())
+    def a_read_begins(self, waited_for: bool) -> None:
         ending = ExitStack()
-        reading = ending.enter_context(self.readers.reading())
+        reading = ending.enter_context(self.readers.reading() if waited_for else self.readers.watching())
+        assert reading.ended.is_set() != waited_for
         self.reads.append(Read(reading, ending, dict(self.homes)))
 
     @precondition(lambda self: self.reads)
@@ -47,12 +47,21 @@ class Model(RuleBasedStateMachine):
             self.readers.moved(id, self.homes[id])
             self.homes[id] = home
 
+    @rule(id=st.sampled_from(IDS), home=st.sampled_from(TIERS))
+    def a_record_is_forgotten_and_another_written_under_its_id(self, id: str, home: str) -> None:
+        self.readers.born(id)
+        self.homes[id] = home
+        for read in self.reads:
+            read.homes[id] = None
+
     @invariant()
     def each_read_accepts_the_home_at_its_beginning(self) -> None:
         for read in self.reads:
             for id, home in self.homes.items():
-                accepted = {tier for tier in TIERS if self.readers.accepts(read.reading, id, home, tier)}
-                assert accepted == {read.homes[id]}
+                accepted = [tier for tier in TIERS if self.readers.accepts(read.reading, id, home, tier)]
+                before = read.homes[id]
+                assert accepted == ([] if before is None else [before])
+                assert self.readers.is_same(read.reading, id) == (before is not None)
 
     @invariant()
     def without_reads_nothing_is_remembered(self) -> None:

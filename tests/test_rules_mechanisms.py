@@ -26,6 +26,7 @@ from router.sweeping import Sweeper
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
+    Foreign,
     Steered,
     Task,
     Trial,
@@ -639,6 +640,92 @@ async def test_a_timeline_never_shows_what_does_not_match_its_filter() -> None:
         assert [(r["content"], r["metadata"], r["revision"]) for r in await read.ended()] in (
             [], [("old", {"m": 1}, 0)]
         )  # fmt: skip
+
+
+# how it is asked, and whether tiers are asked what they have, rather than for what is known to be there
+QUESTIONS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "recall": ("recall", {"query": "alpha"}, True),
+    "recall without words": ("recall", {}, True),
+    "timeline": ("timeline", {}, False),
+    "timeline by metadata": ("timeline", {"where": {"m": 1}}, True),
+    "timeline with a limit": ("timeline", {"limit": 1}, False),
+    "page": ("timeline", {"page": 10}, False),
+    "page by session": ("timeline", {"page": 10, "where": {"session": "s"}}, False),
+    "fetch": ("fetch", {"key": "k"}, False),
+    "forget by words": ("forget", {"query": "alpha"}, True),
+    "forget by metadata": ("forget", {"where": {"m": 1}}, True),
+}
+
+
+async def a_record_written_anew_under_an_id_that_was_read(asked: str, owner: str, kind: str) -> None:
+    """A read finds a record, which moves, and is forgotten; another one is written under its id, with other content;
+    then the read ends."""
+    method, params, _ = QUESTIONS[asked]
+    steer = Steered()
+    servers = {"working": Foreign(), "episodic": Foreign()} if kind == "lesser" else {}
+    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+        place = {"id": "x", "key": "k", "session": "s"}
+        await fed.call("remember", records=[{**place, "content": "alpha", "metadata": {"m": 1}, "owner": "a"}])
+        answers = [steer.hold("working", name, after=True) for name in ("recall", "timeline")]
+        read = Task(tasks, lambda: fed.call(method, owner=owner, **params))
+        await wait_all_tasks_blocked()
+        [answered] = [hold for hold in answers if hold.reached.is_set()]
+        for hold in answers:
+            if hold is not answered:
+                hold.release()
+        assert await fed.call("promote", ids=["x"], tier="semantic") == {"promoted": 1}
+        assert await fed.call("forget", ids=["x"]) == {"forgotten": 1}
+        await fed.call("remember", records=[{**place, "content": "beta", "tier": "episodic", "owner": owner}])
+        answered.release()
+        answer = await read.ended()
+        told = [answer["record"]] if answer.get("record") else answer.get("records", [])
+        written = await fed.timeline(owner=owner)
+        assert [record["content"] for record in written] == ["beta"]
+        [new] = written
+        assert all(each[name] == new[name] for each in told for name in ("content", "owner", "tier")), told
+        assert new.get("access_count", 0) == (len(told) if method == "recall" else 0)
+        assert answer.get("forgotten", 0) == 0
+
+
+# a tier that cannot tell owners apart is asked for nothing where nothing is the caller's
+CALLERS = [("a", "native"), ("a", "lesser"), ("b", "native")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "owner", "kind"),
+    [(asked, *caller) for asked in QUESTIONS for caller in CALLERS if caller[0] == "a" or QUESTIONS[asked][2]],
+)
+async def test_what_is_read_of_a_forgotten_record_is_not_taken_for_one_written_anew_under_its_id(
+    asked: str, owner: str, kind: str
+) -> None:
+    await a_record_written_anew_under_an_id_that_was_read(asked, owner, kind)
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def born(self: Readers, _: str) -> None:
+        pass
+
+    monkeypatch.setattr(Readers, "born", born)
+    await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
+
+
+async def test_a_promotion_does_not_take_what_another_owner_has_written_under_a_forgotten_id() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        [first] = await fed.remember("first", tier="working", owner="a")
+        await fed.call("remember", records=[{"id": "x", "content": "a's", "tier": "semantic", "owner": "a"}])
+        copying = steer.hold("procedural", "remember", having=first.encode())
+        promote = Task(tasks, lambda: fed.call("promote", ids=[first, "x"], tier="procedural", owner="a"))
+        await copying.reached.wait()
+        assert await fed.call("forget", ids=["x"], owner="a") == {"forgotten": 1}
+        await fed.call("remember", records=[{"id": "x", "content": "b's", "tier": "semantic", "owner": "b"}])
+        copying.release()
+        assert await promote.ended() == {"promoted": 1}
+        assert contents(await fed.timeline(owner="a")) == {"first": "procedural"}  # which everybody sees
+        assert contents(await fed.timeline(owner="b")) == {"first": "procedural", "b's": "semantic"}
 
 
 async def test_a_stray_copy_does_not_answer_for_the_record() -> None:

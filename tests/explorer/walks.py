@@ -42,6 +42,7 @@ from tests.explorer.states import (
     IDLE,
     LOSING,
     MOVER,
+    NOWHERE,
     OVER,
     READY,
     REPLACER,
@@ -579,7 +580,9 @@ class Walks:
         book = m.book
         for id in members(ALL):
             home, left = book.home(id), content_in(read.left, id)
-            before = left - 1 if left and self.design.knows_former_homes else home
+            before = home
+            if left and self.design.knows_former_homes:
+                before = None if left == NOWHERE else left - 1
             shown = []
             for tier in TIERS:
                 copy = 0 if read.got[tier] == SILENT else content_in(read.got[tier], id)
