@@ -34,6 +34,7 @@ import msgspec
 from bench.scaling import words
 from router.a2m.child import connect_process
 from router.a2m.client import Peer
+from tests.processes import end_with
 from tests.progress import progress
 
 TARGET: Final = 1.5
@@ -220,4 +221,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

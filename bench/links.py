@@ -33,6 +33,7 @@ from router.a2m.stdio import LOCAL
 from router.app import Federation, running_federation
 from router.config import parse
 from router.tiers.starting import links_for
+from tests.processes import end_with
 from tests.progress import Bar, progress
 
 ROOT: Final = Path(__file__).parent.parent
@@ -201,4 +202,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -39,6 +39,7 @@ import msgspec
 import psutil
 
 from bench.scaling import words
+from tests.processes import end_with
 from tests.progress import Bar, progress
 
 AT_ONCE: Final = 16
@@ -417,4 +418,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -15,6 +15,7 @@ import msgspec
 
 from bench.conversations import given
 from router.fusion import POOL_WEIGHT, Ranking, lexical, reciprocal_rank
+from tests.processes import end_with
 from tests.progress import progress
 
 LIMIT = 10
@@ -125,4 +126,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

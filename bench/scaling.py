@@ -30,6 +30,7 @@ from router.a2m.stdio import LOCAL
 from router.app import Federation, running_federation
 from router.config import load
 from router.tiers.starting import links_for
+from tests.processes import end_with
 from tests.progress import Bar, progress
 
 CONVERSATION: Final = 20
@@ -298,4 +299,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

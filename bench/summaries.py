@@ -19,6 +19,7 @@ from router.a2m import timestamps
 from router.a2m.records import Record
 from router.rendering import extract, summary_budget
 from router.text import query_tokens, sentences
+from tests.processes import end_with
 
 _ABOUT: Final = "How much a summary keeps of what questions ask for, against simpler choices of the same length."
 
@@ -120,4 +121,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -1,4 +1,4 @@
-"""The processes over which a command that takes long spreads its work.
+"""How a command that takes long ends, and the processes over which it spreads its work.
 
 They do the same whichever of them does it, and end when the command does, whatever they are at: Ctrl-C is for the
 command alone, and what they leave on the disk goes with them.
@@ -9,15 +9,25 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.pool import Pool
-from typing import Final
+from typing import Final, NoReturn
 from unittest.mock import patch
 
 # the exit code of a command that was interrupted, as a shell has it
 INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+def end_with(main: Callable[[], int | None]) -> NoReturn:
+    """Runs a command, and ends the program with its exit code; Ctrl-C ends it without a traceback."""
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import pytest
 from bench import hanging, overload
 from bench.hanging import Seen, Wide
 from bench.overload import Came, Figures, Watched
+from tests.processes import INTERRUPTED, end_with
 
 
 @pytest.mark.parametrize("bench", [hanging, overload])
@@ -13,6 +14,22 @@ def test_a_bench_explains_itself(bench: object, capsys: pytest.CaptureFixture[st
         bench.main(["--help"])  # type: ignore[attr-defined]  # both have it
     assert ended.value.code == 0
     assert "--quick" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("code", "ended"), [(0, 0), (1, 1), (None, None)])
+def test_a_bench_ends_with_its_exit_code(code: int | None, ended: int | None) -> None:
+    with pytest.raises(SystemExit) as end:
+        end_with(lambda: code)
+    assert end.value.code == ended
+
+
+def test_a_bench_that_is_interrupted_ends_without_a_traceback() -> None:
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        end_with(main)
+    assert end.value.code == INTERRUPTED == 130
 
 
 # --- one tier hangs
