@@ -35,7 +35,7 @@ from router.methods.writing import Writing
 from router.model import Model, connect_model
 from router.moves import Moves
 from router.passes import Passes
-from router.policy import Unit, strength
+from router.policy import strength
 from router.recovery import Recovery
 from router.redoing import Redoing
 from router.settling import Settling
@@ -186,8 +186,7 @@ class Federation:
 
     async def _gather(self, torn: Torn) -> None:
         """Moves the part of a torn group that is in one tier to where the rest of it is."""
-        unit = Unit(torn.ids, 0.0, len(torn.ids), torn.owner, torn.group)
-        await self.moves.carry_out([unit], torn.source, torn.target)
+        await self.moves.carry_out([torn.unit], torn.source, torn.target)
 
     def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start work that outlives the call it began in, and that call's time. A fault of it goes to the log."""

@@ -132,9 +132,8 @@ class Distilling:
         result: Moved,
     ) -> bool:
         """False if the unit is to move as it is: a summary cannot stand for it, or there is nothing to say."""
-        entries = self._catalog.find(unit.ids)
-        groups = self._catalog.units(entry for entry in entries.values() if entry.home == source)
-        if len(groups) != 1 or self._catalog.awaits_member(groups[0][0].id):
+        groups = self._moves.present([unit], source)
+        if len(groups) != 1:
             return False
         [group] = groups
         ids = frozenset(entry.id for entry in group)
@@ -171,17 +170,18 @@ class Distilling:
         self._check(source, target)
         entry = entry_of(summary, target)
         claimed = await self._moves.claim([unit], source, target)
-        if claimed is None or not claimed[1]:
-            return False  # of what it is about there is nothing left
+        if claimed is None:
+            return False  # others are at work on it
+        claim, present = claimed
         # what of the summary may still land at the target must not be taken for removed; a fresh id is always free
         own = self._catalog.claims.take_if_free([id_name(summary.id)])
-        claims = [claim for claim in (claimed[0], own) if claim is not None]
+        claims = [claim, *([] if own is None else [own])]
         done = False
         failure: Exception | None = None
         # from here on a cancellation could leave a claim or the copy without an owner; every call has a deadline
         with anyio.CancelScope(shield=True):
             try:
-                if self._catalog.unchanged(group) is not None:
+                if present and self._catalog.unchanged(group) is not None:
                     self._catalog.note_copies([entry], target)
                     await self._catalog.synced()
                     await self._moves.write(target, [summary])

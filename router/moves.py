@@ -213,7 +213,7 @@ class Moves:
         claim: Claim | None = None
         names: set[Name] = set()
         while True:
-            groups = self._present(units, source)
+            groups = self.present(units, source)
             entries = [entry for unit in groups for entry in unit]
             needed = {name for entry in entries for name in names_of(entry)}
             needed |= self._sweeper.names_in_the_way(target, entries)
@@ -227,12 +227,12 @@ class Moves:
                 continue
             return None
 
-    def _present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
+    def present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
         """The units that still live in `source`, each with all the members its group has now; not those of which nobody
-        can tell yet, nor what another owner has written under a forgotten id."""
-        owners = {id: unit.owner for unit in units for id in unit.ids}
-        entries = self._catalog.find(owners).values()
-        groups = self._catalog.units(e for e in entries if e.home == source and e.owner == owners[e.id])
+        can tell yet, nor what was written since under an id of theirs."""
+        newest = {id: unit.newest for unit in units for id in unit.ids}
+        entries = self._catalog.find(newest).values()
+        groups = self._catalog.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
         return [unit for unit in groups if not self._catalog.awaits_member(unit[0].id)]
 
     async def _copy_and_flip(

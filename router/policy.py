@@ -17,14 +17,16 @@ WORTHLESS: Final = -1.7976931348623157e308
 class Unit(msgspec.Struct, frozen=True):
     """What moves whole: the records of one group in one tier, or a single record without a group.
 
-    `weight` is how many of its records count against the bucket that it was found in; `owner` is whose they all are.
+    `newest` is the greatest number of its records: one of these ids that has a greater one is another record, written
+    since. `weight` is how many of its records count against the bucket that it was found in.
     """
 
     ids: tuple[str, ...]
+    owner: str | None
+    group: str | None
+    newest: int
     strength: float
     weight: int
-    owner: str | None = None
-    group: str | None = None
 
 
 def strength(salience: float, access_count: int, touched: int, half_life: float | None) -> float:

@@ -222,7 +222,9 @@ class Recovery:
             return
         found = await self._copies.read(tier, ids, embeddings=True)
         digests = {id: digest(record) for id, record in found.items()}
-        there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved}
+        # one that was forgotten meanwhile is no matter of this tier's any more, nor is what is written under its id
+        still = {entry.seq for entry in self._catalog.unfinished(tier)}
+        there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved if entry.seq in still}
         kept = self._catalog.recover_reservations(tier, there, _vectors(found.values()))
         if kept:
             self._changed()

@@ -350,11 +350,26 @@ def test_what_recovery_gave_up_can_be_written_again_on_purpose(tmp_path: Path) -
     catalog.close()
     catalog = opened(tmp_path / "catalog.db", REMOTE)
     catalog.begin_recovery()
+    for name in NAMES:
+        catalog.set_scanned(name, True)
     write(catalog, entry("z", "semantic"))
     assert home(catalog, "z") == "semantic"
     assert not catalog.is_forgotten("z")
     assert catalog.strays_left() == 0
     catalog.close()
+
+
+@pytest.mark.parametrize("owner", [None, "a"])
+def test_what_is_written_anew_is_not_taken_for_what_a_tier_may_still_hold_of_its_id(owner: str | None) -> None:
+    catalog = opened()
+    catalog.set_scanned("episodic", True)
+    assert catalog.forget(["x"], Scope(owner), 1) == []  # nobody has looked what the others hold
+    write(catalog, entry("x", "semantic", owner=owner))
+    assert not catalog.is_forgotten("x")
+    assert {name for name in NAMES if kinds(catalog, name)} == set(NAMES) - {"episodic", "semantic"}
+    assert catalog.adopt([entry("x", "working", digest=b"the old one", owner=owner)]) == (0, [])
+    assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
+    assert home(catalog, "x") == "semantic"
 
 
 def test_a_write_that_is_given_up_is_kept_from_coming_back_late_where_it_may() -> None:
@@ -668,7 +683,8 @@ def test_a_read_under_way_may_show_a_copy_that_has_just_been_moved() -> None:
     [x] = write(catalog, entry("x"))
     with catalog.readers.reading() as read:
         move(catalog, [[x]], "episodic")
-        accepted = {name for name in NAMES if catalog.readers.accepts(read, "x", "episodic", name)}
+        [x] = catalog.find(["x"]).values()
+        accepted = {name for name in NAMES if catalog.readers.accepts(read, x, name)}
         assert accepted == {"working"}
     with catalog.readers.reading() as read:
-        assert not catalog.readers.accepts(read, "x", "episodic", "working")
+        assert not catalog.readers.accepts(read, x, "working")

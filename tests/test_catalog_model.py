@@ -157,6 +157,7 @@ class Batch:
 class Move:
     def __init__(self, claim: Claim, units: list[list[Entry]], target: str) -> None:
         self.claim, self.units, self.target = claim, units, target
+        self.changed: set[str] = set()
 
 
 class Model(RuleBasedStateMachine):
@@ -208,8 +209,15 @@ class Model(RuleBasedStateMachine):
 
     def has_changed(self, id: str) -> None:
         """What was to take the place of the record as it was comes too late now."""
-        for batch in self.batches:
-            batch.changed.add(id)
+        for change in (*self.batches, *self.moves):
+            change.changed.add(id)
+
+    def is_unchanged(self, unit: list[Entry], changed: set[str]) -> bool:
+        """Whether a unit has the members it had, as they were; a scan may find others, or better ones, meanwhile."""
+        ids = {member.id for member in unit}
+        return changed.isdisjoint(ids) and all(
+            id in self.living and {member.id for member in self.unit(self.living[id])} == ids for id in ids
+        )
 
     def replace(self, replacement: Replacement) -> None:
         new, old = replacement.entry, self.living[replacement.entry.id]
@@ -282,6 +290,9 @@ class Model(RuleBasedStateMachine):
         for new in batch.new:
             self.living[new.id] = new
             self.strays.pop((new.home, new.id), None)
+            if any(id == new.id and by in (None, new.owner) for id, by in self.forgotten):
+                for tier in self.unscanned - {new.home}:
+                    self.strays.setdefault((tier, new.id), (Stray.UNWANTED, new.owner, new.key))
             self.forgotten = {note for note in self.forgotten if note[0] != new.id}
 
     def give_up(self, batch: Batch) -> None:
@@ -415,7 +426,7 @@ class Model(RuleBasedStateMachine):
         if not given_up:
             expected = []
             for unit in move.units:
-                if {member.id for member in unit} <= self.living.keys():
+                if self.is_unchanged(unit, move.changed):
                     for member in unit:
                         was = self.living[member.id]
                         expected.append(was)

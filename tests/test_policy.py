@@ -69,7 +69,8 @@ def test_what_is_worth_nothing_is_weaker_than_anything(
 
 units = st.lists(st.integers(1, 5), max_size=12).map(
     lambda weights: [
-        Unit(tuple(f"{place}.{i}" for i in range(weight)), float(place), weight) for place, weight in enumerate(weights)
+        Unit(tuple(f"{place}.{i}" for i in range(weight)), None, None, 0, float(place), weight)
+        for place, weight in enumerate(weights)
     ]
 )
 

@@ -19,7 +19,10 @@ import router.tiers.copies
 from router.a2m.errors import A2MError, Code
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Claims
-from router.catalog.readers import Readers
+from router.catalog.entries import Entry
+from router.catalog.readers import Readers, Reading
+from router.methods.asking import Question
+from router.methods.reading import Readings
 from router.methods.writing import Writing
 from router.settling import Settling
 from router.sweeping import Sweeper
@@ -181,7 +184,7 @@ async def test_a_recall_that_overlaps_a_flip_sees_the_record_once() -> None:
 
 
 async def test_without_the_home_that_a_record_had_it_falls_between_two_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Readers, "accepts", lambda self, read, record, home, found_in: found_in == home)
+    monkeypatch.setattr(Readers, "accepts", lambda self, read, entry, found_in: found_in == entry.home)
     await goes_wrong(lambda: a_recall_that_overlaps_a_flip(source_first=True))
 
 
@@ -705,10 +708,14 @@ async def test_what_is_read_of_a_forgotten_record_is_not_taken_for_one_written_a
 async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
     asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def born(self: Readers, _: str) -> None:
-        pass
+    accepts = Readers.accepts
 
-    monkeypatch.setattr(Readers, "born", born)
+    def accepts_another(self: Readers, read: Reading, entry: Entry, found_in: str) -> bool:
+        return accepts(self, read, msgspec.structs.replace(entry, seq=0), found_in)
+
+    monkeypatch.setattr(Readers, "accepts", accepts_another)
+    monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
+    monkeypatch.setattr(Readings, "_still", lambda self, entries: self._catalog.find(entries))
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 
 

@@ -75,7 +75,7 @@ class Accounts:
         self._syncing = Syncing(self._database.sync, threads=threads)
         self._strength = strength
         self.claims = Claims()
-        self.readers = Readers()
+        self.readers = Readers(lambda: self._newest)
         self._tiers = {tier.name: tier for tier in tiers}
         self._no: dict[str, int] = {}
         self._name: dict[int, str] = {}
@@ -101,6 +101,9 @@ class Accounts:
             self._clock: int = self._fact("clock", 0)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._earlier_reservations = self._reservations  # up to here they are an earlier router's
+            self._newest: int = self._execute(
+                "SELECT max(coalesce((SELECT max(seq) FROM records), 0), coalesce((SELECT max(seq) FROM earned), 0))"
+            ).get
             self._know(tiers)
             self._indexed: set[str] = {
                 name for (name,) in self._execute("SELECT name FROM tiers WHERE indexed") if name in self._tiers
@@ -357,14 +360,13 @@ class Accounts:
     def _insert(self, entry: Entry, vector: Sequence[float] | None) -> None:
         """A record that no write reserved; it stands at the place that its account names, if that is free."""
         taken = entry.seq == 0 or self._execute("SELECT 1 FROM records WHERE seq = ?", (entry.seq,)).get is not None
+        seq = self._next_number() if taken else entry.seq
         self._execute(
             "INSERT INTO records (seq, id, owner, session, grp, role, key, revision, created_at, digest, version,"
             " salience, access_count, accessed_at, strength) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
-            (None if taken else entry.seq, *self._account(entry)),
+            (seq, *self._account(entry)),
         )
-        seq = self._database.connection.last_insert_rowid()
         self._enter(msgspec.structs.replace(entry, seq=seq))
-        self.readers.born(entry.id)
         self._know_width(None if vector is None else len(vector))
         self._index(seq, entry.home, vector)
 
@@ -405,15 +407,19 @@ class Accounts:
         self._index(entry.seq, entry.home, None)
 
     def _settle_home(self, entry: Entry) -> int:
-        """A reserved record becomes one; on purpose, so a note that its id was forgotten ends. Returns its
-        number."""
+        """A reserved record becomes one; on purpose, so a note that its id was forgotten ends: what was forgotten may
+        still be in a tier that nobody has looked through since, and is unwanted there. Returns its number."""
         seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
         assert seq is not None, "a record is reserved before it is written"
         self._execute("UPDATE records SET destination = NULL, batch = NULL, found = NULL WHERE seq = ?", (seq,))
         self._strike(entry.home, entry.id)
+        if not self._forgotten_by(entry.id).isdisjoint({"", present(entry.owner)}):
+            for tier in self._tiers:
+                noted = self._strays("tier = ? AND id = ?", (tier, entry.id))
+                if tier != entry.home and not noted and not self.is_scanned(tier):
+                    self._note(entry, tier, Stray.UNWANTED)
         self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))
         self._enter(msgspec.structs.replace(entry, seq=seq))
-        self.readers.born(entry.id)
         return int(seq)
 
     def _replace(self, current: Entry, replacement: Replacement, vector: Sequence[float] | None) -> None:
@@ -552,6 +558,14 @@ class Accounts:
             f"SELECT {COLUMNS} FROM records WHERE {condition} AND home IS NOT NULL ORDER BY {order}", parameters
         )
         return [row_entry(row, self._name[row[2]]) for row in rows]
+
+    def _forgotten_by(self, id: str) -> set[str]:
+        """Whose records of this id are noted as forgotten; "" stands for everybody's."""
+        return {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (id,))}
+
+    def _next_number(self) -> int:
+        self._newest += 1
+        return self._newest
 
     def _next_version(self) -> int:
         self._versions += 1

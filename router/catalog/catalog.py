@@ -12,18 +12,22 @@ It never talks to a tier and knows no clock: moments come in as milliseconds sin
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from router.a2m.records import Draft
 from router.catalog.accounts import NO_VECTORS, NotedStray, Replacement, Vectors
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, entry_of, present, row_entry
-from router.catalog.lookup import Lookup
+from router.catalog.lookup import Lookup, unit_of
 from router.catalog.salvage import Salvage
 from router.catalog.selection import (
     Scope,
 )
+from router.policy import Unit
+
+# A record's number is less, unless what it stands in is damaged.
+_NO_NUMBER: Final = 1 << 62
 
 
 class TakenOver(msgspec.Struct):
@@ -40,9 +44,7 @@ class TakenOver(msgspec.Struct):
 class Torn(msgspec.Struct, frozen=True):
     """A group of which two tiers hold a part each, and neither all: what is to be moved, from where to where."""
 
-    ids: tuple[str, ...]
-    owner: str | None
-    group: str | None
+    unit: Unit
     source: str
     target: str
 
@@ -78,10 +80,10 @@ class Catalog(Lookup):
             self._set_fact("clock", self._clock)
             for entry in new:
                 self._execute(
-                    "INSERT INTO records (id, owner, session, grp, role, key, revision, created_at, digest, version,"
-                    " salience, access_count, accessed_at, strength, destination, batch, found)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
-                    (*self._account(entry), self._no[entry.home], self._reservations, found),
+                    "INSERT INTO records (seq, id, owner, session, grp, role, key, revision, created_at, digest,"
+                    " version, salience, access_count, accessed_at, strength, destination, batch, found)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+                    (self._next_number(), *self._account(entry), self._no[entry.home], self._reservations, found),
                 )
                 self._note(entry, entry.home, Stray.PENDING)
 
@@ -390,7 +392,7 @@ class Catalog(Lookup):
                 elif len(also_upper) == len(in_lower):
                     home, coming, staying = upper, also_upper, also_lower
                 else:
-                    torn.append(Torn(tuple(entry.id for entry in in_upper), owner, group, upper, lower))
+                    torn.append(Torn(unit_of(in_upper), upper, lower))
                     continue
                 other = upper if home == lower else lower
                 for entry in coming:
@@ -458,8 +460,9 @@ class Catalog(Lookup):
                 if tier in self._tiers:
                     self.set_identity(tier, identity)
             for row in old.earned():
-                if _is_row(row, (str, int, float, int, int | None)):
+                if _is_row(row, (str, int, float, int, int | None)) and 0 < row[1] < _NO_NUMBER:
                     self._execute("INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)", row)
+                    self._newest = max(self._newest, row[1])
                     taken.earned += 1
             for note in old.forgotten():
                 if not _is_row(note, (str, str, int)):
@@ -614,6 +617,11 @@ class Catalog(Lookup):
         if tier.promote_to is not None and tier.promote_after and entry.access_count >= tier.promote_after:
             self._execute("INSERT OR REPLACE INTO due VALUES (?, ?)", (entry.id, self._no[entry.home]))
 
+    def _is_unwanted(self, entry: Entry) -> bool:
+        """Whether a record that was found is noted as forgotten by who might forget it."""
+        said = self._forgotten_by(entry.id)
+        return bool(said) and (entry.owner is None or not said.isdisjoint({"", present(entry.owner)}))
+
     def _undecided(self) -> list[tuple[str | None, str, str, str]]:
         """The groups with equal copies in two tiers, both of them read through: owner, group, and the two tiers, that
         which is further down last."""
@@ -634,10 +642,6 @@ class Catalog(Lookup):
     def _has_equal(self, tier: str, id: str) -> bool:
         """Whether `tier` was found to hold an equal copy of a record whose home is another."""
         return any(stray.kind == Stray.EQUAL for stray in self._strays("tier = ? AND id = ?", (tier, id)))
-
-    def _is_unwanted(self, entry: Entry) -> bool:
-        said = [by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))]
-        return bool(said) and (entry.owner is None or not {"", present(entry.owner)}.isdisjoint(said))
 
     def _is_better(self, entry: Entry, current: Entry) -> bool:
         """Whether a copy that was found is to be the record, rather than the one that is known."""

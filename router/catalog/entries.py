@@ -22,7 +22,9 @@ class Stray(IntEnum):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One record's account. Times are milliseconds since 1970; `home` is a tier's name.
 
-    `version` changes with every change of home or content, and never comes twice.
+    `version` changes with every change of home or content, and never comes twice. `seq` is the record's number in the
+    order of writing, and tells it from every other one, also of its id: while a router runs, one that is written later
+    has a greater number than any that was there before.
     """
 
     id: str

@@ -223,12 +223,12 @@ class Lookup(Accounts):
             "SELECT strength, seq, records, owner, grp FROM groups WHERE bucket = ? ORDER BY strength, seq",
             (bucket,),
         )
-        for strength, _, what, owner, group in merge(singles, groups, key=lambda row: row[:2]):
+        for strength, seq, what, owner, group in merge(singles, groups, key=lambda row: row[:2]):
             if group == "":
-                yield Unit((what,), strength, 1, absent_or(owner))
+                yield Unit((what,), absent_or(owner), None, seq, strength, 1)
             else:
-                members = self.group(tier, absent_or(owner), group[1:])
-                yield Unit(tuple(e.id for e in members), strength, what, absent_or(owner), absent_or(group))
+                unit = unit_of(self.group(tier, absent_or(owner), group[1:]))
+                yield msgspec.structs.replace(unit, strength=strength, weight=what)
 
     def bucket_of(self, id: str) -> tuple[str, int] | None:
         """The tier and the bucket that a record is in."""
@@ -397,7 +397,8 @@ class Lookup(Accounts):
 def unit_of(members: Sequence[Entry]) -> Unit:
     """A unit by its members' entries, all of one group and owner, or a single one, where strengths do not matter."""
     first = members[0]
-    return Unit(tuple(entry.id for entry in members), 0.0, len(members), first.owner, first.group)
+    ids = tuple(entry.id for entry in members)
+    return Unit(ids, first.owner, first.group, max(entry.seq for entry in members), 0.0, len(members))
 
 
 def _arm(index: str, conditions: Sequence[Condition | None]) -> Condition:

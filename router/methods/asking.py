@@ -68,6 +68,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         query: None for no words.
         limit: candidates that each tier is asked for.
         wanted: of these, so many have to be what is meant; else it is asked for more.
+        newest: what has a greater number is written since, and not meant; None if that does not matter.
         ids: the records that are meant, where no tier could tell by itself.
     """
 
@@ -79,6 +80,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     embedding: list[float] | None = None
     limit: int = 1
     wanted: int = 1
+    newest: int | None = None
     embeddings: bool = False
     ids: Sequence[str] | None = None
 
@@ -86,6 +88,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         """What of it the catalog can tell."""
         names = [tier.name for tier in (self.tiers if tiers is None else tiers)]
         return Selection(tiers=names, scope=self.scope, where=self.where.known, key_prefix=self.key_prefix)
+
+    def may_mean(self, entry: Entry) -> bool:
+        """Whether the record was there when this was asked."""
+        return self.newest is None or entry.seq <= self.newest
 
     @property
     def is_narrow(self) -> bool:
@@ -141,9 +147,7 @@ class Asking:
         the same breath."""
         behind = self._catalog.redone(entry.id for entry in entries)
         accepts = self._catalog.readers.accepts
-        return lambda entry, tier: (
-            tier == entry.home if entry.id in behind else accepts(read, entry.id, entry.home, tier)
-        )
+        return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
 
     # --- what nobody can tell yet
 
@@ -204,7 +208,7 @@ class Asking:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
-        kept, _ = await self._enough(tier, asked, question, self._known)
+        kept, _ = await self._enough(tier, asked, question, partial(self._known, question=question))
         return kept
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
@@ -366,13 +370,14 @@ class Asking:
         too much to be told."""
         return self._catalog.few(question.selection([tier]), _FEW) if question.is_narrow else None
 
-    def _known(self, records: list[Record]) -> list[Record]:
+    def _known(self, records: list[Record], question: Question) -> list[Record]:
         known = self._catalog.find(record.id for record in records)
-        return [record for record in records if record.id in known]
+        return [record for record in records if record.id in known and question.may_mean(known[record.id])]
 
     def _keep(self, records: list[Record], question: Question) -> list[Record]:
         """Those of a lifted tier's records that are meant."""
-        meant = {entry.id for entry in self._catalog.among((r.id for r in records), question.selection())}
+        entries = self._catalog.among((record.id for record in records), question.selection())
+        meant = {entry.id for entry in entries if question.may_mean(entry)}
         return [record for record in records if record.id in meant and matches(record, question.where.rest)]
 
     def _show(self, tier: Tier, question: Question, records: Iterable[Record]) -> list[Record]:

@@ -140,13 +140,9 @@ class Readings:
 
         Raises INTERNAL_ERROR, reason "changing", if one of these is in its text.
         """
-        readers = self._catalog.readers
-        with readers.watching() as since:
-            yield
-            entries = self._catalog.find(record.id for record in found.records)
-            seen = {
-                id for id, entry in entries.items() if readers.is_same(since, id) and self._catalog.sees(scope, entry)
-            }
+        before = self._catalog.find(record.id for record in found.records)
+        yield
+        seen = {id for id, entry in self._still(before).items() if self._catalog.sees(scope, entry)}
         left = [
             record
             for record in found.records
@@ -177,7 +173,7 @@ class Readings:
         terms = query_tokens(params.query or "")
         with self._catalog.readers.reading() as read:
             unaccounted = self._asking.unaccounted(tiers, scope)
-            question = self._question(params, where, limit, terms, scope, tiers)
+            question = self._question(params, where, limit, terms, scope, tiers, read)
             found = await outcomes(self._asking.recalls(question))
             lists, degraded = self._answers(tiers, found)
             self._asking.overlay(lists, question)
@@ -245,21 +241,24 @@ class Readings:
         selection = question.selection()
         limit = question.limit or None
         for _ in range(_LOOKS):
-            with self._catalog.readers.watching() as look:
-                entries = self._catalog.newest(selection, limit)
-                records, missing = await self._read(entries, tiers, question.scope, embeddings=question.embeddings)
-                meant = self._still_meant(entries, selection, look)
+            entries = self._catalog.newest(selection, limit)
+            records, missing = await self._read(entries, tiers, question.scope, embeddings=question.embeddings)
+            meant = self._still_meant(entries, selection)
             if limit is None or len(meant) == len(entries):
                 break
         placed = [((entry.created_at, entry.seq), records[entry.id]) for entry in meant if entry.id in records]
         return placed, missing
 
-    def _still_meant(self, entries: Sequence[Entry], selection: Selection, look: Reading) -> list[Entry]:
-        """Those of the entries that are there still, as they are now, and still are what was asked for when the look
-        began: one that has been replaced meanwhile may have another session; and one that has moved may have left the
-        tiers in question, or the caller's sight."""
-        now = self._catalog.among([entry.id for entry in entries], selection)
-        return [entry for entry in now if self._catalog.readers.is_same(look, entry.id)]
+    def _still_meant(self, entries: Sequence[Entry], selection: Selection) -> list[Entry]:
+        """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
+        been replaced meanwhile may have another session; and one that has moved may have left the tiers in question, or
+        the caller's sight."""
+        still = self._still({entry.id: entry for entry in entries})
+        return [entry for entry in self._catalog.among(still, selection) if entry.id in still]
+
+    def _still(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        """Those of the records that are there still, as they are now; not others, written under their ids since."""
+        return {id: entry for id, entry in self._catalog.find(entries).items() if entry.seq == entries[id].seq}
 
     async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
         """What mounts have of a timeline."""
@@ -311,10 +310,10 @@ class Readings:
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
         size = min(params.page or _PAGE, _MOST_IDS)
-        with self._catalog.readers.reading() as read:
+        with self._catalog.readers.reading():
             there, place = self._catalog.walk(selection, self._place(params.after), size)
             records, missing = await self._read(there, tiers, scope, embeddings=params.embeddings)
-            meant = self._still_meant(there, selection, read)
+            meant = self._still_meant(there, selection)
         for down in missing:
             raise unanswered(down.tier, down.reason, 1.0)
         ordered = sorted((entry for entry in meant if entry.id in records), key=lambda entry: entry.created_at)
@@ -343,6 +342,8 @@ class Readings:
                 if entry.id in records:
                     return Fetched(records[entry.id])
         assert entry is not None
+        if entry.id not in self._still({entry.id: entry}):
+            raise changing("the record at the key is being forgotten and written anew all the time; try again")
         raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
 
     def _place(self, after: str | None) -> int:
@@ -376,7 +377,14 @@ class Readings:
             raise embedding_mismatch("embedding", width, len(embedding))
 
     def _question(
-        self, params: Recall, where: Filter, limit: int, terms: Sequence[str], scope: Scope, tiers: Sequence[Tier]
+        self,
+        params: Recall,
+        where: Filter,
+        limit: int,
+        terms: Sequence[str],
+        scope: Scope,
+        tiers: Sequence[Tier],
+        read: Reading,
     ) -> Question:
         """What every tier is asked: more than the limit, since fusion chooses."""
         question = Question(
@@ -389,6 +397,7 @@ class Readings:
             limit=min(limit * self._settings.recall.candidates, max(limit, _MOST_CANDIDATES)),
             wanted=limit,
             embeddings=params.embeddings,
+            newest=read.newest,
         )
         if not where.needs_catalog:
             return question
@@ -499,7 +508,6 @@ class Readings:
         What has left the tiers in question meanwhile, or the caller's sight, is not shown; nor is what was written anew
         under an id.
         """
-        readers = self._catalog.readers
         asked = {tier.name for tier in tiers}
         found: dict[str, Record] = {}
         degraded: dict[str, Degraded] = {}
@@ -510,15 +518,14 @@ class Readings:
             for entry in wanted:
                 if entry.id not in late:
                     homes.setdefault(entry.home, []).append(entry.id)
-            with readers.watching() as look:
-                copies = await outcomes(
-                    [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
-                )
-                now = {
-                    id: entry
-                    for id, entry in self._catalog.find(entry.id for entry in wanted).items()
-                    if readers.is_same(look, id) and entry.home in asked and self._catalog.sees(scope, entry)
-                }
+            copies = await outcomes(
+                [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
+            )
+            now = {
+                id: entry
+                for id, entry in self._still({entry.id: entry for entry in wanted}).items()
+                if entry.home in asked and self._catalog.sees(scope, entry)
+            }
             # what a tier has not caught up with is as it stands here
             for id, draft in self._catalog.redone(now).items():
                 found[id] = _laid_over(record_of(draft), now[id], None, embeddings)
@@ -527,7 +534,7 @@ class Readings:
                     degraded[home] = Degraded(home, reason_of(answer))
                     continue
                 for id, record in answer.items():
-                    # its home was asked, as the look began
+                    # it may have moved since, and what it left behind stays until the read has ended
                     if id in now and id not in found:
                         found[id] = _laid_over(record, now[id], None, embeddings)
             wanted = [now[e.id] for e in wanted if e.id in now and e.id not in found and now[e.id].home not in degraded]

@@ -96,6 +96,10 @@ class Book(msgspec.Struct, frozen=True, gc=False):
     def stray(self, tier: int, id: int) -> int:
         return self.strays >> 3 * (4 * tier + id) & 7
 
+    def known(self) -> int:
+        """The ids that have a record, or a reservation."""
+        return sum(1 << id for id in IDS if self.records >> 4 * id & 15)
+
     def living(self, tier: int) -> int:
         """The ids that live in a tier."""
         return sum(1 << id for id in IDS if self.home(id) == tier)

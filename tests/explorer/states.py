@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from tests.explorer.accounts import (
-    IDS,
     KEYED,
     SOURCE,
     TARGET,
@@ -40,7 +39,7 @@ NEVER, LANDS, LATER = range(3)
 # what a read has of a tier: nothing yet; or the tier was silent
 ASKED, SILENT = -1, -2
 
-# the home, before it came to be, of a record that came to be since a read began
+# the home, before, of what was written since a read began
 NOWHERE: Final = 3
 
 # what a tier is seen to hold when it is welcomed: nothing was asked yet (ASKED), or the writes that are looked for and
@@ -83,7 +82,7 @@ FINISHED: Final = Work(phase=OVER)
 
 class Reading(msgspec.Struct, frozen=True, gc=False):
     """A read under way: what each tier has answered, what must be in it, and `left`, which homes records had when it
-    began, of those that have another since: 1 + the tier, or NOWHERE for those that came to be.
+    began, of those that have another since: 1 + the tier, or NOWHERE for what was written since.
 
     `newest`: which content of the keyed record was acknowledged before. `gone`: what was acknowledged to be forgotten
     before.
@@ -269,8 +268,7 @@ class Moment:
 
     def commit(self, name: str, book: Book) -> None:
         if book != self.journal[-1]:
-            before = self.journal[-1]
-            self._left(sum(1 << id for id in IDS if before.home(id) is None and book.home(id) is not None), NOWHERE)
+            self._note_left(book.known() & ~self.journal[-1].known(), NOWHERE)
             self.journal += (book,)
             self.events.append(("commit", name))
 
@@ -301,13 +299,13 @@ class Moment:
 
     def moved(self, mask: int, home: int) -> None:
         """The records have just left `home`: a read that began before may show them as they are there."""
-        self._left(mask, 1 + home)
+        self._note_left(mask, 1 + home)
 
-    def _left(self, mask: int, home: int) -> None:
+    def _note_left(self, mask: int, home: int) -> None:
         if self.reading is not None and mask:
             left = self.reading.left
             for id in members(mask):
-                if not content_in(left, id):
+                if home == NOWHERE or not content_in(left, id):
                     left = with_content(left, id, home)
             self.reading = msgspec.structs.replace(self.reading, left=left)
 
