@@ -461,6 +461,45 @@ async def test_a_group_that_changes_while_it_thinks_is_left_and_tried_again(chan
         await assert_settled(fed, {**expected, **dict.fromkeys(["gist of four", "gist of five"], "episodic")})
 
 
+@anyio_test
+async def test_a_summary_that_comes_too_late_lets_go_of_what_it_was_about() -> None:
+    steer = Steered()
+    thinker = Thinker()
+    async with thinking(thinker, CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
+        await talk(fed)
+        stop = thinker.stop()
+        spill = Task(tasks, lambda: consolidate(fed))
+        await stop.reached.wait()
+        copying = steer.hold("semantic", "remember")
+        promote = Task(tasks, lambda: fed.call("promote", ids=["one"], tier="semantic", owner="a"))
+        await copying.reached.wait()
+        stop.release()
+        await wait_all_tasks_blocked()
+        copying.release()
+        assert await promote.ended() == {"promoted": 3}
+        await spill.ended()
+        await wait_all_tasks_blocked()
+        assert not fed.federation.catalog.claims._waiting
+        await fed.settled()
+        assert_nothing_under_way(fed)
+
+
+@anyio_test
+async def test_closing_a_conversation_does_not_rewrite_what_was_written_since_under_an_id_of_its() -> None:
+    thinker = Thinker()
+    async with thinking(thinker, CALM) as fed, anyio.create_task_group() as tasks:
+        for id in ["one", "two"]:
+            await fed.call("remember", records=[{"id": id, "content": id}], session="s")
+        stop = thinker.stop()
+        close = Task(tasks, lambda: fed.call("session/close", session="s"))
+        await stop.reached.wait()
+        await fed.call("forget", ids=["two"])
+        await fed.call("remember", records=[{"id": "two", "content": "two anew"}], session="another")
+        stop.release()
+        assert (await close.ended())["flushed"] == 1
+        assert contents(await fed.timeline()) == {"gist of one": "episodic", "two anew": "working"}
+
+
 def held_anywhere(fed: Trial) -> set[str]:
     """The contents of all copies in all tiers."""
     return {record.content for copies in stored(fed).values() for _, record in copies}

@@ -15,6 +15,7 @@ from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 import router.methods.writing
+import router.moves
 import router.tiers.copies
 from router.a2m.errors import A2MError, Code
 from router.catalog.catalog import Catalog
@@ -719,20 +720,57 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 
 
-async def test_a_promotion_does_not_take_what_another_owner_has_written_under_a_forgotten_id() -> None:
+@pytest.mark.parametrize("owner", ["a", "b"])
+async def test_a_promotion_does_not_take_what_was_written_since_under_an_id_that_it_was_given(owner: str) -> None:
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         [first] = await fed.remember("first", tier="working", owner="a")
-        await fed.call("remember", records=[{"id": "x", "content": "a's", "tier": "semantic", "owner": "a"}])
+        await fed.call("remember", records=[{"id": "x", "content": "old", "tier": "semantic", "owner": "a"}])
         copying = steer.hold("procedural", "remember", having=first.encode())
         promote = Task(tasks, lambda: fed.call("promote", ids=[first, "x"], tier="procedural", owner="a"))
         await copying.reached.wait()
         assert await fed.call("forget", ids=["x"], owner="a") == {"forgotten": 1}
-        await fed.call("remember", records=[{"id": "x", "content": "b's", "tier": "semantic", "owner": "b"}])
+        await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "semantic", "owner": owner}])
         copying.release()
         assert await promote.ended() == {"promoted": 1}
-        assert contents(await fed.timeline(owner="a")) == {"first": "procedural"}  # which everybody sees
-        assert contents(await fed.timeline(owner="b")) == {"first": "procedural", "b's": "semantic"}
+        assert contents(await fed.timeline(owner=owner)) == {"first": "procedural", "new": "semantic"}
+
+
+async def test_closing_a_conversation_does_not_take_what_was_written_since_under_an_id_of_its(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.moves, "_ROUND", 1)
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        for id in ["one", "two"]:
+            await fed.call("remember", records=[{"id": id, "content": id}], session="s")
+        copying = steer.hold("episodic", "remember")
+        close = Task(tasks, lambda: fed.call("session/close", session="s"))
+        await copying.reached.wait()
+        await fed.call("forget", ids=["two"])
+        await fed.call("remember", records=[{"id": "two", "content": "two anew"}], session="another")
+        copying.release()
+        assert (await close.ended())["flushed"] == 1
+        assert contents(await fed.timeline()) == {"one": "episodic", "two anew": "working"}
+
+
+@pytest.mark.parametrize("kind", ["native", "lesser"])
+@pytest.mark.parametrize("params", [{}, {"query": "alpha"}, {"embedding": [1.0, 0.0]}])
+async def test_a_recall_finds_what_is_there_though_what_is_written_meanwhile_fills_its_tiers_answer(
+    params: dict[str, Any], kind: str
+) -> None:
+    steer = Steered()
+    servers = {"semantic": Foreign()} if kind == "lesser" else {}
+    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("alpha and more of it", tier="semantic", embedding=[0.5, 1.0])
+        writing = steer.hold("semantic", "remember")
+        write = Task(tasks, lambda: fed.remember(*["alpha"] * 30, tier="semantic", embedding=[1.0, 0.0]))
+        await writing.reached.wait()
+        recall = Task(tasks, lambda: fed.call("recall", limit=1, **params))
+        await wait_all_tasks_blocked()
+        writing.release()
+        assert len((await recall.ended())["records"]) == 1
+        assert len(await write.ended()) == 30
 
 
 async def test_a_stray_copy_does_not_answer_for_the_record() -> None:

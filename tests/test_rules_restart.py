@@ -169,6 +169,51 @@ async def test_an_interrupted_write_that_is_forgotten_before_it_is_looked_into_s
         assert fed.copies() == {"w": ["working"]}
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_what_a_tier_says_of_an_interrupted_write_is_not_said_of_one_written_anew_under_its_id(
+    tmp_path: Path, arrived: bool
+) -> None:
+    async def write(fed: Trial) -> None:
+        await fed.call("remember", records=[{"id": "x", "content": "old", "tier": "semantic"}])
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("semantic", "remember", after=arrived), write)
+    steer = Steered()
+    down = {"semantic"}
+    async with (
+        trial(CALM, folder=folder, down=down, weather=steer) as fed,
+        anyio.create_task_group() as tasks,
+    ):
+        looking = steer.hold("semantic", "recall", after=True, having=b'"x"')
+        down.clear()
+        await looking.reached.wait()
+        assert await fed.call("forget", ids=["x"]) == {"forgotten": 1}
+        writing = steer.hold("episodic", "remember")
+        anew = Task(tasks, lambda: fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic"}]))
+        await writing.reached.wait()
+        looking.release()
+        await joined(fed, "semantic")
+        assert await fed.timeline() == []
+        writing.release()
+        assert await anew.ended() == {"ids": ["x"]}
+        assert contents(await fed.timeline()) == {"new": "episodic"}
+        await one_home_each(fed)
+
+
+@pytest.mark.parametrize("owner", [None, "b"])
+async def test_what_was_forgotten_while_its_tier_was_down_does_not_take_the_place_of_one_written_anew_under_its_id(
+    tmp_path: Path, owner: str | None
+) -> None:
+    past(tmp_path, "working", "x")
+    down = {"working"}
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        await fed.call("forget", ids=["x"])
+        await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic", "owner": owner}])
+        down.clear()
+        await joined(fed, "working")
+        assert contents(await fed.timeline()) == {"new": "episodic"}
+        await one_home_each(fed)
+
+
 async def test_an_interrupted_write_that_is_reinforced_before_it_is_looked_into_is_as_salient_as_it_became(
     tmp_path: Path,
 ) -> None:
