@@ -112,7 +112,8 @@ def _obstacle(federation: Federation, tier: Tier, link: Link) -> str | None:
 
 def _set_aside(federation: Federation, tier: Tier) -> list[str]:
     return [
-        f"{tier.name}: {stray.id!r} is set aside and not shown: its owner's key {stray.key!r} has another record; "
+        f"{tier.name}: {stray.id!r} is set aside and not shown: "
+        f"{federation.catalog.why_set_aside(stray.id, stray.key)}; "
         "it is taken in at the next start when that is forgotten, or forgotten itself by its id"
         for stray in federation.catalog.set_aside(tier.name)
     ]

@@ -146,6 +146,10 @@ class Moves:
                 if open_:
                     sentence = "an earlier change of the same records has not been settled yet"
                     result.hindrance = Hindrance("unsettled", sentence, open_[0].ids[0])
+                broken = next((id for unit in batch for id in unit.ids if id in self._broken), None)
+                if broken is not None:
+                    sentence = f"{source} does not hold it as it was written"
+                    result.hindrance = Hindrance("broken", sentence, broken)
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
         still_behind = self._catalog.redone(behind)
         if result.hindrance is None and still_behind:
@@ -213,10 +217,15 @@ class Moves:
         claim: Claim | None = None
         names: set[Name] = set()
         while True:
-            groups = self.present(units, source)
-            entries = [entry for unit in groups for entry in unit]
-            needed = {name for entry in entries for name in names_of(entry)}
-            needed |= self._sweeper.names_in_the_way(target, entries)
+            try:
+                groups = self.present(units, source)
+                entries = [entry for unit in groups for entry in unit]
+                needed = {name for entry in entries for name in names_of(entry)}
+                needed |= self._sweeper.names_in_the_way(target, entries)
+            except BaseException:
+                if claim is not None:
+                    claim.release()
+                raise
             if claim is not None and needed <= names:
                 return claim, groups
             if claim is not None:

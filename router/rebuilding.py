@@ -256,7 +256,7 @@ def _lines(rebuilt: Rebuilt) -> Iterator[str]:
         yield f"{rebuilt.missing:,} records that the old catalog knew are in no tier"
     aside = sum(each.aside for each in rebuilt.tiers)
     if aside:
-        yield f"{aside:,} records are set aside, since their owners' keys have others; a2m-router --check names them"
+        yield f"{aside:,} records are set aside, since others are in their place; a2m-router --check names them"
     for path in rebuilt.aside:
         # an index that SQLite keeps in memory, and an empty log, say nothing to anybody
         if not path.name.endswith("-shm") and path.stat().st_size > 0:

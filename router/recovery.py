@@ -9,8 +9,8 @@ Rules:
   removes them changes the count; so an exchange is noticed, too. Only where they differ is all of it read;
 - a record that should be there is lost when it was asked for by its id, after a scan that did not find it, and no other
   copy is noted. Then it leaves the account, so that nothing waits for it; what it has earned is kept for its return;
-- of two records at one owner's key one is set aside: kept where it is, named in the log and by --check, forgotten by
-  its id like any other. It is taken in when the key is free;
+- of two records at one owner's key, and of two owners' at one id, one is set aside: kept where it is, named in the log
+  and by --check, forgotten by its id like any other. It is taken in when key and id are free;
 - a scan that is cut off begins anew: its tier is not accounted for before `end_scan`, and what has been adopted by then
   is adopted already.
 """
@@ -277,11 +277,11 @@ class Recovery:
                 self._watch(tier, seen, said)
                 for entry in refused:
                     log.error(
-                        "%s: %r is set aside, and not shown: its owner's key %r has another record. It is taken in at "
-                        "the next start when that is forgotten; or forget this one, by its id",
+                        "%s: %r is set aside, and not shown: %s. It is taken in at the next start when that is "
+                        "forgotten; or forget this one, by its id",
                         tier,
                         entry.id,
-                        entry.key,
+                        self._catalog.why_set_aside(entry.id, entry.key),
                     )
         except CannotList as problem:
             raise CannotServe(
@@ -318,7 +318,7 @@ class Recovery:
         return len(lost)
 
     async def _take_in_what_was_set_aside(self, tier: str) -> None:
-        """Records whose owners' keys had others, and have none any more."""
+        """Records whose ids or owners' keys had others, and have none any more."""
         free = self._catalog.free_again(tier)
         if free:
             found = list((await self._copies.read(tier, free, embeddings=True)).values())
@@ -327,7 +327,7 @@ class Recovery:
             self._catalog.strike(tier, set(free) - {record.id for record in found})
             if adopted:
                 self._changed()
-                log.info("%s: %d records that were set aside are taken in, their keys are free", tier, adopted)
+                log.info("%s: %d records that were set aside are taken in, nothing is in their place", tier, adopted)
 
     async def _gather_groups(self) -> None:
         """Groups of which two tiers hold a part each are made whole, as far as both can be reached."""

@@ -50,7 +50,11 @@ class Settling:
         tried again until it does.
         """
         if note is not None:
-            problem = await self._problem_with(note)
+            try:
+                problem = await self._problem_with(note)
+            except Exception:  # of no disk's, and nothing will ever be noted: that must not hold up others for good
+                await self.release(claims, failures)
+                raise
             if problem is None:
                 note = None
             else:

@@ -86,7 +86,11 @@ class Sweeper:
             while True:
                 self._wanted = anyio.Event()
                 due, self._due = self._due, set()
-                failed = {tier for tier in self._tiers if tier in due and not await self._try(tier)}
+                try:
+                    failed = {tier for tier in self._tiers if tier in due and not await self._try(tier)}
+                except OSError:  # of the catalog's disk, which may work again
+                    self._due |= due
+                    raise
                 if not self._wanted.is_set():
                     self._idle.set()
                     self._idle = anyio.Event()

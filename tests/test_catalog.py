@@ -365,11 +365,31 @@ def test_what_is_written_anew_is_not_taken_for_what_a_tier_may_still_hold_of_its
     catalog.set_scanned("episodic", True)
     assert catalog.forget(["x"], Scope(owner), 1) == []  # nobody has looked what the others hold
     write(catalog, entry("x", "semantic", owner=owner))
-    assert not catalog.is_forgotten("x")
-    assert {name for name in NAMES if kinds(catalog, name)} == set(NAMES) - {"episodic", "semantic"}
     assert catalog.adopt([entry("x", "working", digest=b"the old one", owner=owner)]) == (0, [])
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
     assert home(catalog, "x") == "semantic"
+    for name in NAMES:
+        assert catalog.is_forgotten("x")
+        catalog.end_scan(name)
+    assert not catalog.is_forgotten("x")
+
+
+def test_a_walk_does_not_go_through_numbers_that_no_record_has() -> None:
+    catalog = opened()
+    catalog._newest = 1 << 60  # what a damaged file may have said
+    write(catalog, entry("x"))
+    there, after = catalog.walk(Selection(tiers=NAMES), 0, 10)
+    assert ([each.id for each in there], after) == (["x"], None)
+
+
+def test_what_is_written_under_the_id_of_a_lost_record_has_earned_nothing() -> None:
+    catalog = opened()
+    [x] = write(catalog, entry("x"))
+    catalog.touch(["x"], 1)
+    assert catalog.lose([x]) != []
+    assert catalog.unfound() == 1
+    [anew] = write(catalog, entry("x", "semantic"))
+    assert (anew.access_count, catalog.unfound()) == (0, 0)
 
 
 def test_a_write_that_is_given_up_is_kept_from_coming_back_late_where_it_may() -> None:
@@ -385,6 +405,8 @@ def test_a_write_that_is_given_up_is_kept_from_coming_back_late_where_it_may() -
     catalog.strike("semantic", ["y", "z"])
     assert catalog.adopt(given_up[1:]) == (0, [])  # it has landed, and a scan comes by
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
+    for name in NAMES:
+        catalog.set_scanned(name, True)
     write(catalog, entry("y", "semantic"))
     assert [catalog.is_forgotten(id) for id in "xyz"] == [False, False, True]
 

@@ -277,30 +277,28 @@ class Model(RuleBasedStateMachine):
 
     def strike_out(self, record: Entry) -> None:
         """It is no more, and nothing late brings it back."""
-        self.forgotten.add((record.id, None))
+        self.forgotten.add((record.id, record.owner))
         self.due.discard(record.id)
         self.redo.pop(record.id, None)
         self.has_changed(record.id)
         self.note(record, record.home, Stray.UNWANTED)
-        for place, (_, owner, key) in self.strays.items():
-            if place[1] == record.id:
+        for place, (kind, owner, key) in self.strays.items():
+            if place[1] == record.id and (kind != Stray.ASIDE or owner == record.owner):
                 self.strays[place] = (Stray.UNWANTED, owner, key)
 
     def come_true(self, batch: Batch) -> None:
         for new in batch.new:
             self.living[new.id] = new
             self.strays.pop((new.home, new.id), None)
-            if any(id == new.id and by in (None, new.owner) for id, by in self.forgotten):
-                for tier in self.unscanned - {new.home}:
-                    self.strays.setdefault((tier, new.id), (Stray.UNWANTED, new.owner, new.key))
-            self.forgotten = {note for note in self.forgotten if note[0] != new.id}
+            if not self.unscanned:
+                self.forgotten = {note for note in self.forgotten if note[0] != new.id}
 
     def give_up(self, batch: Batch) -> None:
         """Nothing of it becomes true, and nothing late makes it so."""
         for new in batch.new:
             self.note(new, new.home, Stray.UNWANTED)
             if self.tiers[new.home].url is not None:
-                self.forgotten.add((new.id, None))
+                self.forgotten.add((new.id, new.owner))
 
     def was_forgotten(self, record: Entry) -> bool:
         return any(id == record.id and (by is None or record.owner in (None, by)) for id, by in self.forgotten)
@@ -502,19 +500,19 @@ class Model(RuleBasedStateMachine):
         expected = []
         for id in dict.fromkeys(wanted):
             old = self.living.get(id)
-            if old is None:
+            if old is None or not self.holds(scope, old):
                 for (tier, named), (kind, owner, key) in sorted(
                     self.strays.items(), key=lambda s: NAMES.index(s[0][0])
                 ):
                     if (named, kind) == (id, Stray.ASIDE) and (scope.owner is None or owner in (None, scope.owner)):
                         self.strays[tier, named] = (Stray.UNWANTED, owner, key)
-                        self.forgotten.add((id, None))
+                        self.forgotten.add((id, owner))
                         if all(each.id != id for each in expected):
                             account = Entry(id=id, home=tier, owner=owner, created_at=5000, digest=b"", access_count=0)
                             expected.append(msgspec.structs.replace(account, key=key))
-                if self.unscanned:
+                if self.unscanned and old is None:
                     self.forgotten.add((id, scope.owner))
-            elif self.holds(scope, old):
+            else:
                 expected.append(self.living.pop(id))
                 self.strike_out(old)
         assert plains(self.catalog.forget(wanted, scope, 5000)) == plains(expected)
@@ -560,10 +558,13 @@ class Model(RuleBasedStateMachine):
             noted = self.strays.get((tier, each.id), (None,))[0]
             if noted is not None and not (noted == Stray.ASIDE and current is None):
                 continue
-            if self.is_reserved(each.id) or known:
+            if known:
                 continue
-            if self.was_forgotten(each):
+            if self.was_forgotten(each) and (current is None or current.digest != each.digest):
                 self.note(each, tier, Stray.UNWANTED)
+            elif self.is_reserved(each.id) or (current is not None and current.owner != each.owner):
+                self.note(each, tier, Stray.ASIDE)
+                expected.append(each)
             elif current is not None and current.group is not None and current.digest == each.digest:
                 self.note(each, tier, Stray.EQUAL)
             elif current is not None and not is_better(each, current):
@@ -582,6 +583,8 @@ class Model(RuleBasedStateMachine):
         assert (adopted, refused) == (count, expected)
         self.catalog.end_scan(tier)
         self.unscanned.discard(tier)
+        if not self.unscanned:
+            self.forgotten = {note for note in self.forgotten if note[0] not in self.living}
         self.decide_groups()
 
     # --- what both must say

@@ -4,6 +4,7 @@ Where a mechanism can be taken out, a second test does so and sees the same scen
 so the first one tests it.
 """
 
+import errno
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,13 @@ import router.moves
 import router.tiers.copies
 from router.a2m.errors import A2MError, Code
 from router.catalog.catalog import Catalog
-from router.catalog.claims import Claim, Claims
+from router.catalog.claims import Claim, Claims, id_name
 from router.catalog.entries import Entry
 from router.catalog.readers import Readers, Reading
 from router.methods.asking import Question
 from router.methods.reading import Readings
 from router.methods.writing import Writing
+from router.moves import Moves
 from router.settling import Settling
 from router.sweeping import Sweeper
 from tests.federated import (
@@ -752,6 +754,49 @@ async def test_closing_a_conversation_does_not_take_what_was_written_since_under
         copying.release()
         assert (await close.ended())["flushed"] == 1
         assert contents(await fed.timeline()) == {"one": "episodic", "two anew": "working"}
+
+
+@pytest.mark.parametrize("wanted", ["promote", "remember"])
+async def test_a_group_of_which_a_member_is_lost_stays_and_who_would_move_it_is_told(wanted: str) -> None:
+    async with trial(patient()) as fed:
+        pair = [{"id": id, "content": id, "group": "g", "tier": "episodic"} for id in "pq"]
+        await fed.call("remember", records=[{**pair[0], "key": "k"}, pair[1]])
+        lose(fed, "episodic", "q")
+        new = {"content": "new", "key": "k", "group": "g", "tier": "semantic"}
+        params = {"ids": ["p"], "tier": "semantic"} if wanted == "promote" else {"records": [new]}
+        with pytest.raises(A2MError, match="does not hold it as it was written"):
+            await fed.call(wanted, **params)
+        assert contents(await fed.timeline()) == {"p": "episodic"}
+
+
+async def test_a_fault_of_the_catalogs_disk_lets_go_of_what_a_move_has_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = Moves.present
+    faults = iter([False, True])
+
+    def failing(self: Moves, *given: Any) -> Any:
+        if next(faults, False):
+            raise OSError(errno.EIO, "the disk fails")
+        return present(self, *given)
+
+    async with trial(patient()) as fed:
+        [id] = await fed.remember("one")
+        monkeypatch.setattr(Moves, "present", failing)
+        with pytest.raises(A2MError):
+            await fed.call("promote", ids=[id], tier="semantic")
+        assert not fed.federation.catalog.claims._waiting
+        assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
+
+
+async def test_what_cannot_be_noted_since_the_catalog_is_damaged_lets_go_of_its_claims() -> None:
+    async with trial(patient()) as fed:
+        claim = await fed.federation.catalog.claims.take({id_name("x")})
+
+        def note() -> None:
+            raise ValueError("damaged")
+
+        with pytest.raises(ValueError, match="damaged"):
+            await fed.federation.moves._settling.release([claim], note=note)
+        assert not fed.federation.catalog.claims._waiting
 
 
 @pytest.mark.parametrize("kind", ["native", "lesser"])

@@ -214,6 +214,96 @@ async def test_what_was_forgotten_while_its_tier_was_down_does_not_take_the_plac
         await one_home_each(fed)
 
 
+OWNERS = [None, "a", "b", "c"]
+
+
+@pytest.mark.parametrize("by", OWNERS)
+@pytest.mark.parametrize("anew", OWNERS)
+@pytest.mark.parametrize("owner", OWNERS)
+async def test_of_one_id_in_a_tier_that_was_down_nothing_goes_but_what_its_owner_forgot(
+    tmp_path: Path, owner: str | None, by: str | None, anew: str | None
+) -> None:
+    past(tmp_path, "working", "x", owner=owner)
+    down = {"working"}
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        await fed.call("forget", ids=["x"], owner=by)
+        await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic", "owner": anew}])
+        down.clear()
+        await joined(fed, "working")
+        await fed.settled()
+        shown, copies = contents(await fed.timeline()), fed.copies()["x"]
+        if by is None or owner in (None, by):
+            assert (shown, copies) == ({"new": "episodic"}, ["episodic"])
+        elif owner != anew:
+            assert (shown, sorted(copies)) == ({"new": "episodic"}, ["episodic", "working"])
+        else:
+            assert len(shown) == 1  # of two contents of what may be one record
+
+
+async def test_who_forgets_a_record_of_theirs_forgets_no_other_owners_of_that_id(tmp_path: Path) -> None:
+    past(tmp_path, "working", "x", owner="a")
+    down = {"working"}
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic", "owner": "b"}])
+        assert await fed.call("forget", ids=["x"], owner="b") == {"forgotten": 1}
+        down.clear()
+        await joined(fed, "working")
+        await fed.settled()
+        assert contents(await fed.timeline(owner="a")) == {"past x": "working"}
+
+
+async def test_of_two_owners_records_of_one_id_one_is_set_aside_until_the_other_is_forgotten(tmp_path: Path) -> None:
+    past(tmp_path, "working", "x", "y", owner="a")
+    down = {"working"}
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        new = [{"id": id, "content": f"new {id}", "tier": "episodic", "owner": "b"} for id in "xy"]
+        await fed.call("remember", records=new)
+        down.clear()
+        await joined(fed, "working")
+        assert contents(await fed.timeline()) == {"new x": "episodic", "new y": "episodic"}
+        assert await fed.call("forget", ids=["x"], owner="a") == {"forgotten": 1}
+        assert await fed.call("forget", ids=["y"], owner="b") == {"forgotten": 1}
+        await fed.settled()
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"new x": "episodic", "past y": "working"}
+        await one_home_each(fed)
+
+
+async def test_what_a_scan_finds_while_its_id_is_written_anew_is_what_was_forgotten(tmp_path: Path) -> None:
+    past(tmp_path, "working", "x")
+    down = {"working"}
+    steer = Steered()
+    async with trial(CALM, folder=tmp_path, down=down, weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.call("forget", ids=["x"])
+        writing = steer.hold("episodic", "remember")
+        anew = Task(tasks, lambda: fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic"}]))
+        await writing.reached.wait()
+        down.clear()
+        await joined(fed, "working")
+        writing.release()
+        await anew.ended()
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"new": "episodic"}
+        await one_home_each(fed)
+
+
+async def test_what_was_forgotten_does_not_come_before_an_interrupted_write_of_its_id(tmp_path: Path) -> None:
+    async def forget_and_write(fed: Trial) -> None:
+        plant(fed, "working", id="x", content="old")
+        fed.federation.catalog.set_scanned("working", False)
+        await fed.call("forget", ids=["x"])
+        await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic"}])
+
+    folder = await crash(tmp_path, lambda steer: steer.hold("episodic", "remember", after=True), forget_and_write)
+    down = {"episodic"}
+    async with trial(CALM, folder=folder, down=down) as fed:
+        await joined(fed, "working")
+        down.clear()
+        await joined(fed, "episodic")
+        assert contents(await fed.timeline()) == {"new": "episodic"}
+        await one_home_each(fed)
+
+
 async def test_an_interrupted_write_that_is_reinforced_before_it_is_looked_into_is_as_salient_as_it_became(
     tmp_path: Path,
 ) -> None:
@@ -385,10 +475,11 @@ async def test_what_all_has_earned_survives_a_clean_restart(tmp_path: Path) -> N
 # --- a tier that brings a past
 
 
-def past(folder: Path, tier: str, *ids: str) -> None:
+def past(folder: Path, tier: str, *ids: str, owner: str | None = None) -> None:
     store = Store(folder / f"{tier}.db", clock=Clock())
     with store.transaction():
-        store.remember(Remember(records=[Draft(id=id, content=f"past {id}", session="s") for id in ids]), LOCAL)
+        records = [Draft(id=id, content=f"past {id}", session="s", owner=owner) for id in ids]
+        store.remember(Remember(records=records), LOCAL)
     store.close()
 
 

@@ -407,18 +407,15 @@ class Accounts:
         self._index(entry.seq, entry.home, None)
 
     def _settle_home(self, entry: Entry) -> int:
-        """A reserved record becomes one; on purpose, so a note that its id was forgotten ends: what was forgotten may
-        still be in a tier that nobody has looked through since, and is unwanted there. Returns its number."""
+        """A reserved record becomes one; on purpose, so the notes that its id was forgotten end: as soon as there is no
+        tier left where what was forgotten may be found. Returns its number."""
         seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
         assert seq is not None, "a record is reserved before it is written"
         self._execute("UPDATE records SET destination = NULL, batch = NULL, found = NULL WHERE seq = ?", (seq,))
         self._strike(entry.home, entry.id)
-        if not self._forgotten_by(entry.id).isdisjoint({"", present(entry.owner)}):
-            for tier in self._tiers:
-                noted = self._strays("tier = ? AND id = ?", (tier, entry.id))
-                if tier != entry.home and not noted and not self.is_scanned(tier):
-                    self._note(entry, tier, Stray.UNWANTED)
-        self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))
+        if all(map(self.is_scanned, self._tiers)):
+            self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))
+        self._execute("DELETE FROM earned WHERE id = ?", (entry.id,))  # by another, which was lost
         self._enter(msgspec.structs.replace(entry, seq=seq))
         return int(seq)
 
@@ -558,10 +555,6 @@ class Accounts:
             f"SELECT {COLUMNS} FROM records WHERE {condition} AND home IS NOT NULL ORDER BY {order}", parameters
         )
         return [row_entry(row, self._name[row[2]]) for row in rows]
-
-    def _forgotten_by(self, id: str) -> set[str]:
-        """Whose records of this id are noted as forgotten; "" stands for everybody's."""
-        return {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (id,))}
 
     def _next_number(self) -> int:
         self._newest += 1

@@ -221,7 +221,7 @@ class Catalog(Lookup):
                     if left_over is not None:
                         # it may be there, and would become true: for whoever was told so, it is a record by now
                         self._drop_reservation(left_over)
-                        self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
+                        self._note_forgotten(left_over, now)
                         gone.append(left_over)
                     elif unaccounted:
                         by = present(scope.owner)
@@ -229,6 +229,7 @@ class Catalog(Lookup):
                     struck += gone[:1]  # wherever else it may be, it is one record
                     continue
                 if not scope.holds(entry.owner):
+                    struck += self._drop_set_aside(id, scope, now)[:1]
                     continue
                 self._strike_out(entry, now)
                 struck.append(entry)
@@ -329,8 +330,9 @@ class Catalog(Lookup):
         different ones that with the lower revision, else the one further down. Of equal ones that belong to a group,
         `end_scan` decides for the group.
 
-        Returns how many became known, and those that could not: their owner's key has another record, or is just being
-        given one. They are set aside: noted, never removed unasked, and taken in by a later scan if the key is free.
+        Returns how many became known, and those that could not: their id is another owner's, their owner's key has
+        another record, or one of the two is just being given to one. They are set aside: noted, never removed unasked,
+        and taken in by a later scan if id and key are free.
         """
         adopted = 0
         refused = []
@@ -339,15 +341,18 @@ class Catalog(Lookup):
                 current = self._find(entry.id)
                 noted = self._strays("tier = ? AND id = ?", (entry.home, entry.id))
                 if noted and noted[0].kind == Stray.ASIDE and current is None:
-                    noted = []  # its owner's key may be free by now
+                    noted = []  # its id and its owner's key may be free by now
                 vector = vectors.get(entry.id)
                 if current is not None and current.home == entry.home and current.digest == entry.digest:
                     self._know_width(None if vector is None else len(vector))
                     self._index(current.seq, entry.home, vector)
-                if noted or self.is_reserved(entry.id) or (current is not None and current.home == entry.home):
+                if noted or (current is not None and current.home == entry.home):
                     continue
-                if self._is_unwanted(entry):
+                if self._is_unwanted(entry) and (current is None or current.digest != entry.digest):
                     self._note(entry, entry.home, Stray.UNWANTED)
+                elif self.is_reserved(entry.id) or (current is not None and current.owner != entry.owner):
+                    self._note(entry, entry.home, Stray.ASIDE)
+                    refused.append(entry)
                 elif current is not None and current.group is not None and current.digest == entry.digest:
                     self._note(entry, entry.home, Stray.EQUAL)
                     if entry.home in self._indexed:
@@ -370,6 +375,12 @@ class Catalog(Lookup):
         """All that `tier` holds has been given to `adopt`."""
         with self._database.transaction():
             self.set_scanned(tier, True)
+            if all(map(self.is_scanned, self._tiers)):
+                # what was written anew under a forgotten id cannot meet any more what was forgotten
+                self._execute(
+                    "DELETE FROM forgotten"
+                    " WHERE EXISTS (SELECT 1 FROM records WHERE records.id = forgotten.id AND home IS NOT NULL)"
+                )
             return self.decide_groups()
 
     def decide_groups(self) -> Decided:
@@ -438,12 +449,25 @@ class Catalog(Lookup):
         return lost
 
     def free_again(self, tier: str) -> list[str]:
-        """The ids of those records set aside in `tier` whose owners' keys have no other record any more."""
+        """The ids of those records set aside in `tier` of which neither the id nor the owner's key has another record
+        any more."""
         return [
             stray.id
             for stray in self.set_aside(tier)
-            if stray.key is None or (self.by_key(stray.owner, stray.key) is None and not self._is_key_reserved(stray))
+            if not self._is_taken(stray.id)
+            and (
+                stray.key is None or (self.by_key(stray.owner, stray.key) is None and not self._is_key_reserved(stray))
+            )
         ]
+
+    def why_set_aside(self, id: str, key: str | None) -> str:
+        """Why a record that was found is not taken in."""
+        if key is None or self._is_taken(id):
+            return "its id has another record"
+        return f"its owner's key {key!r} has another record"
+
+    def _is_taken(self, id: str) -> bool:
+        return self._find(id) is not None or self.is_reserved(id)
 
     def take_over(self, old: Salvage) -> TakenOver:
         """What only an earlier catalog knows, into this one, which is empty; its records come from the tiers. The
@@ -460,9 +484,11 @@ class Catalog(Lookup):
                 if tier in self._tiers:
                     self.set_identity(tier, identity)
             for row in old.earned():
-                if _is_row(row, (str, int, float, int, int | None)) and 0 < row[1] < _NO_NUMBER:
-                    self._execute("INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)", row)
-                    self._newest = max(self._newest, row[1])
+                if _is_row(row, (str, int, float, int, int | None)):
+                    id, seq, *rest = row
+                    seq = seq if 0 < seq < _NO_NUMBER else 0
+                    self._execute("INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)", (id, seq, *rest))
+                    self._newest = max(self._newest, seq)
                     taken.earned += 1
             for note in old.forgotten():
                 if not _is_row(note, (str, str, int)):
@@ -532,8 +558,14 @@ class Catalog(Lookup):
         self._leave(entry)
         self._delete(entry)
         self._note(entry, entry.home, Stray.UNWANTED)
-        self._execute("UPDATE strays SET kind = ? WHERE id = ?", (Stray.UNWANTED, entry.id))
-        self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, now))
+        self._execute(
+            "UPDATE strays SET kind = ? WHERE id = ? AND (kind != ? OR owner = ?)",
+            (Stray.UNWANTED, entry.id, Stray.ASIDE, present(entry.owner)),  # another owner's is another record
+        )
+        self._note_forgotten(entry, now)
+
+    def _note_forgotten(self, entry: Entry, now: int) -> None:
+        self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (entry.id, present(entry.owner), now))
 
     def _finish(self, batch: int) -> int:
         found = [
@@ -565,7 +597,7 @@ class Catalog(Lookup):
         """What was reserved does not become true; its copy goes, now, or when it lands at last."""
         self._note(entry, entry.home, Stray.UNWANTED)
         if self._tiers[entry.home].url is not None:
-            self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (entry.id, self._clock))
+            self._note_forgotten(entry, self._clock)
 
     def is_left_over_of(self, scope: Scope, id: str) -> bool:
         """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
@@ -599,7 +631,7 @@ class Catalog(Lookup):
             )
             if scope.holds(entry.owner):
                 self._note(entry, entry.home, Stray.UNWANTED)
-                self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, '', ?)", (id, now))
+                self._note_forgotten(entry, now)
                 dropped.append(entry)
         return dropped
 
@@ -618,9 +650,12 @@ class Catalog(Lookup):
             self._execute("INSERT OR REPLACE INTO due VALUES (?, ?)", (entry.id, self._no[entry.home]))
 
     def _is_unwanted(self, entry: Entry) -> bool:
-        """Whether a record that was found is noted as forgotten by who might forget it."""
-        said = self._forgotten_by(entry.id)
-        return bool(said) and (entry.owner is None or not said.isdisjoint({"", present(entry.owner)}))
+        """Whether a record that was found is noted as forgotten by who might forget it; not one that was written anew,
+        and then lost."""
+        said = {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))}
+        if not said or self._execute("SELECT 1 FROM earned WHERE id = ?", (entry.id,)).get is not None:
+            return False
+        return entry.owner is None or not said.isdisjoint({"", present(entry.owner)})
 
     def _undecided(self) -> list[tuple[str | None, str, str, str]]:
         """The groups with equal copies in two tiers, both of them read through: owner, group, and the two tiers, that

@@ -126,7 +126,8 @@ class Lookup(Accounts):
         once. A step looks at a bounded stretch, and may find nothing there.
         """
         last: int = self._execute("SELECT max(seq) FROM records").get or 0
-        end = after + max(_STRETCH, count)
+        first = self._execute("SELECT min(seq) FROM records WHERE seq > ?", (after,)).get or 0
+        end = max(after, first - 1) + max(_STRETCH, count)
         no = [self._no[name] for name in selection.tiers if name in self._no]
         key = None if selection.key_prefix is None else key_prefix_condition(selection.key_prefix)
         visible = scope_condition(selection.scope, self._shared)
@@ -273,7 +274,7 @@ class Lookup(Accounts):
         return self._execute("SELECT count(*) FROM strays").get or 0
 
     def set_aside(self, tier: str) -> list[NotedStray]:
-        """The records in `tier` that are not taken in, since their owners' keys have others."""
+        """The records in `tier` that are not taken in, since their ids or their owners' keys have others."""
         return self._strays("tier = ? AND kind = ? AND kind >= 3", (tier, Stray.ASIDE), "stray_by_kind")
 
     def noted(self, tier: str) -> Mapping[Stray, int]:
