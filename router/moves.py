@@ -146,16 +146,15 @@ class Moves:
                 if open_:
                     sentence = "an earlier change of the same records has not been settled yet"
                     result.hindrance = Hindrance("unsettled", sentence, open_[0].ids[0])
-                broken = next((id for unit in batch for id in unit.ids if id in self._broken), None)
-                if broken is not None:
-                    sentence = f"{source} does not hold it as it was written"
-                    result.hindrance = Hindrance("broken", sentence, broken)
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
         still_behind = self._catalog.redone(behind)
         if result.hindrance is None and still_behind:
             sentence = f"{source} has yet to catch up with what replaced a record"
             result.hindrance = Hindrance("behind", sentence, next(iter(still_behind)))
         self.say(source, target, result)
+        broken = next((id for unit in units for id in unit.ids if id in self._broken), None)
+        if result.hindrance is None and broken is not None:  # of which the log has spoken when it was met
+            result.hindrance = Hindrance("broken", f"{source} does not hold it as it was written", broken)
         return result
 
     def say(self, source: str, target: str, moved: Moved) -> None:
