@@ -175,7 +175,7 @@ class Distilling:
         claim, present = claimed
         # what of the summary may still land at the target must not be taken for removed; a fresh id is always free
         own = self._catalog.claims.take_if_free([id_name(summary.id)])
-        claims = [claim, *([] if own is None else [own])]
+        claims = [each for each in (claim, own) if each is not None]
         done = False
         failure: Exception | None = None
         # from here on a cancellation could leave a claim or the copy without an owner; every call has a deadline

@@ -213,26 +213,16 @@ class Moves:
 
     async def claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
         """A claim on all that the units touch, and their entries as they are under it; None if others keep it busy."""
-        claim: Claim | None = None
-        names: set[Name] = set()
-        while True:
-            try:
-                groups = self.present(units, source)
-                entries = [entry for unit in groups for entry in unit]
-                needed = {name for entry in entries for name in names_of(entry)}
-                needed |= self._sweeper.names_in_the_way(target, entries)
-            except BaseException:
-                if claim is not None:
-                    claim.release()
-                raise
-            if claim is not None and needed <= names:
-                return claim, groups
-            if claim is not None:
-                claim.release()
-            names = needed
-            with anyio.move_on_after(min(_CLAIM_SECONDS, left())):
-                claim = await self._catalog.claims.take(names)
-                continue
+
+        def look() -> tuple[set[Name], list[list[Entry]]]:
+            groups = self.present(units, source)
+            entries = [entry for unit in groups for entry in unit]
+            names = {name for entry in entries for name in names_of(entry)}
+            return names | self._sweeper.names_in_the_way(target, entries), groups
+
+        try:
+            return await self._catalog.claims.take_touched(look, lambda: min(_CLAIM_SECONDS, left()))
+        except TimeoutError:
             return None
 
     def present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:

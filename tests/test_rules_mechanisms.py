@@ -15,6 +15,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
+import router.methods.reading
 import router.methods.writing
 import router.moves
 import router.tiers.copies
@@ -24,7 +25,6 @@ from router.catalog.claims import Claim, Claims, id_name
 from router.catalog.entries import Entry
 from router.catalog.readers import Readers, Reading
 from router.methods.asking import Question
-from router.methods.reading import Readings
 from router.methods.writing import Writing
 from router.moves import Moves
 from router.settling import Settling
@@ -718,7 +718,7 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
 
     monkeypatch.setattr(Readers, "accepts", accepts_another)
     monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
-    monkeypatch.setattr(Readings, "_still", lambda self, entries: self._catalog.find(entries))
+    monkeypatch.setattr(router.methods.reading, "_still", lambda then, now: list(now))
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 
 

@@ -199,21 +199,6 @@ async def test_what_a_tier_says_of_an_interrupted_write_is_not_said_of_one_writt
         await one_home_each(fed)
 
 
-@pytest.mark.parametrize("owner", [None, "b"])
-async def test_what_was_forgotten_while_its_tier_was_down_does_not_take_the_place_of_one_written_anew_under_its_id(
-    tmp_path: Path, owner: str | None
-) -> None:
-    past(tmp_path, "working", "x")
-    down = {"working"}
-    async with trial(CALM, folder=tmp_path, down=down) as fed:
-        await fed.call("forget", ids=["x"])
-        await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic", "owner": owner}])
-        down.clear()
-        await joined(fed, "working")
-        assert contents(await fed.timeline()) == {"new": "episodic"}
-        await one_home_each(fed)
-
-
 OWNERS = [None, "a", "b", "c"]
 
 
@@ -234,6 +219,7 @@ async def test_of_one_id_in_a_tier_that_was_down_nothing_goes_but_what_its_owner
         shown, copies = contents(await fed.timeline()), fed.copies()["x"]
         if by is None or owner in (None, by):
             assert (shown, copies) == ({"new": "episodic"}, ["episodic"])
+            await one_home_each(fed)
         elif owner != anew:
             assert (shown, sorted(copies)) == ({"new": "episodic"}, ["episodic", "working"])
         else:

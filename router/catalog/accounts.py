@@ -151,6 +151,10 @@ class Accounts:
         """Whether all that `tier` holds is accounted for."""
         return bool(self._execute("SELECT scanned FROM tiers WHERE no = ?", (self._no[tier],)).get)
 
+    def is_all_scanned(self) -> bool:
+        """Whether all that any tier holds is accounted for."""
+        return all(map(self.is_scanned, self._tiers))
+
     def is_accounted(self, tier: str, scope: Scope = EVERYONE) -> bool:
         """Whether all that `tier` holds and `scope` would see is accounted for, with what an earlier router was writing
         there when it died: that may be a record, and is none before all tiers of its batch are looked into."""
@@ -413,7 +417,7 @@ class Accounts:
         assert seq is not None, "a record is reserved before it is written"
         self._execute("UPDATE records SET destination = NULL, batch = NULL, found = NULL WHERE seq = ?", (seq,))
         self._strike(entry.home, entry.id)
-        if all(map(self.is_scanned, self._tiers)):
+        if self.is_forgotten(entry.id) and self.is_all_scanned():
             self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))
         self._execute("DELETE FROM earned WHERE id = ?", (entry.id,))  # by another, which was lost
         self._enter(msgspec.structs.replace(entry, seq=seq))

@@ -21,9 +21,7 @@ from router.catalog.accounts import NO_VECTORS, NotedStray, Replacement, Vectors
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, entry_of, present, row_entry
 from router.catalog.lookup import Lookup, unit_of
 from router.catalog.salvage import Salvage
-from router.catalog.selection import (
-    Scope,
-)
+from router.catalog.selection import Scope
 from router.policy import Unit
 
 # A record's number is less, unless what it stands in is damaged.
@@ -210,7 +208,7 @@ class Catalog(Lookup):
         acknowledged. Ids that nobody has heard of are noted while a tier is not scanned yet.
         """
         struck = []
-        unaccounted = not all(map(self.is_scanned, self._tiers))
+        unaccounted = not self.is_all_scanned()
         with self._database.transaction():
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
@@ -375,7 +373,7 @@ class Catalog(Lookup):
         """All that `tier` holds has been given to `adopt`."""
         with self._database.transaction():
             self.set_scanned(tier, True)
-            if all(map(self.is_scanned, self._tiers)):
+            if self.is_all_scanned():
                 # what was written anew under a forgotten id cannot meet any more what was forgotten
                 self._execute(
                     "DELETE FROM forgotten"

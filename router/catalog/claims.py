@@ -9,12 +9,15 @@ Rules:
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import anyio
 
 from router.catalog.entries import Entry
 
 Name = tuple[str, str, str]
+
+T = TypeVar("T")
 
 
 def id_name(id: str) -> Name:
@@ -82,6 +85,28 @@ class Claims:
             self._release(tuple(held))
             raise
         return Claim(self, tuple(held))
+
+    async def take_touched(
+        self, look: Callable[[], tuple[set[Name], T]], seconds: Callable[[], float]
+    ) -> tuple[Claim, T]:
+        """A claim on all that is touched by what `look` finds, and what it finds under that claim: it looks again,
+        since something else may be touched by the time that the names are free.
+
+        Raises TimeoutError if they are not within `seconds`, and what `look` raises; then nothing is held.
+        """
+        names, found = look()
+        while True:
+            with anyio.fail_after(seconds()):
+                claim = await self.take(names)
+            try:
+                needed, found = look()
+            except BaseException:
+                claim.release()
+                raise
+            if needed <= names:
+                return claim, found
+            claim.release()
+            names = needed
 
     def take_if_free(self, names: Iterable[Name]) -> Claim | None:
         """A claim on all of `names` if none of them is held, else None. Never waits."""

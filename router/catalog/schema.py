@@ -101,8 +101,8 @@ SCHEMA: Final = (
     -- Replacements under way: the account that becomes true if the tier turns out to hold this digest.
     CREATE TABLE replacing (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, entry BLOB NOT NULL) STRICT, WITHOUT ROWID;
 
-    -- `by`: '' where the id was known and struck, or named by somebody who sees all; else the owner who named it before
-    -- anybody knew whose it is.
+    -- `by`: whose record was struck, '' for nobody's; or who named the id before anybody knew whose it is, '' for
+    -- somebody who sees all.
     CREATE TABLE forgotten (
         id TEXT NOT NULL, by TEXT NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (id, by)
     ) STRICT, WITHOUT ROWID;

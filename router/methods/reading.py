@@ -5,7 +5,7 @@ which records they want, and read them where they live. A copy that is not in it
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -142,7 +142,8 @@ class Readings:
         """
         before = self._catalog.find(record.id for record in found.records)
         yield
-        seen = {id for id, entry in self._still(before).items() if self._catalog.sees(scope, entry)}
+        still = _still(before.values(), self._catalog.find(before).values())
+        seen = {entry.id for entry in still if self._catalog.sees(scope, entry)}
         left = [
             record
             for record in found.records
@@ -253,12 +254,7 @@ class Readings:
         """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
         been replaced meanwhile may have another session; and one that has moved may have left the tiers in question, or
         the caller's sight."""
-        still = self._still({entry.id: entry for entry in entries})
-        return [entry for entry in self._catalog.among(still, selection) if entry.id in still]
-
-    def _still(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-        """Those of the records that are there still, as they are now; not others, written under their ids since."""
-        return {id: entry for id, entry in self._catalog.find(entries).items() if entry.seq == entries[id].seq}
+        return _still(entries, self._catalog.among([entry.id for entry in entries], selection))
 
     async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
         """What mounts have of a timeline."""
@@ -342,7 +338,7 @@ class Readings:
                 if entry.id in records:
                     return Fetched(records[entry.id])
         assert entry is not None
-        if entry.id not in self._still({entry.id: entry}):
+        if not _still([entry], self._catalog.find([entry.id]).values()):
             raise changing("the record at the key is being forgotten and written anew all the time; try again")
         raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
 
@@ -522,8 +518,8 @@ class Readings:
                 [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
             )
             now = {
-                id: entry
-                for id, entry in self._still({entry.id: entry for entry in wanted}).items()
+                entry.id: entry
+                for entry in _still(wanted, self._catalog.find(entry.id for entry in wanted).values())
                 if entry.home in asked and self._catalog.sees(scope, entry)
             }
             # what a tier has not caught up with is as it stands here
@@ -548,6 +544,12 @@ class Readings:
 # Records with their places in a timeline (when each was created, then in which order it was written), and the tiers
 # that did not answer.
 _Part = tuple[list[tuple[tuple[int, int], Record]], list[Degraded]]
+
+
+def _still(then: Iterable[Entry], now: Iterable[Entry]) -> list[Entry]:
+    """Those of the records that are there still, as they are now; not others, written under their ids since."""
+    numbers = {entry.id: entry.seq for entry in then}
+    return [entry for entry in now if entry.seq == numbers[entry.id]]
 
 
 def _age(record: Record, entries: Mapping[str, Entry]) -> tuple[int, int]:

@@ -190,30 +190,19 @@ class Writing:
 
     async def _claim(self, slots: Sequence[Slot]) -> tuple[Claim, _Plan]:
         """A claim on all that the slots touch, and what they come to under it."""
-        claim: Claim | None = None
-        names: set[Name] = set()
-        while True:
-            try:
-                plan = self._plan(slots)
-            except BaseException:
-                if claim is not None:
-                    claim.release()
-                raise
-            needed = self._names(plan)
-            if claim is not None and needed <= names:
-                return claim, plan
-            if claim is not None:
-                claim.release()
-            names = needed
-            try:
-                with anyio.fail_after(min(self._patience, left())):
-                    claim = await self._catalog.claims.take(names)
-            except TimeoutError:
-                raise A2MError(
-                    Code.INTERNAL_ERROR,
-                    "an earlier change of the same records has not been settled by its tier yet; try again",
-                    {"reason": "unsettled", "retry_after": self._patience},
-                ) from None
+
+        def look() -> tuple[set[Name], _Plan]:
+            plan = self._plan(slots)
+            return self._names(plan), plan
+
+        try:
+            return await self._catalog.claims.take_touched(look, lambda: min(self._patience, left()))
+        except TimeoutError:
+            raise A2MError(
+                Code.INTERNAL_ERROR,
+                "an earlier change of the same records has not been settled by its tier yet; try again",
+                {"reason": "unsettled", "retry_after": self._patience},
+            ) from None
 
     def _plan(self, slots: Sequence[Slot]) -> _Plan:
         plan = _Plan([], [], [])
