@@ -179,7 +179,9 @@ def _in_turn(count: int, turn: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a tier costs by the way it is reached.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.links", description="What a tier costs by the way it is reached."
+    )
     parser.add_argument("--records", type=int, default=2_000, help="in each tier (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer records and turns")
     options = parser.parse_args()

@@ -269,9 +269,11 @@ def row(name: str, small: float, large: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How the cost of each call grows with what a federation holds.")
-    parser.add_argument("--small", type=int, default=1_000)
-    parser.add_argument("--large", type=int, default=100_000)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scaling", description="How the cost of each call grows with what a federation holds."
+    )
+    parser.add_argument("--small", type=int, default=1_000, help="records in the one federation (default: %(default)s)")
+    parser.add_argument("--large", type=int, default=100_000, help="and in the other (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the large one, and fewer turns")
     options = parser.parse_args()
     large_size = options.large // 10 if options.quick else options.large

@@ -81,6 +81,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
+        usage="%(prog)s [option ...]\n       %(prog)s token OWNER",
         description="One memory made of several: an A2M 0.1 server in front of one A2M server for each tier. "
         "It speaks JSON-RPC on stdin and stdout unless it serves HTTP.",
     )
@@ -116,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="how (default: %(default)s)")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(dest="command", title="instead of serving", metavar="")
+    commands = parser.add_subparsers(prog=_PROGRAM, dest="command", title="instead of serving", metavar="")
     token = commands.add_parser(
         "token",
         help="print a new token for somebody who shall call over HTTP, and what to add to the file for it",

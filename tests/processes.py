@@ -31,17 +31,20 @@ def end_with(main: Callable[[], int | None]) -> NoReturn:
 
 
 @contextmanager
-def processes(jobs: int) -> Iterator[Pool]:
-    """So many processes, which log nothing."""
-    with tempfile.TemporaryDirectory(prefix="a2m-processes-") as folder:
+def processes(jobs: int, *, logs: bool = False, exchanged_after: int | None = None) -> Iterator[Pool]:
+    """So many processes, which log nothing unless told to; each is exchanged after so many tasks."""
+    with (
+        tempfile.TemporaryDirectory(prefix="a2m-processes-") as folder,
         # the order in which sets are gone through would be another one in each
-        with patch.dict(os.environ, PYTHONHASHSEED="0"):
-            # they inherit that, and are deaf to it from their first moment on
-            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            try:
-                pool = multiprocessing.get_context("spawn").Pool(jobs, _begin, [folder])
-            finally:
-                signal.signal(signal.SIGINT, interrupt)
+        patch.dict(os.environ, PYTHONHASHSEED="0"),
+    ):
+        # they inherit that, and are deaf to it from their first moment on
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            spawning = multiprocessing.get_context("spawn")
+            pool = spawning.Pool(jobs, _begin, [folder, logs], maxtasksperchild=exchanged_after)
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
         with pool:
             yield pool
 
@@ -54,6 +57,8 @@ def positive(text: str) -> int:
     return number
 
 
-def _begin(folder: str) -> None:
-    logging.disable()
+def _begin(folder: str, logs: bool) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # those that come later inherit nothing
+    if not logs:
+        logging.disable()
     tempfile.tempdir = folder

@@ -963,6 +963,41 @@ def test_a_router_that_nobody_can_join_is_named(
     assert "does not serve HTTP" in refused.stderr
 
 
+def test_a_watch_waits_for_nothing_where_no_router_is(
+    tmp_path: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "federation.toml").write_text(FEDERATION)
+    monkeypatch.chdir(tmp_path)
+    refused = call("watch")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "a2m: no router that serves HTTP has the federation of federation.toml; start it with --http 127.0.0.1:8778\n"
+    )
+    assert list(tmp_path.iterdir()) == [tmp_path / "federation.toml"]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"reason": "overloaded", "retry_after": 0.5}, "a2m: INTERNAL_ERROR: not now (repeat it in 0.5 s)\n"),
+        ({"reason": "overloaded", "retry_after": 0}, "a2m: INTERNAL_ERROR: not now\n"),
+        ({"reason": "overloaded", "retry_after": "soon"}, "a2m: INTERNAL_ERROR: not now\n"),
+        (None, "a2m: INTERNAL_ERROR: not now\n"),
+    ],
+)
+def test_when_to_repeat_a_call_is_told(call: Callable[..., Called], data: dict[str, Any] | None, told: str) -> None:
+    refuses = """
+    def answer_message(self, message):
+        if message["method"] != "memory/remember":
+            return super().answer_message(message)
+        error = {"code": -32603, "message": "not now"}
+        data = DATA
+        return self.rendered({"id": message["id"], "error": error if data is None else {**error, "data": data}})
+"""
+    refused = call("remember", "x", "--stdio", stdio(refuses.replace("DATA", repr(data))))
+    assert (refused.returncode, refused.stderr) == (1, told)
+
+
 def database(path: Path) -> Database:
     return Database(path, ["CREATE TABLE t (x)"], application=b"test", holder="a-test")
 

@@ -117,7 +117,7 @@ async def _serve(options: argparse.Namespace, command: list[str], plan: Plan, ru
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="a2m-chaos",
-        usage="%(prog)s --plan FILE [--seed N] [--http HOST:PORT] (--url URL | -- COMMAND...)",
+        usage="%(prog)s --plan FILE [--seed N] [--http HOST:PORT] (--url URL | -- COMMAND...)\n       %(prog)s --list",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

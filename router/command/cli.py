@@ -23,7 +23,7 @@ from router.command.arguments import parser
 from router.command.asking import Asking
 from router.command.exporting import Incomplete
 from router.command.importing import NotAnExport
-from router.command.reaching import Unusable, Way, reached, way_of
+from router.command.reaching import NotServed, Unusable, Way, reached, way_of
 from router.command.running import DONE, FAILED, INTERRUPTED, MISUSED, Running, say
 from router.command.streams import OutputClosed, Streams, streams
 from router.command.watching import watch
@@ -79,7 +79,9 @@ async def _carried_out(options: argparse.Namespace, way: Way, ours: Streams) -> 
     arrived, pushed = anyio.create_memory_object_stream[Mapping[str, Any]](inf)
     try:
         with arrived, pushed:
-            async with reached(way, arrived.send_nowait) as greeted:
+            # of a federation that runs for a watch alone there would be nothing to see
+            may_run = options.command != "watch"
+            async with reached(way, arrived.send_nowait, may_run=may_run) as greeted:
                 asking = Asking(greeted.peer, way.timeout)
                 memory = Memory(asking, timeout=way.timeout, owner=way.owner)
                 over_http = isinstance(greeted.peer, HttpClient)
@@ -104,12 +106,12 @@ def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> in
             return MISUSED
         case A2MError():
             name = Code(problem.code).name if problem.code in list(Code) else f"error {problem.code}"
-            say(f"{name}: {problem.message}")
+            say(f"{name}: {problem.message}{_when_again(problem)}")
         case HttpFailure() if problem.reason.startswith("HTTP 401"):
             say(f"{way}: {problem.reason}; a token is taken from the variable {way.token_variable}")
         case Unanswered():
             say(f"{way}: {problem.reason}")
-        case BadAnswer() | CannotStart() | DatabaseError() | CannotServe() | Incomplete() | NotAnExport():
+        case BadAnswer() | CannotServe() | CannotStart() | DatabaseError() | Incomplete() | NotAnExport() | NotServed():
             say(str(problem))
         case OSError():
             where = "" if problem.filename is None else f"{problem.filename}: "
@@ -117,6 +119,12 @@ def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> in
         case _:
             say(f"failed in a way that was not foreseen: {type(problem).__name__}: {problem}")
     return FAILED
+
+
+def _when_again(problem: A2MError) -> str:
+    """What the server says of when to repeat the call."""
+    seconds = (problem.data or {}).get("retry_after")
+    return f" (repeat it in {seconds:.3g} s)" if isinstance(seconds, int | float) and seconds > 0 else ""
 
 
 def _innermost(problem: BaseException) -> BaseException:

@@ -18,6 +18,7 @@ from router.config import load
 from router.database import DatabaseError, InUse, announced
 
 _DEFAULT_CONFIG: Final = Path("federation.toml")
+_USUAL_ADDRESS: Final = "127.0.0.1:8778"
 _TOKEN_VARIABLE: Final = "A2M_TOKEN"
 _CA_VARIABLE: Final = "A2M_CA_FILE"
 _HOW: Final = (
@@ -32,6 +33,10 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 class Unusable(Exception):
     """The arguments make no sense together; a sentence."""
+
+
+class NotServed(Exception):
+    """No router that serves HTTP has the federation; a sentence."""
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +90,12 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
     )
 
 
-def reached(way: Way, on_event: OnEvent) -> AbstractAsyncContextManager[Memory]:
+def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:
     """The memory; `on_event` is told of pushed events, over bindings that can push.
 
-    Raises what `connect`, `connect_command` and `open_federation` raise.
+    `may_run`: whether a federation that no router has is run here, which keeps all others out meanwhile.
+
+    Raises what `connect`, `connect_command` and `open_federation` raise; NotServed.
     """
     if way.http is not None:
         return connect(way.http, way.token, timeout=way.timeout, owner=way.owner, ca_file=way.ca_file)
@@ -101,16 +108,20 @@ def reached(way: Way, on_event: OnEvent) -> AbstractAsyncContextManager[Memory]:
             on_notification=on_event,
         )
     assert way.config is not None
-    return _federation(way, way.config, on_event)
+    return _federation(way, way.config, on_event, may_run)
 
 
 @asynccontextmanager
-async def _federation(way: Way, config: Path, on_event: OnEvent) -> AsyncIterator[Memory]:
+async def _federation(way: Way, config: Path, on_event: OnEvent, may_run: bool) -> AsyncIterator[Memory]:
     """The federation of a file: the router that has it, over HTTP, or else run here for as long as the block lasts."""
     state = load(config, os.environ).state
     async with AsyncExitStack() as stack:
         url = announced(state)
         memory: Memory | None = None
+        if url is None and not may_run:
+            raise NotServed(
+                f"no router that serves HTTP has the federation of {config}; start it with --http {_USUAL_ADDRESS}"
+            )
         if url is None:
             # the whole router: only those load it who run one
             from router.opening import open_federation
@@ -123,7 +134,7 @@ async def _federation(way: Way, config: Path, on_event: OnEvent) -> AsyncIterato
                 if url is None:
                     raise DatabaseError(
                         f"{problem}. Whoever has it cannot be joined, since it does not serve HTTP (yet): end it, or "
-                        "start it with --http 127.0.0.1:8778"
+                        f"start it with --http {_USUAL_ADDRESS}"
                     ) from None
         if memory is None:
             assert url is not None

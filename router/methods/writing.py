@@ -493,7 +493,7 @@ def _answer(failure: Failure) -> A2MError:
     if isinstance(failure, TierDown):
         return A2MError(
             Code.INTERNAL_ERROR,
-            f"the tier {failure.tier!r} did not take the write: {failure.reason}; nothing was written, try again",
+            f"the tier {failure.tier!r} did not take the write: {failure.reason}; nothing was written",
             {"tier": failure.tier, "reason": failure.reason, "retry_after": failure.retry_after},
         )
     if isinstance(failure, OSError):

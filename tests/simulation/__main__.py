@@ -1,14 +1,12 @@
 """The command line: which seeds, on how many processes; what is found is printed whole."""
 
 import argparse
-import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from tests.processes import INTERRUPTED, positive
+from tests.processes import INTERRUPTED, end_with, positive, processes
 from tests.progress import progress
 from tests.simulation.lives import Outcome, live_quietly
 
@@ -22,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         again = [sys.executable, "-m", "tests.simulation", *(sys.argv[1:] if arguments is None else arguments)]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.seed is not None:
-        outcome = live_quietly(options.seed)
+        [outcome] = _lived([options.seed], 1)
         print(_story(outcome))
         return 0 if outcome.failure is None else 1
     began = time.monotonic()
@@ -54,12 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lived(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
-    if jobs == 1:
-        yield from map(live_quietly, seeds)
-        return
-    # a process that has lived long may hold much, and is exchanged
-    deaf = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
-    with multiprocessing.get_context("spawn").Pool(jobs, signal.signal, deaf, maxtasksperchild=500) as pool:
+    """What comes of each seed, as it is lived; never in this process, where Ctrl-C would end up in the midst of a life.
+
+    A process that has lived long may hold much, and is exchanged.
+    """
+    with processes(jobs, logs=True, exchanged_after=500) as pool:  # lives are judged by what they log, too
         yield from pool.imap_unordered(live_quietly, seeds)
 
 
@@ -79,4 +76,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)
