@@ -915,3 +915,53 @@ async def test_a_timelines_limit_is_filled_when_the_newest_is_forgotten_meanwhil
         await fed.call("forget", ids=ids[1:])
         answered.release()
         assert [record["content"] for record in await read.ended()] in (["older"], ["newest"])
+
+
+@pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
+@pytest.mark.parametrize("goes", ["forgotten", "elsewhere"])
+async def test_a_recalls_limit_is_filled_when_the_best_go_before_the_last_tier_has_answered(
+    goes: str, ranking: dict[str, str]
+) -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
+        late = steer.hold("procedural", "recall")
+        tiers = {"tier": ["semantic", "procedural"]}
+        read = Task(tasks, lambda: fed.call("recall", limit=1, where=tiers, **ranking))
+        await late.reached.wait()
+        await wait_all_tasks_blocked()
+        if goes == "forgotten":
+            await fed.call("forget", ids=ids[1:])
+        else:
+            await fed.call("promote", ids=ids[1:], tier="working")
+        late.release()
+        assert [record["id"] for record in (await read.ended())["records"]] == ids[:1]
+
+
+@pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
+async def test_a_recalls_limit_is_filled_past_copies_that_their_tier_does_not_give_up(ranking: dict[str, str]) -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
+        steer.refuse("semantic", "forget")
+        await fed.call("promote", ids=ids[1:], tier="procedural")
+        found = await fed.call("recall", limit=1, tier="semantic", **ranking)
+        assert [record["id"] for record in found["records"]] == ids[:1]
+
+
+@pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
+async def test_a_recalls_limit_is_filled_past_what_has_been_replaced_and_its_tier_does_not_take(
+    ranking: dict[str, str],
+) -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        kept, *replaced = [
+            {"content": content, "tier": "semantic", "key": f"k{n}", "metadata": {"m": 1}}
+            for n, content in enumerate(["alpha and much else besides", *["alpha"] * 3])
+        ]
+        await fed.call("remember", records=[kept, *replaced])
+        steer.refuse("semantic", "remember")
+        for record in replaced:
+            await fed.call("remember", records=[{**record, "metadata": {"m": 2}}])
+        found = await fed.call("recall", limit=1, where={"m": 1}, **ranking)
+        assert [record["key"] for record in found["records"]] == [kept["key"]]

@@ -149,6 +149,16 @@ class Asking:
         accepts = self._catalog.readers.accepts
         return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
 
+    def meant(self, entries: Iterable[Entry], question: Question) -> set[str]:
+        """The ids of those that live in the question's tiers now, in the caller's sight, and were there when it was
+        asked; of what else it says their tiers have judged."""
+        names = {tier.name for tier in question.tiers}
+        return {
+            entry.id
+            for entry in entries
+            if entry.home in names and question.may_mean(entry) and self._catalog.sees(question.scope, entry)
+        }
+
     # --- what nobody can tell yet
 
     def unaccounted(self, tiers: Sequence[Tier], scope: Scope) -> dict[str, str]:
@@ -246,7 +256,7 @@ class Asking:
             while True:
                 found = {record.id: record for record in await self._copies.among(tier.name, ids, asked)}
                 kept = self._keep([found[id] for id in ids if id in found], question)
-                if len(ids) < count or len(kept) >= question.wanted or count >= _MOST:
+                if len(ids) < count or self._standing(kept) >= question.wanted or count >= _MOST:
                     return kept
                 count = min(_MORE * count, _MOST)
                 # what has moved on meanwhile is in the list of no tier but this, where it still may be read
@@ -292,9 +302,14 @@ class Asking:
         while True:
             found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
             kept = keep(found)
-            if len(found) < limit or len(kept) >= min(question.wanted, len(found)) or limit == most:
-                return kept, len(found) >= limit == most and len(kept) < question.wanted
+            standing = self._standing(kept)
+            if len(found) < limit or standing >= min(question.wanted, len(found)) or limit == most:
+                return kept, len(found) >= limit == most and standing < question.wanted
             limit = min(_MORE * limit, most)
+
+    def _standing(self, kept: Sequence[Record]) -> int:
+        """How many of a tier's records its answer stands for: what has been replaced may not be meant any more."""
+        return len(kept) - len(self._catalog.redone(record.id for record in kept))
 
     # --- all that is meant
 
@@ -371,8 +386,8 @@ class Asking:
         return self._catalog.few(question.selection([tier]), _FEW) if question.is_narrow else None
 
     def _known(self, records: list[Record], question: Question) -> list[Record]:
-        known = self._catalog.find(record.id for record in records)
-        return [record for record in records if record.id in known and question.may_mean(known[record.id])]
+        meant = self.meant(self._catalog.find(record.id for record in records).values(), question)
+        return [record for record in records if record.id in meant]
 
     def _keep(self, records: list[Record], question: Question) -> list[Record]:
         """Those of a lifted tier's records that are meant."""

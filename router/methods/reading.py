@@ -48,7 +48,7 @@ _MOST_IDS: Final = 10_000
 _PAGE: Final = 1000
 
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
-# does a timeline with a limit: older ones come into it.
+# do a timeline with a limit and a recall of which too little is left: others come into it.
 _LOOKS: Final = 3
 
 # How often a read begins anew because a group has given way to its summary meanwhile.
@@ -172,13 +172,19 @@ class Readings:
         where = read_where(params.where)
         tiers = tiers_in_question(params.tier, where, self._settings)
         terms = query_tokens(params.query or "")
-        with self._catalog.readers.reading() as read:
-            unaccounted = self._asking.unaccounted(tiers, scope)
-            question = self._question(params, where, limit, terms, scope, tiers, read)
-            found = await outcomes(self._asking.recalls(question))
-            lists, degraded = self._answers(tiers, found)
-            self._asking.overlay(lists, question)
-            shown, entries = self._homes(tiers, lists, read, scope)
+        for _ in range(_LOOKS):
+            with self._catalog.readers.reading() as read:
+                unaccounted = self._asking.unaccounted(tiers, scope)
+                question = self._question(params, where, limit, terms, scope, tiers, read)
+                found = await outcomes(self._asking.recalls(question))
+                lists, degraded = self._answers(tiers, found)
+                self._asking.overlay(lists, question)
+                answered = {record.id for records in lists.values() for record in records}
+                shown, entries = self._homes(tiers, lists, read, scope)
+            # what has gone since a tier answered it may have kept others out of that answer
+            gone = answered - shown.keys() - self._asking.meant(entries.values(), question)
+            if len(shown) >= limit or not gone:
+                break
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
         else:
