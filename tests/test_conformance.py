@@ -22,7 +22,7 @@ from router.config import load
 from router.tiers.starting import links_for
 from tests.conformance.__main__ import main
 from tests.conformance.checking import CHECKS, Target
-from tests.conformance.client import Client, Http, InProcess, Stdio
+from tests.conformance.client import Client, Http, InProcess, NoAnswer, Stdio
 from tests.conformance.report import checks_of
 from tests.conformance.running import ALL_CHECKS, Outcome, State, outcome, outcomes
 from tests.conformance.sentences import COUNTS, KEY_WORDS, SENTENCES
@@ -89,12 +89,12 @@ def test_it_knows_nothing_of_the_servers_it_judges() -> None:
 
 
 @contextmanager
-def reached(server: type[Server], binding: str, timeout: float = 20) -> Iterator[tuple[Client, Client | None]]:
+def reached(server: type[Server], binding: str) -> Iterator[tuple[Client, Client | None]]:
     """One of the servers written for this, and another principal's client over HTTP."""
     if binding == "process":
         yield InProcess(server().answer), None
     elif binding == "stdio":
-        client = Stdio([sys.executable, "-m", "tests.conformance.wrong_servers", server.__name__], timeout)
+        client = Stdio([sys.executable, "-m", "tests.conformance.wrong_servers", server.__name__])
         try:
             yield client, None
         finally:
@@ -103,7 +103,7 @@ def reached(server: type[Server], binding: str, timeout: float = 20) -> Iterator
         with listening(server(http=True, tokens=TOKENS)) as http:
             threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
             url = f"http://127.0.0.1:{http.server_port}/"
-            one, another = (Http(url, token, timeout) for token in TOKENS)
+            one, another = (Http(url, token) for token in TOKENS)
             yield one, another
             http.shutdown()
 
@@ -153,13 +153,24 @@ def test_there_are_many_ways_to_be_wrong() -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_server_is_caught_by_the_check_meant_for_it(name: str) -> None:
     meant = CAUGHT_BY[name]
-    patience = 2.0 if meant == "stdio.the_end_of_stdin_ends_it" else 20.0
-    with reached(WRONG[name], BINDINGS[name], patience) as (client, other):
+    with reached(WRONG[name], BINDINGS[name]) as (client, other):
         target = Target(client, other)
         target.meet()
+        if isinstance(client, Stdio) and meant == "stdio.the_end_of_stdin_ends_it":
+            client.timeout = 2  # once it has started: how long it may take to end
         came = outcome(next(check for check in ALL_CHECKS if check.name == meant), target)
     assert came.state is State.FAILED
     assert came.why
+
+
+def test_an_answer_to_a_notification_is_found_however_early_it_comes() -> None:
+    with reached(WRONG["AnswersNotifications"], "stdio") as (client, _):
+        assert isinstance(client, Stdio)
+        client.notify("memory/describe", {})
+        client.notify("memory/no/such", {})
+        assert client.wait_for(lambda came: came.is_response, 0, client.timeout)
+        with pytest.raises(NoAnswer, match="answered with id None"):
+            client.request("memory/describe")
 
 
 # --- our servers

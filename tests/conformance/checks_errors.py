@@ -97,7 +97,7 @@ def a_batch_is_refused(target: Target) -> None:
 
 @check("8-a", writes=False)
 def a_notification_is_not_answered(target: Target) -> None:
-    # an answer to nobody would come before the next call's, and the stdio client would refuse it
+    # an answer to nobody would come before the next call's, and the stdio client refuses it, however early it comes
     target.client.notify("memory/describe", {})
     target.client.notify("memory/no/such", {})
     target.ask("describe")

@@ -415,6 +415,7 @@ def _notifications(target: Target, since: int) -> list[Arrived]:
 
 
 def _expect_silence(target: Target, since: int, when: str) -> None:
+    target.ask("describe")  # what is pushed at once has come before its answer, however long that takes
     deadline = time.monotonic() + _SILENCE
     while time.monotonic() < deadline:
         target.stdio.wait_for(lambda came: came.is_notification, since, deadline - time.monotonic())

@@ -89,21 +89,25 @@ class Stdio:
         self._changed = threading.Condition()
         self._ids = itertools.count(1)
         self._given_up: list[Any] = []
+        self._notified_at: int | None = None  # how many lines had arrived before what was sent without a call after it
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         threading.Thread(target=self._read, daemon=True).start()
 
     def request(self, method: str, params: Any = None, id: Any = None) -> Message:
         id = next(self._ids) if id is None else id
-        since = len(self.arrived)
+        since = self._before_a_call()
         self.send(rendered(method, params, id))
         return self.response(id, since, method)
 
     def raw(self, body: bytes) -> Message:
-        since = len(self.arrived)
+        since = self._before_a_call()
         self.send(body)
         return self._first(lambda came: came.is_response, since, "what was sent")
 
     def notify(self, method: str, params: Any) -> None:
+        """Sends a call without an id. Were it answered, the next call would find that answer before its own."""
+        if self._notified_at is None:
+            self._notified_at = len(self.arrived)
         self.send(notification(method, params))
 
     def send(self, line: bytes) -> None:
@@ -158,6 +162,11 @@ class Stdio:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+    def _before_a_call(self) -> int:
+        """How many lines arrived before the next call, and before the notifications that it is the first call after."""
+        since, self._notified_at = self._notified_at, None
+        return len(self.arrived) if since is None else since
 
     def _is_late(self, came: Arrived) -> bool:
         """Whether it answers a call that nobody waits for any more."""
