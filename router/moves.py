@@ -120,7 +120,7 @@ class Moves:
         What comes of it is added to `result` as it comes, for those who have to know though they are cancelled.
         """
         result = Moved() if result is None else result
-        behind = self._catalog.redone(id for unit in units for id in unit.ids).keys()
+        behind = self._catalog.behind(id for unit in units for id in unit.ids)
         # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
         late = [unit for unit in units if not behind.isdisjoint(unit.ids)]
         ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
@@ -147,14 +147,15 @@ class Moves:
                     sentence = "an earlier change of the same records has not been settled yet"
                     result.hindrance = Hindrance("unsettled", sentence, open_[0].ids[0])
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
-        still_behind = self._catalog.redone(behind)
+        still_behind = self._catalog.behind(behind)
         if result.hindrance is None and still_behind:
             sentence = f"{source} has yet to catch up with what replaced a record"
-            result.hindrance = Hindrance("behind", sentence, next(iter(still_behind)))
+            result.hindrance = Hindrance("behind", sentence, min(still_behind))
         self.say(source, target, result)
-        broken = next((id for unit in units for id in unit.ids if id in self._broken), None)
-        if result.hindrance is None and broken is not None:  # of which the log has spoken when it was met
-            result.hindrance = Hindrance("broken", f"{source} does not hold it as it was written", broken)
+        if result.hindrance is None:  # of what is broken the log has spoken when it was met
+            broken = next((id for unit in units for id in unit.ids if id in self._broken), None)
+            if broken is not None:
+                result.hindrance = Hindrance("broken", f"{source} does not hold it as it was written", broken)
         return result
 
     def say(self, source: str, target: str, moved: Moved) -> None:
@@ -250,7 +251,7 @@ class Moves:
                 ]
             )
         )
-        behind = self._catalog.redone(entry.id for entry in entries).keys()
+        behind = self._catalog.behind(entry.id for entry in entries)
         groups = [
             unit
             for unit in groups

@@ -302,7 +302,7 @@ class Recovery:
         while after is not None:
             page, after = self._catalog.walk(Selection(tiers=[tier]), after, _STEP)
             # what the tier is just catching up with may be there by the time that it was not found
-            behind = self._catalog.redone(entry.id for entry in page)
+            behind = self._catalog.behind(entry.id for entry in page)
             found = await self._copies.read(tier, [entry.id for entry in page])
             gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
             lost += [entry.id for entry in self._catalog.lose(gone)]

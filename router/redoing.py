@@ -112,7 +112,7 @@ class Redoing:
     async def _catch_up(self, id: str) -> str | None:
         """Why the record's tier does not hold it as it is; None if it does, or there is nothing to catch up with."""
         entry = self._catalog.find([id]).get(id)
-        if entry is None or not self._catalog.redone([id]):
+        if entry is None or not self._catalog.behind([id]):
             return None
         claim = await self._catalog.claims.take(record_names(id, entry.owner, entry.key))
         try:
@@ -164,7 +164,7 @@ class Redoing:
         await self._catalog.readers.grace()
         vectors = {draft.id: draft.embedding for draft in drafts if draft.id is not None}
         held = [entry for entry in entries if entry.id not in problems]
-        still = self._catalog.redone(entry.id for entry in held)  # else forgotten meanwhile, and its copy is noted
+        still = self._catalog.behind(entry.id for entry in held)  # else forgotten meanwhile, and its copy is noted
         self._catalog.end_redo([entry for entry in held if entry.id in still], vectors)
         self._sweeper.wake()  # copies elsewhere wait until the record can be read at its home
         return problems

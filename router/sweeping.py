@@ -242,8 +242,8 @@ class Sweeper:
                 found = await self._copies.read(home, [entry.id for entry in there], embeddings=whole)
                 seen.update(found)
                 # one that its home has yet to catch up with is not lost: that it has caught up wakes us
-                redone = self._catalog.redone(entry.id for entry in there)
-                lost = [entry for entry in there if entry.id not in found and entry.id not in redone]
+                behind = self._catalog.behind(entry.id for entry in there)
+                lost = [entry for entry in there if entry.id not in found and entry.id not in behind]
                 if lost:
                     await self._bring_home(lost, tier)
             except (TierDown, A2MError) as problem:

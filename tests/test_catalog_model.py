@@ -738,6 +738,7 @@ class Model(RuleBasedStateMachine):
     def every_tier_is_known_to_be_behind_with_what_it_is_behind_with(self) -> None:
         assert self.redo.keys() <= self.living.keys()
         assert self.catalog.redone([*IDS, "nobody's"]) == {id: content_of(new) for id, new in self.redo.items()}
+        assert self.catalog.behind([*IDS, "nobody's"]) == self.redo.keys()
         assert self.catalog.is_redoing() == bool(self.redo)
         for name in NAMES:
             there = [id for id in self.redo if self.living[id].home == name]

@@ -72,7 +72,11 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "a write that fails": fail,
     "replacements": replace_twice,
     "catching up": catch_up,
-    "what is to be caught up with": lambda catalog: (catalog.redone(["x", "y"]), catalog.redo_in("working")),
+    "what is to be caught up with": lambda catalog: (
+        catalog.redone(["x", "y"]),
+        catalog.behind(["x"]),
+        catalog.redo_in("working"),
+    ),
     "what is unfinished": lambda catalog: catalog.unfinished("working"),
     "is_accounted": lambda catalog: catalog.is_accounted("working"),
     "is_accounted for an owner": lambda catalog: catalog.is_accounted("working", MINE),

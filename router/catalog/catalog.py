@@ -435,7 +435,7 @@ class Catalog(Lookup):
                     "SELECT 1 FROM strays WHERE id = ? AND kind IN (?, ?, ?) LIMIT 1",
                     (entry.id, Stray.PENDING, Stray.SUPERSEDED, Stray.EQUAL),
                 ).get
-                if current is None or current.version != entry.version or copies is not None or self.redone([entry.id]):
+                if current is None or current.version != entry.version or copies is not None or self.behind([entry.id]):
                     continue
                 self._leave(current)
                 self._delete(current)

@@ -107,6 +107,12 @@ class Lookup(Accounts):
         """Whether any tier does not hold a record yet as it is."""
         return self._execute("SELECT 1 FROM redo LIMIT 1").get is not None
 
+    def behind(self, ids: Iterable[str]) -> set[str]:
+        """Those of `ids` that their tier does not hold yet as they are."""
+        if not self.is_redoing():
+            return set()
+        return {id for id in ids if self._execute("SELECT 1 FROM redo WHERE id = ?", (id,)).get is not None}
+
     def redone(self, ids: Iterable[str]) -> dict[str, Draft]:
         """Those of `ids` that their tier does not hold yet as they are, and what they are."""
         if not self.is_redoing():

@@ -145,7 +145,7 @@ class Asking:
     def acceptable(self, read: Reading, entries: Iterable[Entry]) -> Callable[[Entry, str], bool]:
         """Whether `read` may take what `overlay` has left of a record in a tier's list for the record; to be asked in
         the same breath."""
-        behind = self._catalog.redone(entry.id for entry in entries)
+        behind = self._catalog.behind(entry.id for entry in entries)
         accepts = self._catalog.readers.accepts
         return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
 
@@ -309,7 +309,7 @@ class Asking:
 
     def _standing(self, kept: Sequence[Record]) -> int:
         """How many of a tier's records its answer stands for: what has been replaced may not be meant any more."""
-        return len(kept) - len(self._catalog.redone(record.id for record in kept))
+        return len(kept) - len(self._catalog.behind(record.id for record in kept))
 
     # --- all that is meant
 

@@ -179,11 +179,10 @@ class Readings:
                 found = await outcomes(self._asking.recalls(question))
                 lists, degraded = self._answers(tiers, found)
                 self._asking.overlay(lists, question)
-                answered = {record.id for records in lists.values() for record in records}
+                answered = _ids_in(lists)
                 shown, entries = self._homes(tiers, lists, read, scope)
             # what has gone since a tier answered it may have kept others out of that answer
-            gone = answered - shown.keys() - self._asking.meant(entries.values(), question)
-            if len(shown) >= limit or not gone:
+            if len(shown) >= limit or answered <= shown.keys() | self._asking.meant(entries.values(), question):
                 break
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
@@ -446,7 +445,7 @@ class Readings:
         What has left the tiers in question meanwhile is not shown as if it were still there.
         """
         asked = {tier.name for tier in tiers}
-        entries = self._catalog.find({record.id for records in lists.values() for record in records})
+        entries = self._catalog.find(_ids_in(lists))
         is_acceptable = self._asking.acceptable(read, entries.values())
         shown: dict[str, Record] = {}
         for tier, records in lists.items():
@@ -516,7 +515,7 @@ class Readings:
         wanted = list(entries)
         for _ in range(2):
             homes: dict[str, list[str]] = {}
-            late = self._catalog.redone(entry.id for entry in wanted)
+            late = self._catalog.behind(entry.id for entry in wanted)
             for entry in wanted:
                 if entry.id not in late:
                     homes.setdefault(entry.home, []).append(entry.id)
@@ -556,6 +555,10 @@ def _still(then: Iterable[Entry], now: Iterable[Entry]) -> list[Entry]:
     """Those of the records that are there still, as they are now; not others, written under their ids since."""
     numbers = {entry.id: entry.seq for entry in then}
     return [entry for entry in now if entry.seq == numbers[entry.id]]
+
+
+def _ids_in(lists: Mapping[str, Sequence[Record]]) -> set[str]:
+    return {record.id for records in lists.values() for record in records}
 
 
 def _age(record: Record, entries: Mapping[str, Entry]) -> tuple[int, int]:

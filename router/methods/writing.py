@@ -329,7 +329,7 @@ class Writing:
     async def _check_known(self, plan: _Plan) -> None:
         """Known means readable: each known record is read at its home. One that its home has lost is written there anew
         if the caller brings it back as it was."""
-        behind = self._catalog.redone(entry.id for _, _, entry in plan.known)  # these are readable here
+        behind = self._catalog.behind(entry.id for _, _, entry in plan.known)  # these are readable here
         homes = _by_home([entry for _, _, entry in plan.known if entry.id not in behind])
         found = await outcomes(
             [partial(self._copies.read, home, [e.id for e in there]) for home, there in homes.items()]
