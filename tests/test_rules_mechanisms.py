@@ -15,6 +15,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
+import router.methods.asking
 import router.methods.reading
 import router.methods.writing
 import router.moves
@@ -965,3 +966,100 @@ async def test_a_recalls_limit_is_filled_past_what_has_been_replaced_and_its_tie
             await fed.call("remember", records=[{**record, "metadata": {"m": 2}}])
         found = await fed.call("recall", limit=1, where={"m": 1}, **ranking)
         assert [record["key"] for record in found["records"]] == [kept["key"]]
+
+
+@pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
+@pytest.mark.parametrize("server", [None, Foreign()])
+async def test_a_recalls_limit_is_filled_when_the_best_are_replaced_before_the_last_tier_has_answered(
+    server: Foreign | None, ranking: dict[str, str]
+) -> None:
+    steer = Steered()
+    servers = {} if server is None else {"semantic": server}
+    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+        kept, *replaced = [
+            {"content": content, "tier": "semantic", "key": f"k{n}", "metadata": {"m": 1}}
+            for n, content in enumerate(["alpha and much else besides", *["alpha"] * 3])
+        ]
+        await fed.call("remember", records=[kept, *replaced])
+        late = steer.hold("procedural", "recall")
+        read = Task(tasks, lambda: fed.call("recall", limit=1, where={"m": 1}, **ranking))
+        await late.reached.wait()
+        await wait_all_tasks_blocked()
+        for record in replaced:
+            await fed.call("remember", records=[{**record, "metadata": {"m": 2}}])
+        late.release()
+        assert [record["key"] for record in (await read.ended())["records"]] == [kept["key"]]
+
+
+@pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
+async def test_copies_left_behind_do_not_hide_what_lives_there_while_their_home_is_down(
+    ranking: dict[str, str],
+) -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed:
+        ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
+        steer.refuse("semantic", "forget")
+        await fed.call("promote", ids=ids[1:], tier="procedural")
+        steer.refuse("procedural", "recall")
+        found = await fed.call("recall", limit=1, where={"tier": ["semantic", "procedural"]}, **ranking)
+        assert [record["id"] for record in found["records"]] == ids[:1]
+        assert [down["tier"] for down in found["degraded"]] == ["procedural"]
+
+
+async def test_copies_left_behind_do_not_hide_what_lives_there_where_their_home_ranks_otherwise() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer, servers={"procedural": Foreign()}) as fed:
+        ids = await fed.remember("running and much else besides", *["running"] * 3, tier="semantic")
+        steer.refuse("semantic", "forget")
+        await fed.call("promote", ids=ids[1:], tier="procedural")
+        # a store knows that who runs is running; the other server does not
+        found = await fed.call("recall", limit=1, query="run", where={"tier": ["semantic", "procedural"]})
+        assert [record["id"] for record in found["records"]] == ids[:1]
+
+
+async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.methods.asking, "_MOST", 50)
+    async with trial(patient(), servers={"semantic": Foreign()}) as fed:
+        meant = [{"content": f"old {n}", "tier": "semantic", "metadata": {"m": 1}} for n in range(3)]
+        newer = [{"content": f"newer {n}", "tier": "semantic"} for n in range(30)]
+        elsewhere = [{"content": f"newest {n}", "tier": "procedural"} for n in range(60)]
+        await fed.call("remember", records=[*meant, *newer, *elsewhere])
+        found = await fed.call("recall", limit=3, where={"m": 1})
+        assert {record["content"] for record in found["records"]} == {record["content"] for record in meant}
+
+
+@pytest.mark.parametrize("matching", ["few", "many"])
+async def test_a_recall_asks_again_only_where_that_can_fill_its_limit(matching: str) -> None:
+    steer = Steered()
+    count = {"few": 3, "many": 8}[matching]
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember(*["alpha"] * count, tier="semantic")
+        late = steer.hold("procedural", "recall")
+        steer.seen.clear()
+        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
+        await late.reached.wait()
+        await wait_all_tasks_blocked()
+        await fed.call("forget", ids=ids[:1])
+        late.release()
+        assert len((await read.ended())["records"]) == count - 1
+        asked = [tier for tier, message in steer.seen if b"alpha" in message]
+        assert asked.count("semantic") == {"few": 1, "many": 2}[matching]
+
+
+async def test_a_recall_that_misses_a_tier_is_not_begun_anew() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember(*["alpha"] * 8, tier="semantic")
+        late = steer.hold("working", "recall")
+        steer.refuse("procedural", "recall")
+        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
+        await late.reached.wait()
+        await wait_all_tasks_blocked()
+        await fed.call("forget", ids=ids[:1])
+        steer.refuse("semantic", "recall")
+        late.release()
+        found = await read.ended()
+        assert {record["id"] for record in found["records"]} == set(ids[1:])
+        assert [down["tier"] for down in found["degraded"]] == ["procedural"]

@@ -67,6 +67,13 @@ class Readers:
         before = next((home for number, home in left if number > read.began), entry.home)
         return entry.seq <= read.newest and found_in == before
 
+    def left(self, read: Reading, home: str) -> list[str]:
+        """The ids of what has moved since `read` began, and whose copy in `home` it accepts."""
+        firsts = {
+            id: next((was for number, was in left if number > read.began), None) for id, left in self._left.items()
+        }
+        return [id for id, was in firsts.items() if was == home]
+
     async def grace(self) -> None:
         """Return when every read that is under way now has ended."""
         for read in list(self._reads):

@@ -10,7 +10,7 @@ A question is prepared for all tiers in one step that does not wait, so that a r
 is looked for where it was.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -57,8 +57,8 @@ _EMBEDDING: Final = "embedding"
 
 Ask = Callable[[], Awaitable[list[Record]]]
 
-# The first ids, so many, of what a question means in some tiers.
-_Order = Callable[["Question", Sequence[Tier], int], list[str]]
+# The first ids, so many, of what a question means in a tier.
+_Order = Callable[["Question", Tier, int], list[str]]
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         query: None for no words.
         limit: candidates that each tier is asked for.
         wanted: of these, so many have to be what is meant; else it is asked for more.
-        newest: what has a greater number is written since, and not meant; None if that does not matter.
+        read: what is written since it began is not meant, and of a record the copy that it accepts stands for it; None
+            if that does not matter.
         ids: the records that are meant, where no tier could tell by itself.
     """
 
@@ -80,7 +81,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     embedding: list[float] | None = None
     limit: int = 1
     wanted: int = 1
-    newest: int | None = None
+    read: Reading | None = None
     embeddings: bool = False
     ids: Sequence[str] | None = None
 
@@ -91,7 +92,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     def may_mean(self, entry: Entry) -> bool:
         """Whether the record was there when this was asked."""
-        return self.newest is None or entry.seq <= self.newest
+        return self.read is None or entry.seq <= self.read.newest
 
     @property
     def is_narrow(self) -> bool:
@@ -124,16 +125,17 @@ class Asking:
 
     def overlay(self, lists: dict[str, list[Record]], question: Question) -> None:
         """Put what has been replaced in place of what tiers that have not caught up answered; waits for nothing."""
-        if not self._catalog.is_redoing():
-            return
-        managed = [tier for tier in question.tiers if tier not in self._mounts]
-        pending = {tier.name: self._catalog.redo_in(tier.name) for tier in managed}
+        pending = self._pending(question.tiers)
         redone = self._catalog.redone(id for ids in pending.values() for id in ids)
         if not redone:
             return
         for tier, records in lists.items():
             lists[tier] = [record for record in records if record.id not in redone]
-        meant = self._keep([record_of(draft) for draft in redone.values()], question)
+        meant = [
+            record
+            for tier in question.tiers
+            for record in self._keep(tier, question, [record_of(redone[id]) for id in pending.get(tier.name, ())])
+        ]
         if question.query is not None:
             found = set(lexical(question.query, {record.id: record.content for record in meant}))
             meant = [r for r in meant if r.id in found or None not in (question.embedding, r.embedding)]
@@ -158,6 +160,15 @@ class Asking:
             for entry in entries
             if entry.home in names and question.may_mean(entry) and self._catalog.sees(question.scope, entry)
         }
+
+    def late(self, tiers: Sequence[Tier]) -> set[str]:
+        """The ids of what the tiers do not hold yet as it is."""
+        return {id for ids in self._pending(tiers).values() for id in ids}
+
+    def _pending(self, tiers: Sequence[Tier]) -> dict[str, list[str]]:
+        """For each tier that is no mount, the ids of what it does not hold yet as it is."""
+        managed = [tier.name for tier in tiers if tier not in self._mounts]
+        return {name: self._catalog.redo_in(name) for name in managed} if self._catalog.is_redoing() else {}
 
     # --- what nobody can tell yet
 
@@ -218,7 +229,7 @@ class Asking:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
-        kept, _ = await self._enough(tier, asked, question, partial(self._known, question=question))
+        kept, _ = await self._enough(tier, asked, question, partial(self._known, tier, question))
         return kept
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
@@ -232,7 +243,7 @@ class Asking:
         """The ranking of a server that tells fewer records at once than are wanted: asked of a few ids at a time, it
         tells all that it finds. Only places count: scores of two calls are never compared (§5.3)."""
         asked = _of_a_lifted_tier(question)
-        parts = [self._keep(part, question) async for part in self._copies.parts(tier.name, ids, asked)]
+        parts = [self._keep(tier, question, part) async for part in self._copies.parts(tier.name, ids, asked)]
         return _one_ranking(parts)[: question.limit]
 
     async def _from_lifted(
@@ -243,33 +254,37 @@ class Asking:
         asked = _of_a_lifted_tier(question)
         if few is not None:
             asked.where = {**(asked.where or {}), "id": raw_json(few)}
-        kept, is_cut = await self._enough(tier, asked, question, partial(self._keep, question=question))
+        kept, is_cut = await self._enough(tier, asked, question, partial(self._keep, tier, question))
         return await self._in_parts(tier, question, everything) if is_cut and everything is not None else kept
 
     def _in_order(self, tier: Tier, question: Question, order: _Order) -> Ask:
         """What gets the records of a lifted tier in an order that the catalog knows."""
         asked = msgspec.structs.replace(_of_a_lifted_tier(question), query=None, embedding=None)
-        prepared = order(question, [tier], question.limit)
+        prepared = order(question, tier, question.limit)
 
         async def ask() -> list[Record]:
             count, ids = question.limit, prepared
+            is_all = len(ids) < count
             while True:
                 found = {record.id: record for record in await self._copies.among(tier.name, ids, asked)}
-                kept = self._keep([found[id] for id in ids if id in found], question)
-                if len(ids) < count or self._standing(kept) >= question.wanted or count >= _MOST:
+                kept = self._keep(tier, question, [found[id] for id in ids if id in found])
+                if is_all or self._standing(kept) >= question.wanted or count >= _MOST:
                     return kept
                 count = min(_MORE * count, _MOST)
+                here = order(question, tier, count)
+                is_all = len(here) < count
                 # what has moved on meanwhile is in the list of no tier but this, where it still may be read
-                ids = order(question, question.tiers, count)
+                left = [] if question.read is None else self._catalog.readers.left(question.read, tier.name)
+                ids = list(dict.fromkeys([*here, *left]))
 
         return ask
 
-    def _newest(self, question: Question, tiers: Sequence[Tier], count: int) -> list[str]:
-        return [entry.id for entry in reversed(self._catalog.newest(question.selection(tiers), count))]
+    def _newest(self, question: Question, tier: Tier, count: int) -> list[str]:
+        return [entry.id for entry in reversed(self._catalog.newest(question.selection([tier]), count))]
 
-    def _nearest(self, question: Question, tiers: Sequence[Tier], count: int) -> list[str]:
+    def _nearest(self, question: Question, tier: Tier, count: int) -> list[str]:
         assert question.embedding is not None
-        return self._catalog.nearest(question.selection(tiers), question.embedding, count)
+        return self._catalog.nearest(question.selection([tier]), question.embedding, count)
 
     async def _from_mount(self, tier: Tier, question: Question) -> list[Record]:
         where = _mounted(tier, question.where)
@@ -330,7 +345,7 @@ class Asking:
         return [record async for page in self._copies.pages(tier.name, asked) for record in page]
 
     async def _among(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        return self._keep(await self._copies.among(tier.name, ids, _of_a_lifted_tier(question)), question)
+        return self._keep(tier, question, await self._copies.among(tier.name, ids, _of_a_lifted_tier(question)))
 
     async def _mounted_timeline(self, tier: Tier, question: Question) -> list[Record]:
         where = _mounted(tier, question.where)
@@ -385,15 +400,24 @@ class Asking:
         too much to be told."""
         return self._catalog.few(question.selection([tier]), _FEW) if question.is_narrow else None
 
-    def _known(self, records: list[Record], question: Question) -> list[Record]:
-        meant = self.meant(self._catalog.find(record.id for record in records).values(), question)
+    def _known(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
+        """Those of a native tier's records that are meant."""
+        entries = self._catalog.find(record.id for record in records)
+        meant = self.meant(self._told_by(tier, entries.values(), question), question)
         return [record for record in records if record.id in meant]
 
-    def _keep(self, records: list[Record], question: Question) -> list[Record]:
+    def _keep(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a lifted tier's records that are meant."""
         entries = self._catalog.among((record.id for record in records), question.selection())
-        meant = {entry.id for entry in entries if question.may_mean(entry)}
+        meant = {entry.id for entry in self._told_by(tier, entries, question) if question.may_mean(entry)}
         return [record for record in records if record.id in meant and matches(record, question.where.rest)]
+
+    def _told_by(self, tier: Tier, entries: Collection[Entry], question: Question) -> Iterable[Entry]:
+        """Those that the tier's copies stand for: what a move has left behind is its new home's to tell."""
+        if question.read is None:
+            return entries
+        is_acceptable = self.acceptable(question.read, entries)
+        return [entry for entry in entries if is_acceptable(entry, tier.name)]
 
     def _show(self, tier: Tier, question: Question, records: Iterable[Record]) -> list[Record]:
         """Those of a mount's records that are meant, as they are shown."""

@@ -176,13 +176,18 @@ class Readings:
             with self._catalog.readers.reading() as read:
                 unaccounted = self._asking.unaccounted(tiers, scope)
                 question = self._question(params, where, limit, terms, scope, tiers, read)
+                late = self._asking.late(tiers)
                 found = await outcomes(self._asking.recalls(question))
                 lists, degraded = self._answers(tiers, found)
-                self._asking.overlay(lists, question)
+                # a tier that tells less than is wanted tells all that it has
+                is_cut = any(len(records) >= limit for records in lists.values())
                 answered = _ids_in(lists)
+                self._asking.overlay(lists, question)
                 shown, entries = self._homes(tiers, lists, read, scope)
-            # what has gone since a tier answered it may have kept others out of that answer
-            if len(shown) >= limit or answered <= shown.keys() | self._asking.meant(entries.values(), question):
+            if len(shown) >= limit or not is_cut or degraded:
+                break
+            # what has gone, or has been replaced, since a tier answered it may have kept others out of that answer
+            if answered <= shown.keys() | late | self._asking.meant(entries.values(), question):
                 break
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
@@ -398,7 +403,7 @@ class Readings:
             limit=min(limit * self._settings.recall.candidates, max(limit, _MOST_CANDIDATES)),
             wanted=limit,
             embeddings=params.embeddings,
-            newest=read.newest,
+            read=read,
         )
         if not where.needs_catalog:
             return question
