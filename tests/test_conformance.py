@@ -154,7 +154,7 @@ def test_there_are_many_ways_to_be_wrong() -> None:
 def test_a_wrong_server_is_caught_by_the_check_meant_for_it(name: str) -> None:
     meant = CAUGHT_BY[name]
     with reached(WRONG[name], BINDINGS[name]) as (client, other):
-        target = Target(client, other)
+        target = Target(client, other, patience=1)  # what never comes need not be waited for longer
         target.meet()
         if isinstance(client, Stdio) and meant == "stdio.the_end_of_stdin_ends_it":
             client.timeout = 2  # once it has started: how long it may take to end
@@ -230,7 +230,7 @@ def test_a_store_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = summary(capsys, "--stdio", *federation(tmp_path))
+    code, report = summary(capsys, "--timeout", "60", "--stdio", *federation(tmp_path))
     assert code == 0, report
     assert report.endswith(" 0 failed, 0 skipped\n")  # there is no capability that it does not declare
 

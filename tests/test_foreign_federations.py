@@ -79,7 +79,7 @@ def check_that_it_passes(folder: Path, servers: Mapping[str, str]) -> None:
     tiers = [f'[tiers.{kind}]\nkind = "{kind}"\n{server}\n{WAYS[kind]}' for kind, server in servers.items()]
     config = folder / "federation.toml"
     config.write_text("\n".join([HEAD, *tiers]))
-    client = Stdio([str(COMMANDS / "a2m-router"), "--config", str(config), "--log-level", "warning"])
+    client = Stdio([str(COMMANDS / "a2m-router"), "--config", str(config), "--log-level", "warning"], timeout=60)
     try:
         came = judged(client)
     finally:

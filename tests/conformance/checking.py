@@ -136,11 +136,15 @@ class Target:
     Args:
         client: the connection all checks use.
         other: a connection of another principal, over HTTP.
+        patience: seconds to wait for what no answer tells: a notification carried out, an event pushed.
     """
 
-    def __init__(self, client: Client, other: Client | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self, client: Client, other: Client | None = None, seed: int | None = None, patience: float = 10
+    ) -> None:
         self.client = client
         self.other = other
+        self.patience = patience
         self.described: Message = {}
         self.capabilities: frozenset[str] = frozenset()
         self.read_only = False

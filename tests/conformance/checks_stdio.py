@@ -1,6 +1,7 @@
 """The stdio binding (§8.2). The last two checks end the server, so this comes after everything else."""
 
 import json
+from collections import Counter
 
 from tests.conformance.checking import Target, check, expect, shown
 from tests.conformance.client import PROTOCOL, rendered
@@ -27,6 +28,9 @@ def blank_lines_and_rubbish_do_not_end_it(target: Target) -> None:
             answered,
             f"memory/describe after the line {line!r}: expected a result, got {shown(target.stdio.arrived[since:])}",
         )
+        if line.strip():
+            # it may be refused after that, and must not be taken for the answer to what comes next; or not at all
+            target.stdio.wait_for(lambda came: came.is_response and came.id == "null", since, 1)
 
 
 @check("8.2-a", "8.2-1", binding="stdio")
@@ -45,12 +49,22 @@ def a_message_is_one_line_whatever_is_in_it(target: Target) -> None:
 
 @check("8-2", binding="stdio", writes=False)
 def the_server_asks_nothing(target: Target) -> None:
-    asked = [
-        came.message
-        for came in target.stdio.arrived
-        if came.message is not None and "method" in came.message and "id" in came.message
-    ]
+    asked = [came.message for came in target.stdio.arrived if came.is_request]
     expect(asked == [], f"expected responses and notifications, got a request: {shown(asked)}")
+
+
+@check("8-a", binding="stdio", writes=False)
+def nothing_is_answered_that_is_no_request_and_nothing_twice(target: Target) -> None:
+    target.client.notify("memory/describe", {})
+    for _ in range(2):  # whatever comes after the answer before has come by then, if it is sent at once
+        target.ask("describe")
+    answers = Counter(came.id for came in target.stdio.arrived if came.is_response)
+    beyond = answers - target.stdio.asked
+    expect(
+        beyond.total() <= target.stdio.unreadable,
+        f"expected one answer to each request, none to notifications, and at most {target.stdio.unreadable} to other "
+        f"lines; got more, by their ids: {shown(dict(beyond))}",
+    )
 
 
 @check("8.2-5", "8.2-6", binding="stdio", writes=False)

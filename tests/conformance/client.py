@@ -10,6 +10,7 @@ import json
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -63,7 +64,7 @@ def notification(method: str, params: Any) -> bytes:
 
 
 class Arrived(NamedTuple):
-    """One line of the server's: its bytes, and the message in it, or None if it holds none."""
+    """One line that came, or was sent: its bytes, and the message in it, or None if it holds none."""
 
     line: bytes
     message: Message | None
@@ -73,12 +74,25 @@ class Arrived(NamedTuple):
         return self.message is not None and "method" in self.message and "id" not in self.message
 
     @property
+    def is_request(self) -> bool:
+        return self.message is not None and "method" in self.message and "id" in self.message
+
+    @property
     def is_response(self) -> bool:
         return self.message is not None and "method" not in self.message
 
+    @property
+    def id(self) -> str:
+        """The message's id, as JSON: 1 is not "1", nor true."""
+        return json.dumps(self.message.get("id") if self.message is not None else None)
+
 
 class Stdio:
-    """A server as a child process. A thread reads its stdout; `arrived` is all that it has read, in order."""
+    """A server as a child process. A thread reads its stdout; `arrived` is all that it has read, in order.
+
+    `asked` counts the requests by their ids, as JSON; `unreadable` the other lines that a server may answer, since they
+    are neither requests nor notifications.
+    """
 
     binding = "stdio"
 
@@ -88,7 +102,9 @@ class Stdio:
         self.ended = False
         self._changed = threading.Condition()
         self._ids = itertools.count(1)
-        self._given_up: list[Any] = []
+        self.asked: Counter[str] = Counter()
+        self.unreadable = 0
+        self._done: set[str] = set()  # of these nobody expects an answer: they have one, or have been given up
         self._notified_at: int | None = None  # how many lines had arrived before what was sent without a call after it
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         threading.Thread(target=self._read, daemon=True).start()
@@ -113,6 +129,11 @@ class Stdio:
     def send(self, line: bytes) -> None:
         """Writes one line, without waiting for anything."""
         assert self._process.stdin is not None
+        sent = Arrived(line, message_in(line))
+        if sent.is_request:
+            self.asked[sent.id] += 1
+        elif not sent.is_notification and line.strip():
+            self.unreadable += 1
         try:
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
@@ -121,11 +142,9 @@ class Stdio:
 
     def response(self, id: Any, since: int, asked: str) -> Message:
         """The response to `id`, which is the next to arrive after the first `since` lines. Raises NoAnswer."""
-        try:
-            came = self._first(lambda came: came.is_response and not self._is_late(came), since, asked)
-        except NoAnswer:
-            self._given_up.append(id)
-            raise
+        done = self._done - {json.dumps(id)}
+        self._done.add(json.dumps(id))
+        came = self._first(lambda came: came.is_response and came.id not in done, since, asked)
         if came.get("id") != id or type(came.get("id")) is not type(id):
             raise NoAnswer(f"{asked} was sent with id {id!r} and answered with id {came.get('id')!r}: {came}")
         return came
@@ -168,10 +187,6 @@ class Stdio:
         since, self._notified_at = self._notified_at, None
         return len(self.arrived) if since is None else since
 
-    def _is_late(self, came: Arrived) -> bool:
-        """Whether it answers a call that nobody waits for any more."""
-        return came.message is not None and came.message.get("id") in self._given_up
-
     def _first(self, wanted: Callable[[Arrived], bool], since: int, asked: str) -> Message:
         self._until(lambda: any(map(wanted, self.arrived[since:])), asked)
         found = next(came.message for came in self.arrived[since:] if wanted(came))
@@ -207,7 +222,7 @@ def message_in(line: bytes) -> Message | None:
     """The JSON-RPC message that a line is, or None."""
     try:
         message = json.loads(line.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
         return None

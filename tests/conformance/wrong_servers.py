@@ -591,6 +591,27 @@ class WritesTextUndeclared(Wrong, caught_by="prompt.an_undeclared_prompt_is_igno
 # --- stdio
 
 
+class AnswersTwice(Wrong, caught_by="stdio.nothing_is_answered_that_is_no_request_and_nothing_twice", binding="stdio"):
+    def lines_for(self, line: bytes) -> Iterable[bytes]:
+        return 2 * list(super().lines_for(line))
+
+
+class AnswersNotificationsLate(
+    Wrong, caught_by="stdio.nothing_is_answered_that_is_no_request_and_nothing_twice", binding="stdio"
+):
+    """After the next answer, which was not waited for."""
+
+    late: bytes | None = None
+
+    def lines_for(self, line: bytes) -> Iterable[bytes]:
+        message = json.loads(line)
+        if "id" not in message:
+            self.late = self.answer(json.dumps({**message, "id": None}).encode())
+            return []
+        lines, self.late = [*super().lines_for(line), *([self.late] if self.late is not None else [])], None
+        return lines
+
+
 class PrintsToStdout(Wrong, caught_by="stdio.stdout_carried_only_json_rpc", binding="stdio"):
     def remember(self, params: Params) -> Record:
         self.put(b"remembering")
