@@ -32,6 +32,7 @@ from router.command.exporting import Export, Incomplete, written_whole
 from router.command.importing import Import, NotAnExport, Numbered
 from router.command.streams import Streams, streams
 from router.database import Database, InUse, announced
+from tests.addresses import reserved_port
 from tests.conformance.small_server import Server, listening
 from tests.federated import Trial, settings_of, trial
 
@@ -231,16 +232,18 @@ def test_a_token_comes_from_the_environment(call: Callable[..., Called], monkeyp
             assert "guessed" not in refused.stderr
 
 
-def nobody_listens() -> str:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{reserved.getsockname()[1]}/"
+def test_an_address_where_nobody_listens_is_said(call: Callable[..., Called]) -> None:
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}/"
+        refused = call("describe", "--http", url)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"{url}: cannot be reached" in refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith("a2m")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["describe", "--http", nobody_listens()], 1, "cannot be reached"),
         (["describe", "--stdio", "/no/such/program"], 1, "there is no such program"),
         (["describe", "--stdio", "false"], 1, "status 1"),
         (["describe", "--stdio", "echo nonsense"], 1, "echo nonsense: it ended"),
@@ -593,7 +596,7 @@ FIELDS: Final = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(FIELDS, METADATA, st.booleans()), max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_export_imported_elsewhere_is_exported_again_to_the_byte(records: list[tuple[Any, str, bool]]) -> None:
     async def there_and_back() -> None:
         drafts = []

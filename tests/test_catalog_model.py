@@ -834,8 +834,6 @@ def _settings(tier: Tier) -> tuple[float | None, bool, int | None]:
 
 
 TestInMemory: Any = Model.TestCase
-TestInMemory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestInMemory.settings = settings(max_examples=40, stateful_step_count=40)
 TestOnFile: Any = OnFile.TestCase
-TestOnFile.settings = settings(
-    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestOnFile.settings = settings(max_examples=20, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow])

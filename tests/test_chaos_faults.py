@@ -40,14 +40,14 @@ from tests.federated import Clock, Trial, held_by, settings_of
 pytestmark = [pytest.mark.anyio]
 
 PROGRAMS = Path(sys.executable).parent
-# of a call to the tier in trouble: longer than a store needs on a busy machine
-TIMEOUT = 0.8
-# that is late
-LATE = "1200ms"
-# after a call whose answer did not come over HTTP
-SETTLING = 1.2
-# far more than anything here takes; a hang becomes a failure
+# far more than anything here takes, and the deadline of every call; a hang becomes a failure
 PATIENCE = 60.0
+# the deadline, in seconds, of a call that is to be given up
+SOON = 0.2
+# between that and the time when a call counts as settled, far from both
+LATE = "1s"
+# after a call whose answer did not come over HTTP, in seconds
+SETTLING = 1.6
 MAX_MESSAGE = 100_000
 
 FEDERATION = """
@@ -63,7 +63,7 @@ capacity = 2
 spill_to = "semantic"
 [tiers.semantic]
 kind = "semantic"
-timeout = "{timeout}s"
+timeout = "{patience}s"
 {reached}
 """
 
@@ -122,12 +122,17 @@ class World:
         self._read = [len(said()) for said in self._said]
 
     @contextmanager
-    def trouble(self, fault: str = "", method: str = "") -> Iterator[None]:
-        """Meanwhile this fault is done; by default the only one that there is."""
+    def trouble(self, fault: str = "", method: str = "", *, deadline: float = PATIENCE) -> Iterator[None]:
+        """Meanwhile this fault is done, by default the only one that there is, and the tier's calls have this deadline.
+
+        A call that is given up may not have met its fault yet, which `hears` tells.
+        """
         switch = self._folder / switch_of(fault, method)
         switch.touch()
         try:
-            yield
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(self.fed.federation.links["semantic"], "_timeout", deadline)
+                yield
         finally:
             switch.unlink()
 
@@ -190,15 +195,17 @@ async def world(folder: Path, front: str, plan: str, log: Log) -> AsyncIterator[
     (folder / "faults.toml").write_text(f'memory = ["semantic.db*"]\n{plan}\n')
     command = [str(PROGRAMS / "a2m-chaos"), "--plan", "faults.toml"]
     wrapped = ["--", str(PROGRAMS / "a2m-store"), "semantic.db"]
-    with listening(folder, [*command, "--http", "127.0.0.1:0", *wrapped], wanted=front == "http") as (url, said):
+    at_an_address = [*command, "--http", "127.0.0.1:0", *wrapped]
+    with running(folder, at_an_address, wanted=front == "http") as (process, said):
+        url = "" if process is None else await address_of(process, said)
         reached = f'url = "{url}"' if front == "http" else f"command = {[*command, *wrapped]}"
-        text = FEDERATION.format(max_message=MAX_MESSAGE, timeout=TIMEOUT, reached=reached)
+        text = FEDERATION.format(max_message=MAX_MESSAGE, patience=PATIENCE, reached=reached)
         settings = settings_of(text, folder=folder)
         links = links_for(settings, os.environ)
         store = Store(folder / "working.db", clock=Clock(), name="working")
         links["working"] = Link("working", partial(served, store), timeout=PATIENCE)
         if url:
-            links["semantic"] = Link("semantic", partial(posted, url), timeout=TIMEOUT, transport="http")
+            links["semantic"] = Link("semantic", partial(posted, url), timeout=PATIENCE, transport="http")
         try:
             async with (
                 running_federation(settings, links) as federation,
@@ -221,25 +228,29 @@ def posted(url: str) -> AbstractAsyncContextManager[Peer]:
 
 
 @contextmanager
-def listening(folder: Path, command: list[str], *, wanted: bool) -> Iterator[tuple[str, Callable[[], str]]]:
-    """A server at an address, if it is wanted: the address, and all that it has said."""
+def running(
+    folder: Path, command: list[str], *, wanted: bool
+) -> Iterator[tuple[subprocess.Popen[bytes] | None, Callable[[], str]]]:
+    """A server of its own, if it is wanted, and all that it has said."""
     if not wanted:
-        yield "", lambda: ""
+        yield None, lambda: ""
         return
     with (folder / "stderr").open("w+") as stderr:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stderr=stderr)
         try:
-            yield found_in(folder / "stderr"), (folder / "stderr").read_text
+            yield process, (folder / "stderr").read_text
         finally:
             process.terminate()
             assert process.wait(PATIENCE) == 0
 
 
-def found_in(path: Path) -> str:
-    while True:
-        found = re.search(r"listening on (\S+)", path.read_text())
-        if found:
-            return found[1]
+async def address_of(process: subprocess.Popen[bytes], said: Callable[[], str]) -> str:
+    """Where a server listens, as it says itself as soon as it does."""
+    with anyio.fail_after(PATIENCE):
+        while not (found := re.search(r"listening on (\S+)", said())):
+            assert process.poll() is None, said()
+            await anyio.sleep(0.02)
+    return found[1]
 
 
 class Shared:
@@ -277,6 +288,17 @@ def do(fault: str) -> str:
     """The name of a fault in a plan."""
     name: str = re.findall('do = "([^"]+)', fault)[0]
     return name
+
+
+def done(fault: str) -> str:
+    """What a2m-chaos says when it does a fault of a plan."""
+    kind = KINDS[do(fault)]
+    return f"{kind.name}: {kind.sentence}"
+
+
+def deadline_for(told: str) -> float:
+    """The deadline of a call of which that is told in the end."""
+    return SOON if told == DEADLINE else PATIENCE
 
 
 class Story(NamedTuple):
@@ -331,8 +353,9 @@ async def test_a_write_into_a_tier_in_trouble(front: str, story: Story, shared: 
     name = f"{story.fault}: "
     before, meanwhile, afterwards = (f"{name}{when}" for when in ("before", "in trouble", "afterwards"))
     assert await seen.write(before) is None
-    with seen.trouble(story.fault, "memory/remember"):
+    with seen.trouble(story.fault, "memory/remember", deadline=deadline_for(story.told)):
         error = await seen.write(meanwhile)
+        await seen.hears(done(story.fault))
     assert (error is None) == (not story.told), error
     if error is not None:
         assert error.code == -32603
@@ -346,8 +369,6 @@ async def test_a_write_into_a_tier_in_trouble(front: str, story: Story, shared: 
     whole = [before, *[meanwhile] * story.kept, afterwards]
     assert await seen.readable(name) == whole
     assert seen.held(name) == whole
-    kind = KINDS[do(story.fault)]
-    assert f"{kind.name}: {kind.sentence}" in seen.log
     assert story.said in seen.log
 
 
@@ -394,8 +415,11 @@ async def test_a_spill_into_a_tier_in_trouble(move: Move, shared: Shared) -> Non
     name = f"spilled, {move.fault}: "
     turns = [f"{name}{number}" for number in range(5)]
     ids = [(await seen.fed.remember(turn, metadata={"n": 1}))[0] for turn in turns]
-    with seen.trouble(move.fault, "memory/remember"):
+    # a connection that is kept: what is given up has been sent
+    await seen.reachable()
+    with seen.trouble(move.fault, "memory/remember", deadline=deadline_for(move.said)):
         result = await seen.fed.call("consolidate")
+        await seen.hears(done(move.fault))
     assert result["moved"] in move.moved
     assert move.said in seen.log
     assert ("not moved" in seen.log) == (result["moved"] == 0)
@@ -536,8 +560,9 @@ async def test_a_tier_in_trouble_is_named_and_the_others_answer(
     async with world(tmp_path, front, planned(fault, "memory/recall"), log) as seen:
         await seen.fed.remember("pears at home")
         await seen.write("pears far away")
-        with seen.trouble():
+        with seen.trouble(deadline=deadline_for(reason)):
             result = await seen.fed.call("recall", query="pears")
+            await seen.hears(done(fault))
         assert [record["content"] for record in result["records"]] == ["pears at home"]
         [degraded] = result["degraded"]
         assert degraded["tier"] == "semantic"
@@ -555,8 +580,9 @@ async def test_a_write_that_lands_when_nobody_expects_it_any_more_is_shown_to_no
     plan = planned('do = "apply-late"\nwait = "3s"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:
         assert await seen.write("before") is None
-        with seen.trouble():
+        with seen.trouble(deadline=SOON):
             assert await seen.write("in trouble") is not None
+            await seen.hears(done('do = "apply-late"'))
         await seen.well()
         await seen.hears("apply-late: carried out now")
         assert await seen.readable() == ["before"]
@@ -572,8 +598,9 @@ async def test_a_write_that_was_refused_and_lands_late_does_not_come_back_with_a
     plan = planned('do = "apply-late"\nwait = "3s"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:
         assert await seen.write("before") is None
-        with seen.trouble():
+        with seen.trouble(deadline=SOON):
             assert await seen.write("in trouble") is not None
+            await seen.hears(done('do = "apply-late"'))
         await seen.well()
         await seen.hears("apply-late: carried out now")
         await seen.fed.call("recall", query="trouble")

@@ -40,7 +40,7 @@ def run(backend: str, main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @both
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(takers, max_size=8))
 def test_whoever_takes_whatever_and_is_cancelled_whenever_each_name_has_one_holder_and_all_get_their_turn(
     backend: str, takers: list[Taker]
@@ -86,7 +86,7 @@ def test_whoever_takes_whatever_and_is_cancelled_whenever_each_name_has_one_hold
 
 
 @both
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
 def test_who_comes_first_is_served_first(backend: str, stays: list[bool]) -> None:
     async def main() -> None:

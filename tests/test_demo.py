@@ -72,6 +72,20 @@ def test_a_conversation_is_replayed_checked_and_asked_about(tmp_path: Path) -> N
     assert list(temporary.iterdir()) == []
 
 
+# the same, but that all is written and no end comes: however late an interruption is, it is not too late
+UNENDING = """
+import sys
+import anyio
+import demo
+write = demo.write
+async def unending(*arguments):
+    await write(*arguments)
+    await anyio.sleep_forever()
+demo.write = unending
+sys.exit(demo.main())
+"""
+
+
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     file = tmp_path / "long.json"
     file.write_text(json.dumps(conversation(500)), encoding="utf-8")
@@ -79,10 +93,11 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     temporary.mkdir()
 
     with subprocess.Popen(
-        command("--file", str(file)),
+        [sys.executable, "-c", UNENDING, "--file", str(file)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=SCRIPTS,
         env=environment(temporary),
     ) as process:
         assert process.stdout is not None

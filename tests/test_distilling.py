@@ -16,6 +16,7 @@ import router.passes
 from router.a2m.errors import A2MError, Code
 from router.a2m.records import Record
 from router.rendering import extract, summary_budget
+from tests.clocks import simulated
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -37,7 +38,6 @@ anyio_test = pytest.mark.anyio
 # at most four records a conversation in the working tier; what is over that goes on as a summary
 DISTIL = FOUR_TIERS.replace('spill_to = "episodic"', 'spill_to = "episodic"\ndistil = true')
 CALM = settings_of(DISTIL, policy="explicit")
-IMPATIENT = settings_of(DISTIL.replace('command = ["-"]', 'command = ["-"]\ntimeout = "300ms"'), policy="explicit")
 
 GROUP = ["one", "two", "three"]
 LATER = ["four", "five"]
@@ -169,7 +169,7 @@ sentence = st.sampled_from(
 )
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.lists(st.lists(sentence, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=5))
 def test_without_a_model_a_group_becomes_its_own_best_sentences_or_moves_as_it_is(said: list[str]) -> None:
     async def scenario() -> None:
@@ -371,12 +371,12 @@ async def test_old_copies_that_cannot_be_removed_are_never_seen_again() -> None:
         await assert_settled(fed, REWRITTEN)
 
 
-@anyio_test
+@simulated
 @pytest.mark.parametrize("method", ["remember", "recall"])
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_target_that_does_not_answer_leaves_neither_a_loss_nor_an_orphan(method: str, after: bool) -> None:
     steer = Steered()
-    async with thinking(Thinker(), IMPATIENT, weather=steer) as fed:
+    async with thinking(Thinker(), CALM, weather=steer) as fed:
         await talk(fed)
         held = steer.hold("episodic", method, after=after)
         assert (await consolidate(fed))["summarized"] == 0

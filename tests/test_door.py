@@ -30,6 +30,9 @@ COMMAND: Final = str(Path(sys.executable).with_name("a2m-router"))
 STORE: Final = str(Path(sys.executable).with_name("a2m-store"))
 HERE: Final = Path("/federation")
 
+# far more than anything here takes; a hang becomes a failure
+PATIENCE: Final = 60
+
 # what a header can carry, as bytes; at its ends no blanks, which are not the value's
 SHOWN: Final = st.binary(min_size=1).filter(
     lambda shown: not set(shown) & set(b"\r\n\0") and shown.strip(b" \t") == shown
@@ -181,7 +184,8 @@ def test_a_router_with_a_made_token_says_when_it_is_ready_and_where_it_is(tmp_pa
     tier = f'[tiers.working]\nkind = "working"\ncommand = {json.dumps([STORE, "working.db"])}\n'
     config = tmp_path / "federation.toml"
     config.write_text(f'state = "router.db"\n{lines}[serve]\nmax_header = "1KiB"\n{tier}')
-    with running(COMMAND, "--config", str(config), "--http", "127.0.0.1:0") as (url, _), httpx.Client() as client:
+    command = (COMMAND, "--config", str(config), "--http", "127.0.0.1:0")
+    with running(*command) as (url, _), httpx.Client(timeout=PATIENCE) as client:
         assert client.get(url + "healthz").text == "alive"
         assert client.get(url + "readyz").text == "ready"
         assert announced(tmp_path / "router.db") == url
@@ -193,7 +197,8 @@ def test_a_router_with_a_made_token_says_when_it_is_ready_and_where_it_is(tmp_pa
 
 
 def test_a_store_is_alive_and_ready(tmp_path: Path) -> None:
-    with running(STORE, str(tmp_path / "a.db"), "--http", "127.0.0.1:0") as (url, _), httpx.Client() as client:
+    command = (STORE, str(tmp_path / "a.db"), "--http", "127.0.0.1:0")
+    with running(*command) as (url, _), httpx.Client(timeout=PATIENCE) as client:
         assert client.get(url + "healthz").text == "alive"
         assert client.get(url + "readyz").text == "ready"
         assert client.get(url + "readyz", headers={"Origin": "https://evil.example"}).status_code == 403

@@ -26,7 +26,6 @@ BASE64: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-
 def examples(number: int) -> Callable[[Any], Any]:
     return settings(
         max_examples=max(1, int(number * _TIMES)),
-        deadline=None,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )

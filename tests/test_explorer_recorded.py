@@ -20,6 +20,7 @@ from router.catalog.readers import Readers
 from router.moves import Moves
 from router.sweeping import Sweeper
 from router.tiers.copies import UNACCOUNTED, Copies
+from tests.clocks import simulated
 from tests.explorer.accounts import A, B
 from tests.explorer.recording import TWO_TIERS, Followed, Left, Recorder
 from tests.explorer.recording import record as recording
@@ -31,6 +32,9 @@ pytestmark = pytest.mark.anyio
 
 Act = Callable[[Trial], Awaitable[None]]
 Step = tuple[str, str, bool]
+
+# seconds, more than a call to a tier may take; a hang becomes a failure
+PATIENCE = 90.0
 
 
 def name_of(step: Step) -> str:
@@ -93,7 +97,7 @@ async def read(fed: Trial) -> None:
 async def at_rest(fed: Trial) -> None:
     """Return when nothing is left to be done. It claims nothing meanwhile, which the sweeper would meet."""
     catalog = fed.federation.catalog
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE):
         await fed.federation.sweeper.idle()
         # nobody tells when the last claim has been let go, the last copy swept, the last tier caught up
         while catalog.strays_left() or catalog.is_redoing() or catalog.claims._waiting:  # noqa: ASYNC110
@@ -126,7 +130,7 @@ class Run:
             await fed.call("remember", records=[record("a1", key="k"), record("b1")])
             await at_rest(fed)
             self.recorder.fed = fed
-            with self.recorder.listening():
+            with anyio.fail_after(PATIENCE), self.recorder.listening():
                 tier, method, after = step
                 hold = self.steer.hold(tier, method, after=after)
                 task = Task(tasks, lambda: act(fed))
@@ -239,7 +243,7 @@ async def test_what_a_crash_leaves_is_put_right_as_in_the_model(
     await Run(monkeypatch, msgspec.structs.replace(scenario, crashes=1)).crashes(act, step, tmp_path)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@simulated
 @pytest.mark.parametrize("at", STOPPED, ids=stopped)
 async def test_a_call_that_lands_late_is_met_as_in_the_model(
     monkeypatch: pytest.MonkeyPatch, at: tuple[str, Step]

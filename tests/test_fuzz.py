@@ -364,7 +364,7 @@ server.serve_forever()
 
 
 def test_a_server_on_http_that_is_wrong_is_noticed() -> None:
-    report = fuzz_http(5, 100, command=[sys.executable, "-c", FAILING], patience=2)
+    report = fuzz_http(5, 100, command=[sys.executable, "-c", FAILING], patience=20)
     said = [finding.what for finding in report.findings]
     assert "a call is answered with 500: " in said
     assert "on its stdout: hello\\n" in said

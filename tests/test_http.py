@@ -17,6 +17,7 @@ import pytest
 from router.a2m.http import CannotListen, HttpServer, application, serve_http
 from router.a2m.server import Caller
 from router.serve.door import admission
+from tests.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
 
 pytestmark = pytest.mark.anyio
 
@@ -268,8 +269,9 @@ async def test_an_address_in_use_is_one_sentence(host: str) -> None:
             await serve_http(app(), host, port)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-async def test_an_address_that_is_not_ours_is_one_sentence(host: str) -> None:
+@pytest.mark.parametrize("host", ["192.0.2.1", UNKNOWN_HOST])
+async def test_an_address_that_is_not_ours_is_one_sentence(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_no_name_server(monkeypatch)
     with pytest.raises(CannotListen, match=f"^cannot listen on {host}:0: "):
         await serve_http(app(), host, 0)
 
@@ -294,20 +296,21 @@ async def test_calls_under_way_are_answered_when_the_server_stops(by: str) -> No
         with scope:
             await server.serve(task_status=task_status)
 
-    server = HttpServer(app(answer=answer), "127.0.0.1", 0)
-    async with anyio.create_task_group() as tasks:
-        _, port = await tasks.start(serve)
-        tasks.start_soon(call, port)
-        await begun.wait()
-        if by == "stop":
-            server.stop()
-        else:
-            scope.cancel()
-        await anyio.lowlevel.checkpoint()
-        finish.set()
-    assert [answer.status_code for answer in answers] == [200]
-    with pytest.raises(httpx.ConnectError):
-        await call(port)
+    with reserved_port() as port:
+        server = HttpServer(app(answer=answer), "127.0.0.1", port)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve)
+            tasks.start_soon(call, port)
+            await begun.wait()
+            if by == "stop":
+                server.stop()
+            else:
+                scope.cancel()
+            await anyio.lowlevel.checkpoint()
+            finish.set()
+        assert [answer.status_code for answer in answers] == [200]
+        with pytest.raises(httpx.ConnectError):
+            await call(port)
 
 
 async def test_a_connection_that_never_finishes_its_request_does_not_keep_the_server(
@@ -321,8 +324,8 @@ async def test_a_connection_that_never_finishes_its_request_does_not_keep_the_se
             await torn.send(
                 b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
             )
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=20) as client:
                 await client.post(f"http://127.0.0.1:{port}/", json=CALL)  # the torn one was accepted before
             server.stop()
-            with anyio.fail_after(10), contextlib.suppress(anyio.BrokenResourceError):
+            with anyio.fail_after(20), contextlib.suppress(anyio.BrokenResourceError):
                 assert b"".join([chunk async for chunk in torn]) == b""

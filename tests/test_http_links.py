@@ -8,7 +8,6 @@ import gzip
 import json
 import logging
 import re
-import signal
 import socket
 import ssl
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
 import hypercorn.asyncio
 import hypercorn.config
 import msgspec
@@ -37,6 +37,8 @@ from router.a2m.http_client import HttpClient, HttpFailure, connect_http
 from router.config import parse
 from router.tiers.link import Link, TierDown
 from router.tiers.starting import links_for
+from tests.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
+from tests.deadlines import Deadline
 
 pytestmark = pytest.mark.anyio
 
@@ -52,11 +54,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return ("asyncio", {"use_uvloop": True}) if request.param == "asyncio" else request.param
 
 
-@pytest.fixture(autouse=True)
-def _no_test_hangs() -> Iterator[None]:
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
+@pytest.fixture
+def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
+    return Deadline(monkeypatch)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -286,9 +286,12 @@ async def test_a_message_whose_connection_was_never_made_cannot_land(http2: bool
 
 
 @pytest.mark.parametrize(
-    "url", ["http://nowhere.invalid/", f"http://{'a' * 70}.example/", "http://a..b/", "ftp://x/", "http://[::1]:1/"]
+    "url", [f"http://{UNKNOWN_HOST}/", f"http://{'a' * 70}.example/", "http://a..b/", "ftp://x/", "http://[::1]:1/"]
 )
-async def test_an_address_where_nobody_is_says_so_and_nothing_can_have_landed(url: str) -> None:
+async def test_an_address_where_nobody_is_says_so_and_nothing_can_have_landed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_no_name_server(monkeypatch)
     async with connect_http(url) as client:
         outcome = await failed(client)
     assert isinstance(outcome.problem, ConnectionLost)
@@ -298,7 +301,9 @@ async def test_an_address_where_nobody_is_says_so_and_nothing_can_have_landed(ur
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"], ids=["call", "answer"])
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
-async def test_a_call_given_up_in_the_middle_takes_its_connection_with_it(begun: bytes, how: str) -> None:
+async def test_a_call_given_up_in_the_middle_takes_its_connection_with_it(
+    begun: bytes, how: str, deadline: Deadline
+) -> None:
     there = anyio.Event()
     unsettled: list[Settled] = []
 
@@ -315,17 +320,18 @@ async def test_a_call_given_up_in_the_middle_takes_its_connection_with_it(begun:
         async with anyio.create_task_group() as tasks:
 
             async def call() -> None:
-                timeout = 0.2 if how == "deadline" else None
                 try:
-                    await client.call("memory/remember", {}, timeout=timeout, on_unsettled=unsettled.append)
+                    await client.call("memory/remember", {}, timeout=deadline.SECONDS, on_unsettled=unsettled.append)
                 except NoAnswer as problem:
-                    assert problem.reason == "no answer within 0.2 s"  # noqa: PT017 - only one of two comes here
+                    assert problem.reason == "no answer within 98765 s"  # noqa: PT017 - only one of two comes here
 
             tasks.start_soon(call)
             await there.wait()
+            await looked_around()
             if how == "cancelled":
-                await looked_around()
                 tasks.cancel_scope.cancel()
+            else:
+                deadline.passes()
         assert len(unsettled) == 1
         assert not unsettled[0].is_set()
         assert await asked(client) == "fine"
@@ -569,6 +575,7 @@ class App:
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
         self.released = asyncio.Event()
+        self.hangs = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -587,6 +594,7 @@ class App:
         if params.get("wait"):
             await self.released.wait()
         if params.get("hang"):
+            self.hangs.set()
             while (await receive())["type"] != "http.disconnect":
                 pass
             return
@@ -672,23 +680,32 @@ async def test_calls_over_http_2_share_a_connection(modern: Modern) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deadline", "too long"])
-async def test_a_call_given_up_over_http_2_harms_no_other(modern: Modern, how: str) -> None:
+async def test_a_call_given_up_over_http_2_harms_no_other(modern: Modern, how: str, deadline: Deadline) -> None:
     others: list[Any] = []
     modern.app.released.clear()
+    modern.app.hangs.clear()
 
     async def other() -> None:
         others.append(await asked(client, wait=True))
 
+    async def give_up() -> None:
+        assert await anyio.to_thread.run_sync(modern.app.hangs.wait, 20)
+        if how == "cancelled":
+            giving_up.cancel()
+        else:
+            deadline.passes()
+
     async with over_http2(modern, max_message=1_000_000) as client, anyio.create_task_group() as tasks:
         before = await asked(client)
         tasks.start_soon(other)
-        if how == "cancelled":
-            with anyio.move_on_after(0.1):
-                await asked(client, hang=True)
+        if how == "too long":
+            with pytest.raises(AnswerTooLong):
+                await asked(client, long=3_000_000)
         else:
-            kind = NoAnswer if how == "deadline" else AnswerTooLong
-            with pytest.raises(kind):
-                await asked(client, timeout=0.1 if how == "deadline" else 20, hang=how == "deadline", long=3_000_000)
+            tasks.start_soon(give_up)
+            with anyio.CancelScope() as giving_up, pytest.raises(NoAnswer):
+                await asked(client, timeout=deadline.SECONDS, hang=True)
+            assert giving_up.cancelled_caught == (how == "cancelled")
         after = [await asked(client, release=True), await asked(client)]
         assert len({one["connection"] for one in after}) == 1
         assert after[0]["connection"] != before["connection"]
@@ -810,7 +827,7 @@ async def test_a_read_is_asked_again_and_a_write_is_not_when_the_server_hangs_up
 
 
 @contextmanager
-def store(file: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def store(file: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """An a2m-store on HTTP, and its address."""
     command = [str(STORE), str(file), "--http", f"{LOCALHOST}:{port}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -830,7 +847,7 @@ async def test_a_store_behind_http_is_a_tier_and_back_after_its_end(tmp_path: Pa
         return [record["content"] for record in found]
 
     file = tmp_path / "remote.db"
-    with store(file) as (process, url):
+    with reserved_port() as port, store(file, port) as (process, url):
         async with linked(f'url = "{url}"', tmp_path) as link:
             await link.wait_up()
             await link.call("memory/remember", {"records": [{"content": "a pear tree"}]})
@@ -841,7 +858,7 @@ async def test_a_store_behind_http_is_a_tier_and_back_after_its_end(tmp_path: Pa
                 with pytest.raises(TierDown, match=r"cannot be reached|the connection broke"):
                     await link.call("memory/remember", {"records": []})
             assert "cannot be reached: Connection refused" in str(link.reason)
-            with store(file, int(url.rstrip("/").rpartition(":")[2])):
+            with store(file, port):
                 await link.wait_up()
                 assert await content() == ["a pear tree"]
 

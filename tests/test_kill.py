@@ -64,9 +64,13 @@ def test_what_happens_in_a_round_follows_from_its_seed() -> None:
 def test_a_process_that_is_left_behind_is_noticed(tmp_path: Path) -> None:
     processes = Processes(tmp_path, ["c0"], http=False, remote=None, tell=lambda _: None)
     with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, MARK: str(tmp_path)}
+        [sys.executable, "-c", "print('up', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, MARK: str(tmp_path)},
     ) as orphan:
-        assert orphan.stdin is not None
+        assert orphan.stdout is not None
+        assert orphan.stdout.readline() == b"up\n"  # a process that has just begun does not always say what it is
         assert [process.pid for process in processes.left_over()] == [orphan.pid]
         orphan.communicate(b"\n")
     assert processes.left_over() == []

@@ -321,7 +321,7 @@ JSON: Final = st.recursive(
 
 
 @given(metadata=st.dictionaries(st.text(), JSON, max_size=4), content=st.text())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_is_written_comes_back_equal(metadata: dict[str, Any], content: str) -> None:
     async def round_trip() -> None:
         async with trial() as fed:

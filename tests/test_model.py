@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from router.config import Summarizer
 from router.model import MAX_ANSWER, MAX_QUOTED, MAX_WAIT, ModelFailed, connect_model
+from tests.addresses import reserved_port
 
 TOKEN = "sk-s3cret/of+ours"
 PATIENCE = 30.0  # seconds before a test that waits for the other side gives up
@@ -253,9 +254,8 @@ async def test_a_connection_that_ends_too_soon_or_speaks_no_http_is_told(endpoin
 
 @pytest.mark.anyio
 async def test_an_endpoint_that_is_not_there_cannot_be_reached() -> None:
-    with serving() as gone:
-        pass
-    failed = await failure(gone.url)
+    with reserved_port() as port:
+        failed = await failure(f"http://127.0.0.1:{port}/v1")
     assert "cannot be reached: " in failed.reason
     assert "see that it runs, and that url in [summarizer] is its address" in failed.reason
 
@@ -434,7 +434,7 @@ async def test_a_wait_until_a_date_is_counted_from_now_where_the_answer_has_no_d
         assert (await failure(endpoint.url)).retry_after == seconds
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=40), st.integers(0, 28), st.integers(0, 8)
 )
@@ -447,7 +447,7 @@ def test_no_retry_after_breaks_a_failure(text: str, at: int, cut: int) -> None:
     assert wait is None or 0 <= wait <= MAX_WAIT
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     token=st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=12, max_size=40),
     around=st.lists(st.text(max_size=2 * MAX_QUOTED), min_size=2, max_size=4),

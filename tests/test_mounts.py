@@ -329,7 +329,7 @@ wheres = st.fixed_dictionaries(
 ).filter(bool)
 
 # one federation serves many questions; what they mean is no matter of the event loop that carries them
-cheaply = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
+cheaply = partial(settings, suppress_health_check=list(HealthCheck))
 
 
 @each_kind

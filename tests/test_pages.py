@@ -38,7 +38,7 @@ writes = st.lists(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(writes=writes, size=st.integers(1, 5), owner=st.sampled_from(OWNERS), data=st.data())
 async def test_a_walk_meets_every_record_once_though_they_move_and_change_meanwhile(
     writes: list[tuple[str | None, str, bool]], size: int, owner: str | None, data: st.DataObject

@@ -3,7 +3,7 @@
 from fractions import Fraction
 from itertools import pairwise
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from router.policy import WORTHLESS, Unit, evictions, in_batches, strength
@@ -25,7 +25,6 @@ worths = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(HALF_LIVES), st.integers(40, 60), worths, worths)
 def test_strength_has_the_order_of_retention_at_every_moment(
     half_life: int, passed: int, one: tuple[Fraction, int, int], other: tuple[Fraction, int, int]

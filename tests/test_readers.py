@@ -81,7 +81,7 @@ def remembered(readers: Readers) -> int:
 
 
 TestReaders: Any = Model.TestCase
-TestReaders.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestReaders.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 def test_memory_does_not_grow_while_reads_always_overlap() -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from router.a2m import timestamps
@@ -29,9 +29,6 @@ from router.rendering import (
     summary_budget,
 )
 from router.text import query_tokens, sentences
-
-# The first text that is not ASCII costs the tokenizer a table, and the machine may be busy: no test asserts a time.
-unhurried = settings(deadline=None)
 
 START = timestamps.parse("2026-07-28T23:59:59.000Z")
 
@@ -99,7 +96,6 @@ def shown(each: Record) -> bool:
     return bool(each.content.strip() or (each.uri or "").strip())
 
 
-@unhurried
 @given(records, styles, st.booleans())
 def test_without_a_budget_every_record_that_says_something_is_there(
     given_: list[Record], style: Style, cite: bool
@@ -109,7 +105,6 @@ def test_without_a_budget_every_record_that_says_something_is_there(
     ]
 
 
-@unhurried
 @given(records, styles, st.none() | st.integers(0, 200), st.booleans(), ends)
 def test_the_entries_are_exactly_the_records_named_whatever_they_contain(
     given_: list[Record], style: Style, budget: int | None, cite: bool, keep: Literal["first", "last"]
@@ -123,7 +118,6 @@ def test_the_entries_are_exactly_the_records_named_whatever_they_contain(
         assert content == "\n".join(said.splitlines()) if said else content
 
 
-@unhurried
 @given(records, fixed_styles, st.data(), st.booleans(), ends)
 def test_a_budget_keeps_by_worth_each_record_that_still_fits(
     given_: list[Record], style: Style, data: st.DataObject, cite: bool, keep: Literal["first", "last"]
@@ -141,14 +135,12 @@ def test_a_budget_keeps_by_worth_each_record_that_still_fits(
     assert len(rendered.text) <= max(0, budget)
 
 
-@unhurried
 @given(records)
 def test_facts_keep_the_order_given(given_: list[Record]) -> None:
     ids = render(given_, style="facts", budget=None, cite=False).ids
     assert ids == [each.id for each in given_ if shown(each)]
 
 
-@unhurried
 @given(st.lists(st.tuples(contents, moments), max_size=8))
 def test_a_transcript_goes_by_time_and_equals_stay_as_given(said: list[tuple[str, str]]) -> None:
     given_ = numbered([record(content, created_at=at) for content, at in said])
@@ -156,7 +148,6 @@ def test_a_transcript_goes_by_time_and_equals_stay_as_given(said: list[tuple[str
     assert ids == [each.id for each in sorted(given_, key=lambda each: each.created_at) if shown(each)]
 
 
-@unhurried
 @given(st.data())
 def test_a_transcript_of_distinct_moments_does_not_depend_on_the_order_given(data: st.DataObject) -> None:
     turns = data.draw(st.lists(contents, max_size=6))
@@ -200,7 +191,6 @@ def test_a_transcript_names_speakers_and_each_day_once() -> None:
     )
 
 
-@unhurried
 @given(records)
 def test_without_cite_no_mark_is_shown(given_: list[Record]) -> None:
     plain = [msgspec.structs.replace(each, key=None, uri=None if each.content.strip() else each.uri) for each in given_]
@@ -255,7 +245,6 @@ def folded(sentence: str) -> str:
     return " ".join(sentence.casefold().split())
 
 
-@unhurried
 @given(sources, budgets)
 def test_a_summary_says_only_what_was_said_once_and_in_its_order(given_: list[Record], budget: int) -> None:
     summary = extract(given_, budget=budget)
@@ -312,13 +301,11 @@ def plain_extract(given_: Sequence[Record], budget: int) -> str | None:
     return summary if 0 < len(summary) < sum(map(len, said)) else None
 
 
-@unhurried
 @given(sources, budgets)
 def test_the_lazy_choice_is_the_plain_one(given_: list[Record], budget: int) -> None:
     assert extract(given_, budget=budget) == plain_extract(given_, budget)
 
 
-@unhurried
 @given(st.data(), budgets)
 def test_a_summary_of_distinct_moments_does_not_depend_on_the_order_given(data: st.DataObject, budget: int) -> None:
     texts = data.draw(st.lists(prose, max_size=6))
@@ -326,7 +313,6 @@ def test_a_summary_of_distinct_moments_does_not_depend_on_the_order_given(data: 
     assert extract(data.draw(st.permutations(given_)), budget=budget) == extract(given_, budget=budget)
 
 
-@unhurried
 @given(sources, budgets, st.sampled_from(["role", "key", "owner", "id", "uri"]))
 def test_a_summary_depends_on_nothing_but_content_and_time(given_: list[Record], budget: int, field: str) -> None:
     other = [msgspec.structs.replace(each, **{field: "other"}) for each in given_]
@@ -424,7 +410,6 @@ def test_a_large_conversation_is_read_in_bounded_work() -> None:
     assert len(render(mass, style="transcript", budget=100_000, cite=True, keep="last").text) <= 100_000
 
 
-@unhurried
 @given(st.integers(0, 10**7))
 def test_a_summary_is_meant_to_be_between_a_quarter_and_a_half_within_bounds(characters: int) -> None:
     budget = summary_budget(characters)

@@ -153,7 +153,7 @@ async def test_metadata_is_kept_to_the_byte_through_two_moves(way: str) -> None:
             assert vector_bytes(record.embedding) == vector_bytes(json.loads(VECTOR))
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(written=st.lists(objects(), min_size=1, max_size=4))
 def test_any_metadata_is_kept_to_the_byte_through_two_moves(written: list[str]) -> None:
     async def run() -> None:
@@ -169,7 +169,7 @@ def test_any_metadata_is_kept_to_the_byte_through_two_moves(written: list[str]) 
     anyio.run(run)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     vectors=st.integers(1, 5).flatmap(
         lambda width: st.lists(
@@ -195,7 +195,7 @@ texts = st.text(characters, max_size=20)
 names = st.text(characters, min_size=1, max_size=20)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     record=st.fixed_dictionaries(
         {"id": names, "content": texts},

@@ -34,7 +34,6 @@ _TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
 def examples(number: int) -> Callable[[Any], Any]:
     return settings(
         max_examples=max(1, int(number * _TIMES)),
-        deadline=None,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
     )

@@ -692,7 +692,7 @@ def test_no_step_of_the_daily_work_reads_a_whole_table(asked: Asked) -> None:
 texts = st.lists(st.sampled_from(["alpha", "beta", "gamma", "delta"]), min_size=1, max_size=6).map(" ".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mine=st.lists(texts, min_size=1, max_size=8), query=texts, data=st.data())
 def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
     mine: list[str], query: str, data: st.DataObject

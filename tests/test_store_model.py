@@ -348,4 +348,4 @@ def spelt_where(params: dict[str, Any]) -> dict[str, Any]:
 
 
 TestStoreAndModel = StoreAndModel.TestCase
-TestStoreAndModel.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestStoreAndModel.settings = settings(max_examples=150, stateful_step_count=30)

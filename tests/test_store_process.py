@@ -20,19 +20,23 @@ PATIENCE = 60
 
 
 class Process:
-    """An a2m-store on pipes."""
+    """An a2m-store on pipes, which nothing is read from ahead: `communicate` would not see that."""
 
     def __init__(self, *arguments: str) -> None:
         self.popen = subprocess.Popen(
-            [*COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*COMMAND, *arguments],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
 
     def send(self, *calls: tuple[str, dict[str, Any]]) -> None:
         assert self.popen.stdin is not None
         for number, (method, params) in enumerate(calls):
             message = {"jsonrpc": "2.0", "id": number, "method": f"memory/{method}", "params": params}
-            self.popen.stdin.write(json.dumps(message).encode() + b"\n")
-        self.popen.stdin.flush()
+            line = json.dumps(message).encode() + b"\n"
+            assert self.popen.stdin.write(line) == len(line)
 
     def answer(self) -> Any:
         assert self.popen.stdout is not None

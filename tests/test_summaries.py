@@ -343,7 +343,7 @@ statements = st.lists(words, min_size=1, max_size=9).map(lambda said: f"{' '.joi
 texts = st.lists(statements | st.text(max_size=20), max_size=6).map(" ".join)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(texts, min_size=1, max_size=6))
 def test_an_extract_says_only_lines_of_its_sources_and_where_it_declines_nothing_changes(said: list[str]) -> None:
     async def scenario() -> None:

@@ -37,7 +37,8 @@ from tests.explorer.states import Event, Label, Scenario, State
 from tests.explorer.steps import BUILT, RECALL, Design
 from tests.federated import Steered, Trial, held_by, settings_of
 
-# the two tiers of the model; what is written goes where it is told to
+# the two tiers of the model; what is written goes where it is told to. No call to them is given up while a test holds
+# another one: where one is to be, time jumps
 TWO_TIERS: Final = settings_of(
     """
 [policy]
@@ -45,11 +46,11 @@ pass = "explicit"
 [tiers.source]
 kind = "episodic"
 command = ["-"]
-timeout = "300ms"
+timeout = "60s"
 [tiers.target]
 kind = "semantic"
 command = ["-"]
-timeout = "300ms"
+timeout = "60s"
 """
 )
 

@@ -35,8 +35,8 @@ MARK: Final = "A2M_KILL_FEDERATION"
 # seconds in which anything here must have come about; a hang becomes a finding
 PATIENCE: Final = 60.0
 # how long whoever has lost its router may live on. The next router's store waits two seconds for the file; the rest is
-# for a machine that does other things, too
-ORPHANED: Final = 10.0
+# for a machine that does other things, too, and whose disk may be kept busy by them
+ORPHANED: Final = 30.0
 
 # A router with a store over HTTP runs as it is, but for its patience: a call that was not answered is given so many
 # seconds to land still, which is more than a server hangs here, in place of half a minute.
