@@ -71,6 +71,15 @@ class Model(RuleBasedStateMachine):
                 assert accepted == ([] if before is None else [before])
 
     @invariant()
+    def each_read_is_told_what_has_left_a_home_since_it_began(self) -> None:
+        for read in self.reads:
+            for tier in TIERS:
+                left = self.readers.left(read.reading, tier)
+                lived = {id for id, home in read.homes.items() if home == tier}
+                assert lived.issuperset(id for id in left if read.homes[id] is not None)
+                assert {id for id in lived if self.homes[id] != tier}.issubset(left)
+
+    @invariant()
     def without_reads_nothing_is_remembered(self) -> None:
         if not self.reads:
             assert remembered(self.readers) == 0

@@ -30,6 +30,7 @@ from router.methods.writing import Writing
 from router.moves import Moves
 from router.settling import Settling
 from router.sweeping import Sweeper
+from tests.clocks import simulated
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -1030,22 +1031,36 @@ async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others
         assert {record["content"] for record in found["records"]} == {record["content"] for record in meant}
 
 
-@pytest.mark.parametrize("matching", ["few", "many"])
-async def test_a_recall_asks_again_only_where_that_can_fill_its_limit(matching: str) -> None:
+async def test_a_recalls_limit_is_filled_when_a_tier_catches_up_before_it_answers_and_the_best_are_forgotten() -> None:
     steer = Steered()
-    count = {"few": 3, "many": 8}[matching]
-    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
-        ids = await fed.remember(*["alpha"] * count, tier="semantic")
-        late = steer.hold("procedural", "recall")
-        steer.seen.clear()
-        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
-        await late.reached.wait()
+    async with (
+        trial(patient(), weather=steer, servers={"semantic": Foreign()}) as fed,
+        anyio.create_task_group() as tasks,
+    ):
+        kept, *replaced = [
+            {"content": content, "tier": "semantic", "key": f"k{n}"}
+            for n, content in enumerate(["alpha and much else besides", *["alpha"] * 3])
+        ]
+        ids = (await fed.call("remember", records=[kept, *replaced]))["ids"]
+        # what is replaced is not caught up with before an earlier read has ended
+        earlier = steer.hold("procedural", "recall")
+        before = Task(tasks, lambda: fed.call("recall", query="alpha"))
+        await earlier.reached.wait()
+        for record in replaced:
+            await fed.call("remember", records=[{**record, "content": "alpha anew"}])
         await wait_all_tasks_blocked()
-        await fed.call("forget", ids=ids[:1])
-        late.release()
-        assert len((await read.ended())["records"]) == count - 1
-        asked = [tier for tier, message in steer.seen if b"alpha" in message]
-        assert asked.count("semantic") == {"few": 1, "many": 2}[matching]
+        held = [steer.hold(tier, "recall") for tier in ("semantic", "working")]
+        read = Task(tasks, lambda: fed.call("recall", limit=1, query="alpha"))
+        for hold in held:
+            await hold.reached.wait()
+        earlier.release()
+        await before.ended()
+        await fed.caught_up()
+        held[0].release()
+        await wait_all_tasks_blocked()
+        await fed.call("forget", ids=ids[1:])
+        held[1].release()
+        assert [record["key"] for record in (await read.ended())["records"]] == [kept["key"]]
 
 
 async def test_a_recall_that_misses_a_tier_is_not_begun_anew() -> None:
@@ -1063,3 +1078,20 @@ async def test_a_recall_that_misses_a_tier_is_not_begun_anew() -> None:
         found = await read.ended()
         assert {record["id"] for record in found["records"]} == set(ids[1:])
         assert [down["tier"] for down in found["degraded"]] == ["procedural"]
+
+
+@simulated
+async def test_a_recall_is_not_begun_anew_where_the_time_for_that_is_over() -> None:
+    steer = Steered()
+    settings = patient('[serve]\ntimeout = "1s"\n' + FOUR_TIERS)
+    async with trial(settings, weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember(*["alpha"] * 8, tier="semantic")
+        slow = [steer.hold("procedural", "recall") for _ in range(2)]
+        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
+        await slow[0].reached.wait()
+        await wait_all_tasks_blocked()
+        await fed.call("forget", ids=ids[:1])
+        await anyio.sleep(0.6)
+        slow[0].release()
+        assert {record["id"] for record in (await read.ended())["records"]} == set(ids[1:])
+        assert not slow[1].reached.is_set()

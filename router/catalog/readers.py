@@ -63,16 +63,16 @@ class Readers:
 
     def accepts(self, read: Reading, entry: Entry, found_in: str) -> bool:
         """Whether `read` may show the copy that it found in `found_in` for the record, whose entry is as it is now."""
-        left = self._left.get(entry.id, ())
-        before = next((home for number, home in left if number > read.began), entry.home)
-        return entry.seq <= read.newest and found_in == before
+        left = self._left_since(read, entry.id)
+        return entry.seq <= read.newest and found_in == (entry.home if left is None else left)
 
     def left(self, read: Reading, home: str) -> list[str]:
-        """The ids of what has moved since `read` began, and whose copy in `home` it accepts."""
-        firsts = {
-            id: next((was for number, was in left if number > read.began), None) for id, left in self._left.items()
-        }
-        return [id for id, was in firsts.items() if was == home]
+        """The ids of what has moved since `read` began, and lived in `home` then."""
+        return [id for id in self._left if self._left_since(read, id) == home]
+
+    def _left_since(self, read: Reading, id: str) -> str | None:
+        """The home that the record has left since `read` began, and of several the first; None if it has not moved."""
+        return next((home for number, home in self._left.get(id, ()) if number > read.began), None)
 
     async def grace(self) -> None:
         """Return when every read that is under way now has ended."""

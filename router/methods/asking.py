@@ -126,23 +126,23 @@ class Asking:
     def overlay(self, lists: dict[str, list[Record]], question: Question) -> None:
         """Put what has been replaced in place of what tiers that have not caught up answered; waits for nothing."""
         pending = self._pending(question.tiers)
-        redone = self._catalog.redone(id for ids in pending.values() for id in ids)
-        if not redone:
+        if not pending:
             return
-        for tier, records in lists.items():
-            lists[tier] = [record for record in records if record.id not in redone]
+        redone = self._catalog.redone(id for _, ids in pending for id in ids)
+        for name, records in lists.items():
+            lists[name] = [record for record in records if record.id not in redone]
         meant = [
             record
-            for tier in question.tiers
-            for record in self._keep(tier, question, [record_of(redone[id]) for id in pending.get(tier.name, ())])
+            for tier, ids in pending
+            for record in self._keep(tier, question, [record_of(redone[id]) for id in ids])
         ]
         if question.query is not None:
             found = set(lexical(question.query, {record.id: record.content for record in meant}))
             meant = [r for r in meant if r.id in found or None not in (question.embedding, r.embedding)]
         elif question.embedding is not None:
             meant = [record for record in meant if record.embedding is not None]
-        for tier, ids in pending.items():
-            lists.setdefault(tier, []).extend(record for record in meant if record.id in ids)
+        for tier, ids in pending:
+            lists.setdefault(tier.name, []).extend(record for record in meant if record.id in ids)
 
     def acceptable(self, read: Reading, entries: Iterable[Entry]) -> Callable[[Entry, str], bool]:
         """Whether `read` may take what `overlay` has left of a record in a tier's list for the record; to be asked in
@@ -161,14 +161,16 @@ class Asking:
             if entry.home in names and question.may_mean(entry) and self._catalog.sees(question.scope, entry)
         }
 
-    def late(self, tiers: Sequence[Tier]) -> set[str]:
+    def behind(self, tiers: Iterable[Tier]) -> set[str]:
         """The ids of what the tiers do not hold yet as it is."""
-        return {id for ids in self._pending(tiers).values() for id in ids}
+        return {id for _, ids in self._pending(tiers) for id in ids}
 
-    def _pending(self, tiers: Sequence[Tier]) -> dict[str, list[str]]:
-        """For each tier that is no mount, the ids of what it does not hold yet as it is."""
-        managed = [tier.name for tier in tiers if tier not in self._mounts]
-        return {name: self._catalog.redo_in(name) for name in managed} if self._catalog.is_redoing() else {}
+    def _pending(self, tiers: Iterable[Tier]) -> list[tuple[Tier, list[str]]]:
+        """The tiers that do not hold something yet as it is, and its ids."""
+        if not self._catalog.is_redoing():
+            return []
+        pending = [(tier, self._catalog.redo_in(tier.name)) for tier in tiers if tier not in self._mounts]
+        return [(tier, ids) for tier, ids in pending if ids]
 
     # --- what nobody can tell yet
 
@@ -258,7 +260,8 @@ class Asking:
         return await self._in_parts(tier, question, everything) if is_cut and everything is not None else kept
 
     def _in_order(self, tier: Tier, question: Question, order: _Order) -> Ask:
-        """What gets the records of a lifted tier in an order that the catalog knows."""
+        """What gets the records of a lifted tier in an order that the catalog knows; where it is asked for more, what
+        has moved on since the read began comes last."""
         asked = msgspec.structs.replace(_of_a_lifted_tier(question), query=None, embedding=None)
         prepared = order(question, tier, question.limit)
 
@@ -275,7 +278,8 @@ class Asking:
                 is_all = len(here) < count
                 # what has moved on meanwhile is in the list of no tier but this, where it still may be read
                 left = [] if question.read is None else self._catalog.readers.left(question.read, tier.name)
-                ids = list(dict.fromkeys([*here, *left]))
+                meant = [entry.id for entry in self._catalog.among(left, question.selection())]
+                ids = list(dict.fromkeys([*here, *meant]))
 
         return ask
 

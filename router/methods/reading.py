@@ -11,8 +11,10 @@ from functools import partial
 from operator import itemgetter
 from typing import Final, TypeVar
 
+import anyio
 import msgspec
 
+from router.a2m.budget import left
 from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record, record_of
@@ -144,15 +146,15 @@ class Readings:
         yield
         still = _still(before.values(), self._catalog.find(before).values())
         seen = {entry.id for entry in still if self._catalog.sees(scope, entry)}
-        left = [
+        there = [
             record
             for record in found.records
             if record.id in seen or self._settings.tier(record.tier or "") in self._mounts
         ]
-        kept = {record.id for record in left}
+        kept = {record.id for record in there}
         if not kept.issuperset(found.prompt_ids or ()):
             raise changing("a record has been forgotten while the model wrote of it; try again", retry_after=0.0)
-        found.records = left
+        found.records = there
 
     async def _undisturbed(self, look: Callable[[], Awaitable[T]]) -> T:
         """What a look finds during which no group gives way to its summary: it could meet neither of the two.
@@ -173,21 +175,22 @@ class Readings:
         tiers = tiers_in_question(params.tier, where, self._settings)
         terms = query_tokens(params.query or "")
         for _ in range(_LOOKS):
+            began = anyio.current_time()
             with self._catalog.readers.reading() as read:
                 unaccounted = self._asking.unaccounted(tiers, scope)
                 question = self._question(params, where, limit, terms, scope, tiers, read)
-                late = self._asking.late(tiers)
+                behind = self._asking.behind(tiers)
                 found = await outcomes(self._asking.recalls(question))
                 lists, degraded = self._answers(tiers, found)
-                # a tier that tells less than is wanted tells all that it has
-                is_cut = any(len(records) >= limit for records in lists.values())
                 answered = _ids_in(lists)
                 self._asking.overlay(lists, question)
                 shown, entries = self._homes(tiers, lists, read, scope)
-            if len(shown) >= limit or not is_cut or degraded:
+            # another look would wait again for a tier that does not answer, or have too little time
+            if len(shown) >= limit or degraded or left() < anyio.current_time() - began:
                 break
             # what has gone, or has been replaced, since a tier answered it may have kept others out of that answer
-            if answered <= shown.keys() | late | self._asking.meant(entries.values(), question):
+            behind &= self._asking.behind(tiers)
+            if answered <= shown.keys() | behind | self._asking.meant(entries.values(), question):
                 break
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
