@@ -18,7 +18,7 @@ def reserved_port() -> Iterator[int]:
 
     A port that is merely free may be given to whoever asks for any, in this process or in another. This one is held by
     a socket that never listens: a connection is refused, the system gives the port to nobody, and a server that names
-    it can have it, as servers are bound with SO_REUSEADDR.
+    it can have it: Linux lets several sockets with SO_REUSEADDR, which servers have, be bound to it while none listens.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

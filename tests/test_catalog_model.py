@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import Raw
@@ -836,4 +836,4 @@ def _settings(tier: Tier) -> tuple[float | None, bool, int | None]:
 TestInMemory: Any = Model.TestCase
 TestInMemory.settings = settings(max_examples=40, stateful_step_count=40)
 TestOnFile: Any = OnFile.TestCase
-TestOnFile.settings = settings(max_examples=20, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow])
+TestOnFile.settings = settings(max_examples=20, stateful_step_count=40)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -97,7 +96,7 @@ def at_an_address(folder: Path, *arguments: str) -> Iterator[str]:
         subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE) as process,
     ):
         assert process.stderr is not None
-        rest = threading.Thread(target=shutil.copyfileobj, args=(process.stderr, said))
+        rest = threading.Thread(target=said.writelines, args=(process.stderr,))  # a line as it comes
         try:
             found = None
             while found is None:
@@ -109,7 +108,10 @@ def at_an_address(folder: Path, *arguments: str) -> Iterator[str]:
             yield found[1].decode()
         finally:
             process.terminate()
-            status = process.wait(PATIENCE)
+            try:
+                status = process.wait(PATIENCE)
+            finally:
+                process.kill()
             if rest.ident is not None:
                 rest.join(PATIENCE)
         assert status == 0

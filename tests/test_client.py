@@ -1,5 +1,6 @@
 """The client ends: many calls on one stream, child processes, HTTP."""
 
+import gc
 import gzip
 import json
 import logging
@@ -591,6 +592,7 @@ async def test_a_cancellation_at_any_moment_leaves_no_child(peer: Child, moment:
 async def test_a_command_that_cannot_be_started_says_why(
     peer: Child, command: list[str], cwd: Path | None, sentence: str
 ) -> None:
+    gc.collect()
     before = psutil.Process().num_fds()
     with pytest.raises(CannotStart) as failure:
         async with peer.connect(command, cwd=cwd):

@@ -100,10 +100,13 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
         cwd=SCRIPTS,
         env=environment(temporary),
     ) as process:
-        assert process.stdout is not None
-        assert "turns written" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        try:
+            assert process.stdout is not None
+            assert "turns written" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()  # it never ends by itself
 
     assert (process.returncode, stderr) == (130, "demo: interrupted; nothing is left behind\n")
     assert list(temporary.iterdir()) == []

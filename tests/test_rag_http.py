@@ -334,7 +334,7 @@ def both(endpoints: Endpoints, portal: BlockingPortal) -> Iterator[list[HttpServ
         ]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(query=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
 def test_nothing_in_a_query_leaves_its_place(
     query: str, endpoints: Endpoints, portal: BlockingPortal, both: list[HttpService]

@@ -15,7 +15,7 @@ import anyio
 import httpx
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.a2m.records import vector_bytes
@@ -153,7 +153,7 @@ async def test_metadata_is_kept_to_the_byte_through_two_moves(way: str) -> None:
             assert vector_bytes(record.embedding) == vector_bytes(json.loads(VECTOR))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(written=st.lists(objects(), min_size=1, max_size=4))
 def test_any_metadata_is_kept_to_the_byte_through_two_moves(written: list[str]) -> None:
     async def run() -> None:

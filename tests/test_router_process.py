@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -85,6 +86,13 @@ class Router:
         """The whole answer to one call."""
         self.send(method, **params)
         return self.answer()
+
+    def ask_until(self, wanted: Callable[[Any], bool], method: str, **params: Any) -> Any:
+        """The first answer to that call that is wanted."""
+        deadline = time.monotonic() + PATIENCE
+        while not wanted(answer := self.ask(method, **params)):
+            assert time.monotonic() < deadline, answer
+        return answer
 
     def children(self) -> list[int]:
         """The processes it has started."""
@@ -432,14 +440,12 @@ def test_a_killed_child_comes_back_and_the_answers_say_that_it_was_away(tmp_path
     config.write_text(f'{config.read_text()}timeout = "2s"\n')
     with running(config) as router:
         near, far = {"id": "w", "content": "near"}, {"id": "s", "content": "far", "tier": "semantic"}
-        while "error" in router.ask("remember", records=[near, far]):
-            pass  # so little time may be too little for a write
+        # so little time may be too little for a write
+        router.ask_until(lambda answer: "result" in answer, "remember", records=[near, far])
         (tmp_path / "away").touch()
         os.kill(child_of(router, "semantic.db"), signal.SIGKILL)
 
-        answer = router.ask("recall")
-        while "degraded" not in answer["result"]:
-            answer = router.ask("recall")
+        answer = router.ask_until(lambda answer: "degraded" in answer["result"], "recall")
         assert [record["id"] for record in answer["result"]["records"]] == ["w"]
         [degraded] = answer["result"]["degraded"]
         assert degraded["tier"] == "semantic"
@@ -456,13 +462,11 @@ def test_a_killed_child_comes_back_and_the_answers_say_that_it_was_away(tmp_path
         assert "result" in router.ask("remember", records=[{"id": "w2", "content": "meanwhile"}])
 
         (tmp_path / "away").unlink()
-        answer = router.ask("timeline")
-        while "degraded" in answer["result"]:
-            answer = router.ask("timeline")
+        answer = router.ask_until(lambda answer: "degraded" not in answer["result"], "timeline")
         assert [record["id"] for record in answer["result"]["records"]] == ["w", "s", "w2"]
-        written = router.ask("remember", records=[{"id": "s2", "content": "again", "tier": "semantic"}])
-        while "error" in written:  # it is up, and may still be taken into the account
-            written = router.ask("remember", records=[{"id": "s2", "content": "again", "tier": "semantic"}])
+        # it is up, and may still be taken into the account
+        again = {"id": "s2", "content": "again", "tier": "semantic"}
+        written = router.ask_until(lambda answer: "result" in answer, "remember", records=[again])
         assert written["result"] == {"ids": ["s2"]}
 
 

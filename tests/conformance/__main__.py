@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     other = Http(options.http, options.other_token, options.timeout) if options.http and options.other_token else None
     try:
-        return judge(Target(client, other), options.only or SECTIONS, verbose=options.verbose)
+        return judge(
+            Target(client, other, patience=options.timeout / 2), options.only or SECTIONS, verbose=options.verbose
+        )
     finally:
         client.close()
 

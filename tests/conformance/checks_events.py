@@ -318,9 +318,7 @@ def another_owner_s_events_are_not_pushed(target: Target) -> None:
     since = len(target.stdio.arrived)
     private = one.remember(target.note())
     own = other.remember(target.note())
-    complete = target.stdio.wait_for(
-        lambda came: _is_event(came, "written") and came.message["params"].get("id") == own[0], since, target.patience
-    )
+    complete = target.stdio.wait_for(lambda came: _is_event(came, "written", own[0]), since, target.patience)
     shared = (
         {tier.get("name") for tier in target.tiers() if tier.get("shared")} if "tiers" in target.capabilities else set()
     )
@@ -406,9 +404,9 @@ def _subscribe(target: Target, **params: Any) -> None:
     expect(result.get("subscribed") is True, f"memory/events/subscribe: expected subscribed true, got {shown(result)}")
 
 
-def _is_event(came: Arrived, kind: str) -> bool:
+def _is_event(came: Arrived, kind: str, id: str | None = None) -> bool:
     params = came.message.get("params") if came.is_notification and came.message is not None else None
-    return isinstance(params, dict) and params.get("kind") == kind
+    return isinstance(params, dict) and params.get("kind") == kind and id in (None, params.get("id"))
 
 
 def _notifications(target: Target, since: int) -> list[Arrived]:

@@ -90,8 +90,7 @@ class Arrived(NamedTuple):
 class Stdio:
     """A server as a child process. A thread reads its stdout; `arrived` is all that it has read, in order.
 
-    `asked` counts the requests by their ids, as JSON; `unreadable` the other lines that a server may answer, since they
-    are neither requests nor notifications.
+    `may_be_answered` counts what was sent, by the ids with which it may be answered, as JSON.
     """
 
     binding = "stdio"
@@ -102,8 +101,7 @@ class Stdio:
         self.ended = False
         self._changed = threading.Condition()
         self._ids = itertools.count(1)
-        self.asked: Counter[str] = Counter()
-        self.unreadable = 0
+        self.may_be_answered: Counter[str] = Counter()
         self._done: set[str] = set()  # of these nobody expects an answer: they have one, or have been given up
         self._notified_at: int | None = None  # how many lines had arrived before what was sent without a call after it
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -129,11 +127,7 @@ class Stdio:
     def send(self, line: bytes) -> None:
         """Writes one line, without waiting for anything."""
         assert self._process.stdin is not None
-        sent = Arrived(line, message_in(line))
-        if sent.is_request:
-            self.asked[sent.id] += 1
-        elif not sent.is_notification and line.strip():
-            self.unreadable += 1
+        self.may_be_answered.update(ids_for(line))
         try:
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
@@ -144,7 +138,11 @@ class Stdio:
         """The response to `id`, which is the next to arrive after the first `since` lines. Raises NoAnswer."""
         done = self._done - {json.dumps(id)}
         self._done.add(json.dumps(id))
-        came = self._first(lambda came: came.is_response and came.id not in done, since, asked)
+        try:
+            came = self._first(lambda came: came.is_response and came.id not in done, since, asked)
+        except NoAnswer as none:
+            passed = [each.id for each in self.arrived[since:] if each.is_response]
+            raise NoAnswer(f"{none}; what came had the ids {', '.join(passed)}" if passed else str(none)) from None
         if came.get("id") != id or type(came.get("id")) is not type(id):
             raise NoAnswer(f"{asked} was sent with id {id!r} and answered with id {came.get('id')!r}: {came}")
         return came
@@ -216,6 +214,20 @@ class Stdio:
         with self._changed:
             self.ended = True
             self._changed.notify_all()
+
+
+def ids_for(line: bytes) -> set[str]:
+    """The ids with which a line may be answered, as JSON: none for a notification, two where it is no request."""
+    sent = Arrived(line, message_in(line))
+    if sent.is_notification or not line.strip():
+        return set()
+    if sent.is_request:
+        return {sent.id}
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError):
+        given = None
+    return {"null", json.dumps(given.get("id"))} if isinstance(given, dict) else {"null"}
 
 
 def message_in(line: bytes) -> Message | None:
