@@ -30,6 +30,8 @@ from router.methods.writing import Writing
 from router.moves import Moves
 from router.settling import Settling
 from router.sweeping import Sweeper
+from router.tiers.copies import Copies
+from router.tiers.link import AnswerTooLong
 from tests.clocks import simulated
 from tests.federated import (
     FOUR_TIERS,
@@ -1061,6 +1063,62 @@ async def test_a_recalls_limit_is_filled_when_a_tier_catches_up_before_it_answer
         await fed.call("forget", ids=ids[1:])
         held[1].release()
         assert [record["key"] for record in (await read.ended())["records"]] == [kept["key"]]
+
+
+async def test_a_recalls_limit_is_filled_where_a_server_tells_fewer_at_once_and_one_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.methods.asking, "_FEW", 3)  # too many to be told which are meant
+    steer = Steered()
+    servers = {"semantic": Foreign(limits={"max_recall_limit": 5})}
+    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember(*["alpha"] * 10, tier="semantic")
+        late = steer.hold("procedural", "recall")
+        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
+        await late.reached.wait()
+        await wait_all_tasks_blocked()
+        # whichever it has told
+        await fed.call("forget", ids=ids[:5])
+        late.release()
+        assert {record["id"] for record in (await read.ended())["records"]} == set(ids[5:])
+
+
+async def test_a_recall_does_not_look_again_where_its_tiers_have_told_all() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        ids = await fed.remember(*["alpha"] * 3, tier="semantic")
+        late = steer.hold("procedural", "recall")
+        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
+        await late.reached.wait()
+        await wait_all_tasks_blocked()
+        await fed.call("forget", ids=ids[:1])
+        steer.refuse("semantic", "recall")
+        late.release()
+        found = await read.ended()
+        assert {record["id"] for record in found["records"]} == set(ids[1:])
+        assert "degraded" not in found
+
+
+async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means_would_be_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = Copies._call
+
+    async def narrow(copies: Copies, tier: str, method: str, *arguments: Any, **options: Any) -> Any:
+        raw = await call(copies, tier, method, *arguments, **options)
+        if method == "memory/recall" and len(raw) > 2000:
+            raise AnswerTooLong(tier, "an answer of more than 2,000 bytes", 1.0, None)
+        return raw
+
+    async with trial(patient()) as fed:
+        ids = await fed.remember(*["alpha"] * 20, tier="semantic")
+        with monkeypatch.context() as patch:
+            patch.setattr(Copies, "_call", narrow)
+            with pytest.raises(A2MError, match="more than one call can tell") as refused:
+                await fed.call("forget", query="alpha")
+        assert refused.value.code == Code.QUOTA_EXCEEDED
+        assert {record["id"] for record in await fed.timeline()} == set(ids)
+        assert await fed.call("forget", query="alpha") == {"forgotten": 20}
 
 
 async def test_a_recall_that_misses_a_tier_is_not_begun_anew() -> None:

@@ -71,6 +71,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         read: what is written since it began is not meant, and of a record the copy that it accepts stands for it; None
             if that does not matter.
         ids: the records that are meant, where no tier could tell by itself.
+        cut: the tiers that may have more than they told; they are put in as they answer.
     """
 
     tiers: Sequence[Tier]
@@ -84,6 +85,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     read: Reading | None = None
     embeddings: bool = False
     ids: Sequence[str] | None = None
+    cut: set[str] = msgspec.field(default_factory=set)
 
     def selection(self, tiers: Sequence[Tier] | None = None) -> Selection:
         """What of it the catalog can tell."""
@@ -272,6 +274,8 @@ class Asking:
                 found = {record.id: record for record in await self._copies.among(tier.name, ids, asked)}
                 kept = self._keep(tier, question, [found[id] for id in ids if id in found])
                 if is_all or self._standing(kept) >= question.wanted or count >= _MOST:
+                    if not is_all:
+                        question.cut.add(tier.name)
                     return kept
                 count = min(_MORE * count, _MOST)
                 here = order(question, tier, count)
@@ -319,10 +323,12 @@ class Asking:
         most = self._copies.recall_limit(tier.name, _MOST)
         limit = min(question.limit, most)
         while True:
-            found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
+            found, is_all = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
             kept = keep(found)
             standing = self._standing(kept)
             if len(found) < limit or standing >= min(question.wanted, len(found)) or limit == most:
+                if not is_all:
+                    question.cut.add(tier.name)
                 return kept, len(found) >= limit == most and standing < question.wanted
             limit = min(_MORE * limit, most)
 
@@ -381,11 +387,11 @@ class Asking:
             key_prefix=question.key_prefix,
             limit=most,
         )
-        found = await self._copies.recall(tier.name, asked)
-        if len(found) >= most:
+        found, is_all = await self._copies.recall(tier.name, asked)
+        if not is_all:
             raise A2MError(
                 Code.QUOTA_EXCEEDED,
-                f"query: at least {most:,} records of {tier.name!r} match, more than one call can tell; "
+                f"query: at least {len(found):,} records of {tier.name!r} match, more than one call can tell; "
                 "narrow it by where or key_prefix, or forget in parts",
                 {"tier": tier.name, "limit": most},
             )

@@ -185,8 +185,8 @@ class Readings:
                 answered = _ids_in(lists)
                 self._asking.overlay(lists, question)
                 shown, entries = self._homes(tiers, lists, read, scope)
-            # another look would wait again for a tier that does not answer, or have too little time
-            if len(shown) >= limit or degraded or left() < anyio.current_time() - began:
+            # another look would find no more, wait again for a tier that does not answer, or have too little time
+            if len(shown) >= limit or not question.cut or degraded or left() < anyio.current_time() - began:
                 break
             # what has gone, or has been replaced, since a tier answered it may have kept others out of that answer
             behind &= self._asking.behind(tiers)

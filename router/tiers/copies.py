@@ -212,8 +212,9 @@ class Copies:
             gone.update(id for id in chunk if id not in left)
         return gone
 
-    async def recall(self, tier: str, question: Recall) -> list[Record]:
-        """The tier's ranking; shorter than the limit where an answer of that many records would be too long."""
+    async def recall(self, tier: str, question: Recall) -> tuple[list[Record], bool]:
+        """The tier's ranking, shorter than the limit where an answer of that many would be too long, and whether these
+        are all that it finds."""
         question = self._put(tier, question)
         while True:
             try:
@@ -223,7 +224,8 @@ class Copies:
                     raise
                 question = msgspec.structs.replace(question, limit=question.limit // 2)
             else:
-                return self._ranked(tier, self._decoded(raw, _Records, tier).records, question.limit)
+                records = self._ranked(tier, self._decoded(raw, _Records, tier).records, question.limit)
+                return records, question.limit is None or len(records) < question.limit
 
     async def pages(self, tier: str, question: Timeline) -> AsyncIterator[list[Record]]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
