@@ -17,6 +17,7 @@ Rules:
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from router.a2m.messages import Describe
@@ -266,23 +267,24 @@ class Recovery:
         said = None if profile is None else profile.store.records
         self._watch(tier, 0, said)
         try:
-            async for whole in self._copies.everything(tier):
-                page = self._own(whole, tier)
-                new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
-                adopted += new
-                if new:
-                    self._changed()
-                seen += len(whole)
-                there += sum(entry.home == tier for entry in self._catalog.find(e.id for e in page).values())
-                self._watch(tier, seen, said)
-                for entry in refused:
-                    log.error(
-                        "%s: %r is set aside, and not shown: %s. It is taken in at the next start when that is "
-                        "forgotten; or forget this one, by its id",
-                        tier,
-                        entry.id,
-                        self._catalog.why_set_aside(entry.id, entry.key),
-                    )
+            async with aclosing(self._copies.everything(tier)) as pages:
+                async for whole in pages:
+                    page = self._own(whole, tier)
+                    new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
+                    adopted += new
+                    if new:
+                        self._changed()
+                    seen += len(whole)
+                    there += sum(entry.home == tier for entry in self._catalog.find(e.id for e in page).values())
+                    self._watch(tier, seen, said)
+                    for entry in refused:
+                        log.error(
+                            "%s: %r is set aside, and not shown: %s. It is taken in at the next start when that is "
+                            "forgotten; or forget this one, by its id",
+                            tier,
+                            entry.id,
+                            self._catalog.why_set_aside(entry.id, entry.key),
+                        )
         except CannotList as problem:
             raise CannotServe(
                 f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "

@@ -30,8 +30,6 @@ from router.methods.writing import Writing
 from router.moves import Moves
 from router.settling import Settling
 from router.sweeping import Sweeper
-from router.tiers.copies import Copies
-from router.tiers.link import AnswerTooLong
 from tests.clocks import simulated
 from tests.federated import (
     FOUR_TIERS,
@@ -1097,28 +1095,6 @@ async def test_a_recall_does_not_look_again_where_its_tiers_have_told_all() -> N
         found = await read.ended()
         assert {record["id"] for record in found["records"]} == set(ids[1:])
         assert "degraded" not in found
-
-
-async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means_would_be_too_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    call = Copies._call
-
-    async def narrow(copies: Copies, tier: str, method: str, *arguments: Any, **options: Any) -> Any:
-        raw = await call(copies, tier, method, *arguments, **options)
-        if method == "memory/recall" and len(raw) > 2000:
-            raise AnswerTooLong(tier, "an answer of more than 2,000 bytes", 1.0, None)
-        return raw
-
-    async with trial(patient()) as fed:
-        ids = await fed.remember(*["alpha"] * 20, tier="semantic")
-        with monkeypatch.context() as patch:
-            patch.setattr(Copies, "_call", narrow)
-            with pytest.raises(A2MError, match="more than one call can tell") as refused:
-                await fed.call("forget", query="alpha")
-        assert refused.value.code == Code.QUOTA_EXCEEDED
-        assert {record["id"] for record in await fed.timeline()} == set(ids)
-        assert await fed.call("forget", query="alpha") == {"forgotten": 20}
 
 
 async def test_a_recall_that_misses_a_tier_is_not_begun_anew() -> None:

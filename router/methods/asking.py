@@ -31,6 +31,7 @@ from router.catalog.selection import Scope
 from router.config import Tier
 from router.fusion import Ranking, lexical, reciprocal_rank
 from router.methods.selecting import Filter, owner_for, unaccounted, unanswered
+from router.nearest import MAX_NEAREST
 from router.tiers.copies import INTERRUPTED, Copies, Untrusted, raw_json
 from router.tiers.lifting import delegable
 from router.tiers.link import TierDown
@@ -213,10 +214,10 @@ class Asking:
             return partial(self._from_native, tier, question)
         if question.query is None and question.embedding is None:
             # a server's own times are those of its writes
-            return self._in_order(tier, question, self._newest)
+            return self._in_order(tier, question, self._newest, _MOST)
         if question.embedding is None or manner.vectors:
             return self._by_its_own_ranking(tier, question)
-        by_vector = self._in_order(tier, question, self._nearest)
+        by_vector = self._in_order(tier, question, self._nearest, MAX_NEAREST)
         if question.query is None:
             return by_vector
         return partial(_blended, self._by_its_own_ranking(tier, question), by_vector)
@@ -261,23 +262,24 @@ class Asking:
         kept, is_cut = await self._enough(tier, asked, question, partial(self._keep, tier, question))
         return await self._in_parts(tier, question, everything) if is_cut and everything is not None else kept
 
-    def _in_order(self, tier: Tier, question: Question, order: _Order) -> Ask:
-        """What gets the records of a lifted tier in an order that the catalog knows; where it is asked for more, what
-        has moved on since the read began comes last."""
+    def _in_order(self, tier: Tier, question: Question, order: _Order, most: int) -> Ask:
+        """What gets the records of a lifted tier in an order that the catalog knows; where it is asked for more, of
+        `most` at most, what has moved on since the read began comes last."""
         asked = msgspec.structs.replace(_of_a_lifted_tier(question), query=None, embedding=None)
-        prepared = order(question, tier, question.limit)
+        begun = min(question.limit, most)
+        prepared = order(question, tier, begun)
 
         async def ask() -> list[Record]:
-            count, ids = question.limit, prepared
+            count, ids = begun, prepared
             is_all = len(ids) < count
             while True:
                 found = {record.id: record for record in await self._copies.among(tier.name, ids, asked)}
                 kept = self._keep(tier, question, [found[id] for id in ids if id in found])
-                if is_all or self._standing(kept) >= question.wanted or count >= _MOST:
+                if is_all or self._standing(kept) >= question.wanted or count >= most:
                     if not is_all:
                         question.cut.add(tier.name)
                     return kept
-                count = min(_MORE * count, _MOST)
+                count = min(_MORE * count, most)
                 here = order(question, tier, count)
                 is_all = len(here) < count
                 # what has moved on meanwhile is in the list of no tier but this, where it still may be read
@@ -361,8 +363,9 @@ class Asking:
         where = _mounted(tier, question.where)
         if where is None or question.key_prefix is not None:
             return []
-        # a `where` may be ignored there, so that a limit would be filled with what is not meant
-        limit = question.limit if not question.where.given else None
+        # a `where` may be ignored there, and others' records are left out, so that a limit would be filled with what
+        # is not meant
+        limit = question.limit if tier.shared and not question.where.given else None
         asked = Timeline(
             where=where or None,
             limit=limit or None,

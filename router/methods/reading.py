@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -174,6 +174,7 @@ class Readings:
         where = read_where(params.where)
         tiers = tiers_in_question(params.tier, where, self._settings)
         terms = query_tokens(params.query or "")
+        looked: _Look | None = None
         for _ in range(_LOOKS):
             began = anyio.current_time()
             with self._catalog.readers.reading() as read:
@@ -181,17 +182,25 @@ class Readings:
                 question = self._question(params, where, limit, terms, scope, tiers, read)
                 behind = self._asking.behind(tiers)
                 found = await outcomes(self._asking.recalls(question))
+                silent = _silent(tiers, found)
+                if looked is not None and silent:
+                    # the look before has heard more, and may lack what only these could tell
+                    looked = self._left_of(looked)._replace(degraded=silent)
+                    break
                 lists, degraded = self._answers(tiers, found)
                 answered = _ids_in(lists)
                 self._asking.overlay(lists, question)
                 shown, entries = self._homes(tiers, lists, read, scope)
+                looked = _Look(question, shown, entries, lists, degraded)
             # another look would find no more, wait again for a tier that does not answer, or have too little time
-            if len(shown) >= limit or not question.cut or degraded or left() < anyio.current_time() - began:
+            if len(shown) >= limit or not question.cut or degraded or left() <= anyio.current_time() - began:
                 break
             # what has gone, or has been replaced, since a tier answered it may have kept others out of that answer
             behind &= self._asking.behind(tiers)
             if answered <= shown.keys() | behind | self._asking.meant(entries.values(), question):
                 break
+        assert looked is not None
+        _, shown, entries, lists, degraded = looked
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
         else:
@@ -207,6 +216,13 @@ class Readings:
             elif id not in entries:
                 records.append(_as_mounted(shown[id], score, params.embeddings))
         return Records(records, self._with_unaccounted(tiers, degraded, scope, unaccounted))
+
+    def _left_of(self, looked: "_Look") -> "_Look":
+        """What may be shown now of what a look has found that has ended."""
+        meant = self._asking.meant(self._catalog.find(looked.entries).values(), looked.question)
+        shown = {id: record for id, record in looked.shown.items() if id in meant or id not in looked.entries}
+        lists = {tier: [each for each in records if each.id in shown] for tier, records in looked.lists.items()}
+        return looked._replace(shown=shown, lists=lists)
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
@@ -254,12 +270,16 @@ class Readings:
         tiers = [tier for tier in question.tiers if tier not in self._mounts]
         selection = question.selection()
         limit = question.limit or None
-        for _ in range(_LOOKS):
-            entries = self._catalog.newest(selection, limit)
-            records, missing = await self._read(entries, tiers, question.scope, embeddings=question.embeddings)
-            meant = self._still_meant(entries, selection)
-            if limit is None or len(meant) == len(entries):
+        for look in range(_LOOKS):
+            newest = self._catalog.newest(selection, limit)
+            found, silent = await self._read(newest, tiers, question.scope, embeddings=question.embeddings)
+            if look and silent:
+                missing = silent  # the look before has heard more, and may lack what only these could tell
                 break
+            entries, records, missing = newest, found, silent
+            if limit is None or missing or len(self._still_meant(entries, selection)) == len(entries):
+                break
+        meant = self._still_meant(entries, selection)
         placed = [((entry.created_at, entry.seq), records[entry.id]) for entry in meant if entry.id in records]
         return placed, missing
 
@@ -325,7 +345,10 @@ class Readings:
             meant = self._still_meant(there, selection)
         for down in missing:
             raise unanswered(down.tier, down.reason, 1.0)
-        ordered = sorted((entry for entry in meant if entry.id in records), key=lambda entry: entry.created_at)
+        for entry in meant:
+            if entry.id not in records:
+                raise _lost(entry)
+        ordered = sorted(meant, key=lambda entry: entry.created_at)
         return Page([records[e.id] for e in ordered], None if place is None else self._pages.close(place))
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
@@ -353,7 +376,7 @@ class Readings:
         assert entry is not None
         if not _still([entry], self._catalog.find([entry.id]).values()):
             raise changing("the record at the key is being forgotten and written anew all the time; try again")
-        raise unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
+        raise _lost(entry)
 
     def _place(self, after: str | None) -> int:
         """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out."""
@@ -554,6 +577,23 @@ class Readings:
         return found, list(degraded.values())
 
 
+class _Look(NamedTuple):
+    """What a recall has found at once.
+
+    Args:
+        shown: what may be shown, by ids.
+        entries: of what is not a mount's.
+        lists: the tiers' rankings of what is shown.
+        degraded: the tiers that did not answer.
+    """
+
+    question: Question
+    shown: dict[str, Record]
+    entries: dict[str, Entry]
+    lists: dict[str, list[Record]]
+    degraded: list[Degraded]
+
+
 # Records with their places in a timeline (when each was created, then in which order it was written), and the tiers
 # that did not answer.
 _Part = tuple[list[tuple[tuple[int, int], Record]], list[Degraded]]
@@ -572,6 +612,10 @@ def _ids_in(lists: Mapping[str, Sequence[Record]]) -> set[str]:
 def _age(record: Record, entries: Mapping[str, Entry]) -> tuple[int, int]:
     entry = entries.get(record.id)
     return (parse(record.created_at), 0) if entry is None else (entry.created_at, entry.seq)
+
+
+def _lost(entry: Entry) -> A2MError:
+    return unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
 
 
 def _silent(tiers: Sequence[Tier], found: Sequence[object]) -> list[Degraded]:

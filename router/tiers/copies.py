@@ -8,7 +8,8 @@ is asked for.
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from itertools import islice, pairwise
 from typing import Any, Final, TypeVar
 
@@ -227,7 +228,7 @@ class Copies:
                 records = self._ranked(tier, self._decoded(raw, _Records, tier).records, question.limit)
                 return records, question.limit is None or len(records) < question.limit
 
-    async def pages(self, tier: str, question: Timeline) -> AsyncIterator[list[Record]]:
+    async def pages(self, tier: str, question: Timeline) -> AsyncGenerator[list[Record], None]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
         own order."""
         link = self._links[tier]
@@ -264,17 +265,18 @@ class Copies:
                 records = self._lowered(tier, self._decoded(raw, _Records, tier).records)
                 return records, len(records) < count
 
-    async def everything(self, tier: str) -> AsyncIterator[list[Record]]:
+    async def everything(self, tier: str) -> AsyncGenerator[list[Record], None]:
         """All that a tier holds, vectors included: page by page, in one timeline, or session by session.
 
         Raises CannotList where the server could hold more than it tells.
         """
         profile = self._links[tier].profile
         try:
-            async for page in self.pages(tier, Timeline(embeddings=True)):
-                if profile is not None and not profile.store.pages and len(page) == profile.max_recall_limit:
-                    raise CannotList(f"it answers at most {len(page):,} records at once")
-                yield page
+            async with aclosing(self.pages(tier, Timeline(embeddings=True))) as pages:
+                async for page in pages:
+                    if profile is not None and not profile.store.pages and len(page) == profile.max_recall_limit:
+                        raise CannotList(f"it answers at most {len(page):,} records at once")
+                    yield page
         except AnswerTooLong:
             if profile is None or profile.store.pages or "sessions" not in profile.capabilities:
                 raise CannotList("all that it holds does not fit into one message") from None
@@ -285,8 +287,11 @@ class Copies:
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
             try:
-                async for page in self.pages(tier, question):
-                    yield page
+                async with aclosing(self.pages(tier, question)) as pages:
+                    async for page in pages:
+                        if len(page) == profile.max_recall_limit:
+                            raise CannotList(f"it answers at most {len(page):,} records at once")
+                        yield page
             except AnswerTooLong:
                 which = "what belongs to no session" if name is None else f"its session {name!r}"
                 raise CannotList(f"{which} does not fit into one message") from None
@@ -310,7 +315,7 @@ class Copies:
                 self._mounts.freeze(tier, True)
             raise
 
-    async def parts(self, tier: str, ids: Sequence[str], question: Recall) -> AsyncIterator[list[Record]]:
+    async def parts(self, tier: str, ids: Sequence[str], question: Recall) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
         waiting = list(self._chunks(tier, ids))[::-1]
         # without a tier's name: within its server it may have moved, and it is it all the same
@@ -328,8 +333,11 @@ class Copies:
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
             records = self._decoded(raw, _Records, tier).records
-            if not {record.id for record in records} <= set(chunk):
+            told = {record.id for record in records}
+            if not told <= set(chunk):
                 raise self._untrusted(tier, "answered a read by id with other records")
+            if told and len(told) < len(chunk) and question.query is None and not question.where:
+                waiting.append([id for id in chunk if id not in told])  # it may tell fewer at once than it says
             yield self._lowered(tier, records)
 
     def _put(self, tier: str, question: "_Question") -> "_Question":
