@@ -434,6 +434,18 @@ class Task:
         self._done.set()
 
 
+@asynccontextmanager
+async def while_recalled(fed: Trial, steer: Steered, *, held: str = "procedural", **params: Any) -> AsyncIterator[Task]:
+    """A recall, and a block of what comes when all tiers have answered it but `held`, which answers after the block."""
+    late = steer.hold(held, "recall")
+    async with anyio.create_task_group() as tasks:
+        read = Task(tasks, lambda: fed.call("recall", **params))
+        await late.reached.wait()
+        await anyio.wait_all_tasks_blocked()
+        yield read
+        late.release()
+
+
 def contents(records: list[dict[str, Any]]) -> dict[str, str]:
     return {record["content"]: record["tier"] for record in records}
 

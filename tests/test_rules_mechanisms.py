@@ -44,6 +44,7 @@ from tests.federated import (
     plant,
     settings_of,
     trial,
+    while_recalled,
 )
 
 pytestmark = pytest.mark.anyio
@@ -925,18 +926,14 @@ async def test_a_recalls_limit_is_filled_when_the_best_go_before_the_last_tier_h
     goes: str, ranking: dict[str, str]
 ) -> None:
     steer = Steered()
-    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+    async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
-        late = steer.hold("procedural", "recall")
         tiers = {"tier": ["semantic", "procedural"]}
-        read = Task(tasks, lambda: fed.call("recall", limit=1, where=tiers, **ranking))
-        await late.reached.wait()
-        await wait_all_tasks_blocked()
-        if goes == "forgotten":
-            await fed.call("forget", ids=ids[1:])
-        else:
-            await fed.call("promote", ids=ids[1:], tier="working")
-        late.release()
+        async with while_recalled(fed, steer, limit=1, where=tiers, **ranking) as read:
+            if goes == "forgotten":
+                await fed.call("forget", ids=ids[1:])
+            else:
+                await fed.call("promote", ids=ids[1:], tier="working")
         assert [record["id"] for record in (await read.ended())["records"]] == ids[:1]
 
 
@@ -976,19 +973,15 @@ async def test_a_recalls_limit_is_filled_when_the_best_are_replaced_before_the_l
 ) -> None:
     steer = Steered()
     servers = {} if server is None else {"semantic": server}
-    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+    async with trial(patient(), weather=steer, servers=servers) as fed:
         kept, *replaced = [
             {"content": content, "tier": "semantic", "key": f"k{n}", "metadata": {"m": 1}}
             for n, content in enumerate(["alpha and much else besides", *["alpha"] * 3])
         ]
         await fed.call("remember", records=[kept, *replaced])
-        late = steer.hold("procedural", "recall")
-        read = Task(tasks, lambda: fed.call("recall", limit=1, where={"m": 1}, **ranking))
-        await late.reached.wait()
-        await wait_all_tasks_blocked()
-        for record in replaced:
-            await fed.call("remember", records=[{**record, "metadata": {"m": 2}}])
-        late.release()
+        async with while_recalled(fed, steer, limit=1, where={"m": 1}, **ranking) as read:
+            for record in replaced:
+                await fed.call("remember", records=[{**record, "metadata": {"m": 2}}])
         assert [record["key"] for record in (await read.ended())["records"]] == [kept["key"]]
 
 
@@ -1069,29 +1062,21 @@ async def test_a_recalls_limit_is_filled_where_a_server_tells_fewer_at_once_and_
     monkeypatch.setattr(router.methods.asking, "_FEW", 3)  # too many to be told which are meant
     steer = Steered()
     servers = {"semantic": Foreign(limits={"max_recall_limit": 5})}
-    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+    async with trial(patient(), weather=steer, servers=servers) as fed:
         ids = await fed.remember(*["alpha"] * 10, tier="semantic")
-        late = steer.hold("procedural", "recall")
-        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
-        await late.reached.wait()
-        await wait_all_tasks_blocked()
-        # whichever it has told
-        await fed.call("forget", ids=ids[:5])
-        late.release()
+        async with while_recalled(fed, steer, limit=8, query="alpha") as read:
+            # whichever it has told
+            await fed.call("forget", ids=ids[:5])
         assert {record["id"] for record in (await read.ended())["records"]} == set(ids[5:])
 
 
 async def test_a_recall_does_not_look_again_where_its_tiers_have_told_all() -> None:
     steer = Steered()
-    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+    async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember(*["alpha"] * 3, tier="semantic")
-        late = steer.hold("procedural", "recall")
-        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
-        await late.reached.wait()
-        await wait_all_tasks_blocked()
-        await fed.call("forget", ids=ids[:1])
-        steer.refuse("semantic", "recall")
-        late.release()
+        async with while_recalled(fed, steer, limit=8, query="alpha") as read:
+            await fed.call("forget", ids=ids[:1])
+            steer.refuse("semantic", "recall")
         found = await read.ended()
         assert {record["id"] for record in found["records"]} == set(ids[1:])
         assert "degraded" not in found
@@ -1099,16 +1084,12 @@ async def test_a_recall_does_not_look_again_where_its_tiers_have_told_all() -> N
 
 async def test_a_recall_that_misses_a_tier_is_not_begun_anew() -> None:
     steer = Steered()
-    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+    async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember(*["alpha"] * 8, tier="semantic")
-        late = steer.hold("working", "recall")
         steer.refuse("procedural", "recall")
-        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
-        await late.reached.wait()
-        await wait_all_tasks_blocked()
-        await fed.call("forget", ids=ids[:1])
-        steer.refuse("semantic", "recall")
-        late.release()
+        async with while_recalled(fed, steer, held="working", limit=8, query="alpha") as read:
+            await fed.call("forget", ids=ids[:1])
+            steer.refuse("semantic", "recall")
         found = await read.ended()
         assert {record["id"] for record in found["records"]} == set(ids[1:])
         assert [down["tier"] for down in found["degraded"]] == ["procedural"]

@@ -18,7 +18,7 @@ from tests.conformance.client import Arrived
 
 Event = dict[str, Any]
 
-# how long a notification may take, and how long is waited for one that must not come
+# how long is waited for a notification that must not come
 _SILENCE = 0.3
 
 # a server that gives out one event at a time has given out a whole log by then
