@@ -23,7 +23,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import anyio.to_thread
 import hypercorn.asyncio
 import hypercorn.config
 import msgspec
