@@ -88,7 +88,7 @@ class Federation:
         self._tasks = tasks
         self._clock = clock
         self.mounts = mounts = Mounts(settings.tiers)
-        copies = Copies(links, mounts, settings.limits.max_message)
+        copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata)
         settling = Settling(catalog, copies, self._spawn)
         self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
         self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)

@@ -83,7 +83,7 @@ def _remarks(tier: Tier, profile: Profile, *, mounted: bool) -> list[str]:
     if tier.url is not None and "scopes" in profile.capabilities:
         lacking = ["scopes (an owner cannot be told over HTTP)", *lacking]
     vectors = "searched by its server" if manner.vectors else "indexed beside the catalog"
-    carried = "owner, session, key, revision, uri, media_type, created_at and metadata ride along"
+    carried = "role, group, owner, session, key, revision, uri, media_type, created_at and metadata ride along"
     chosen = "" if manner.remote is None else f"; of its server's tiers {manner.remote!r} is meant"
     return [f"{tier.name}: lacks {', '.join(lacking)}; lifted: {carried}, vectors are {vectors}{chosen}"]
 

@@ -305,8 +305,8 @@ class Moves:
         Raises Altered.
         """
         left = await self._copies.write_seen(target, [draft_of(record) for record in records])
-        if left:
-            raise Altered(f"{target} does not keep what it is given: {left[0].id!r} came back altered")
+        for what in left.values():
+            raise Altered(f"{target} does not keep what it is given: it {what}")
 
 
 def _all_well(found: Sequence[dict[str, Record] | A2MError | TierDown | OSError]) -> list[dict[str, Record]]:

@@ -129,7 +129,7 @@ async def _scanned(
 
     managed = {tier.name: links[tier.name] for tier in settings.managed}
     mounts = Mounts(settings.tiers)
-    copies = Copies(links, mounts, settings.limits.max_message)
+    copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata)
     settling = Settling(catalog, copies, _nothing_is_left_open)
     sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
     recovery = Recovery(settings, catalog, copies, sweeper, mounts, lambda: None, adopt=adopt, watch=seen)

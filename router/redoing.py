@@ -160,7 +160,7 @@ class Redoing:
             gone = await self._copies.remove(tier, [entry.id for entry in entries])
             problems = {entry.id: "it does not forget what it held" for entry in entries if entry.id not in gone}
         left = await self._copies.write_seen(tier, [draft for draft in drafts if draft.id not in problems])
-        problems |= {draft.id: "it does not keep the record as it is given" for draft in left if draft.id}
+        problems |= {id: f"it {what}" for id, what in left.items()}
         await self._catalog.readers.grace()
         vectors = {draft.id: draft.embedding for draft in drafts if draft.id is not None}
         held = [entry for entry in entries if entry.id not in problems]

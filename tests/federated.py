@@ -26,7 +26,7 @@ from router.app import Federation, running_federation
 from router.catalog.catalog import Catalog
 from router.config import Settings, Tier, parse
 from router.policy import strength
-from router.tiers.lifting import lowered
+from router.tiers.lifting import Told, lowered
 from router.tiers.link import Link
 from tests.servers.core_only import CoreOnly
 
@@ -262,18 +262,18 @@ def stored(fed: Trial) -> dict[str, list[tuple[str, Record]]]:
                 found.setdefault(record.id, []).append((tier, record))
     for tier, server in fed.servers.items():
         for record in told_by(server) if fed.federation.settings.tier(tier) not in fed.federation.mounts else ():
-            found.setdefault(record.id, []).append((tier, lowered(record)))
+            found.setdefault(record.id, []).append((tier, lowered(record, vector=True)))
     return found
 
 
-def told_by(server: CoreOnly) -> list[Record]:
+def told_by(server: CoreOnly) -> list[Told]:
     """Every record a foreign server holds, as its own timeline tells it."""
     message = b'{"jsonrpc":"2.0","id":1,"method":"memory/timeline","params":{"embeddings":true}}'
     return msgspec.json.decode(server.answer(message) or b"null", type=_Told).result.records
 
 
 class _ToldRecords(msgspec.Struct):
-    records: list[Record]
+    records: list[Told]
 
 
 class _Told(msgspec.Struct):

@@ -24,6 +24,7 @@ from tests.conformance.running import Outcome, State, outcomes
 from tests.servers import javascript
 from tests.servers.bindings import over_http
 from tests.servers.core_only import CoreOnly, main
+from tests.servers.habits import HABITS
 from tests.servers.lying import LIES
 from tests.servers.protocol import CAPABILITIES
 
@@ -581,6 +582,11 @@ def content_kept(server: CoreOnly) -> Any:
     return contents(with_three(server))[0]
 
 
+def trailing_space_kept(server: CoreOnly) -> Any:
+    call(server, "remember", records=[{"content": " kept? \n"}])
+    return contents(server)[0]
+
+
 def metadata_kept(server: CoreOnly) -> Any:
     return [record.get("metadata") for record in call(with_three(server), "timeline")["records"]]
 
@@ -618,6 +624,7 @@ LOOKED_AT: Final[dict[str, tuple[Callable[[CoreOnly], Any], Any, Any]]] = {
     ),
     "TruncatesContent": (content_kept, THREE[0]["content"], "the deploy  key\nrota"),
     "RewritesContent": (content_kept, THREE[0]["content"], "the deploy key rotates every 90 days"),
+    "TrimsContent": (trailing_space_kept, " kept? \n", " kept?"),
     "DropsMetadata": (metadata_kept, [{"n": 1}, {"n": 2}, {"n": 2}], [None, None, None]),
     "SpeaksAnotherVersion": (protocol_described, "a2m/0.1", "a2m/0.2"),
     "DeclaresNoCore": (capabilities_described, ["core"], []),
@@ -644,3 +651,27 @@ def test_a_lying_server_runs_as_a_process() -> None:
     described = client.request("memory/describe")["result"]
     client.close()
     assert (described["protocol"], described["limits"]) == ("a2m/0.2", {"max_recall_limit": 5})
+
+
+# --- servers with habits
+
+METADATA: Final = {"a2m-router": "{}", "n": [1, {"z": 1, "b": 2}], "b": 1}
+
+
+def answered(server: CoreOnly) -> tuple[str, dict[str, Any]]:
+    """A timeline of one record, without the moment; and the record."""
+    call(server, "remember", records=[{"id": "a", "content": " as \n given ", "metadata": METADATA}])
+    answer = (server.answer(rendered("memory/timeline", {}, 1)) or b"").decode()
+    timeless = re.sub(r"\.\d{3}(?=[Z+])", ".", re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "", answer))
+    return timeless, json.loads(answer)["result"]["records"][0]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_server_with_a_habit_keeps_what_it_must_and_answers_otherwise_than_an_honest_one(habit: str) -> None:
+    text, kept = answered(HABITS[habit]())
+    assert text != answered(CoreOnly())[0]
+    assert (kept["id"], kept["content"], kept["metadata"]["a2m-router"]) == ("a", " as \n given ", "{}")
+
+
+def test_two_honest_servers_answer_alike() -> None:
+    assert answered(CoreOnly())[0] == answered(CoreOnly())[0]

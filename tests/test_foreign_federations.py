@@ -18,6 +18,7 @@ from tests.conformance.checking import same
 from tests.conformance.client import Stdio
 from tests.conformance.running import ALL_CHECKS, State
 from tests.federated import Foreign
+from tests.servers.habits import HABITS
 from tests.servers.lying import LIES
 from tests.test_conformance import COMMANDS, judged, store
 from tests.test_mounts import Watched, federation
@@ -98,6 +99,35 @@ def test_four_core_only_servers_make_a_whole_federation(tmp_path: Path) -> None:
     assert all(riders_in(tmp_path / f"{kind}.jsonl") for kind in WAYS)
 
 
+def with_habit(folder: Path, kind: str, habit: str) -> list[str]:
+    return [sys.executable, str(SERVERS / "habits.py"), habit, "--file", str(folder / f"{kind}.jsonl")]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_four_servers_that_answer_otherwise_than_they_were_given_make_a_whole_federation(
+    habit: str, tmp_path: Path
+) -> None:
+    check_that_it_passes(tmp_path, {kind: command(with_habit(tmp_path, kind, habit)) for kind in WAYS})
+    assert all(riders_in(tmp_path / f"{kind}.jsonl") for kind in WAYS)
+
+
+MIXTURES: Final = [
+    ("FillsInARole", "InventsGroups", "AnswersFloats", "KeepsOurMetadataAlone"),
+    ("AddsMetadata", "AnswersNulls", "FlattensMetadata", "AnswersNanoseconds"),
+    ("AddsFields", "SortsMetadata", "AnswersOffsets", "AnswersWholeSeconds"),
+]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids="-".join)
+def test_such_servers_serve_tiers_together(mixture: tuple[str, ...], tmp_path: Path) -> None:
+    habits = zip(WAYS, mixture, strict=True)
+    check_that_it_passes(tmp_path, {kind: command(with_habit(tmp_path, kind, habit)) for kind, habit in habits})
+
+
+def test_every_habit_is_in_a_mixture() -> None:
+    assert {habit for mixture in MIXTURES for habit in mixture} == HABITS.keys()
+
+
 def test_a_core_only_server_over_http_serves_a_tier(tmp_path: Path) -> None:
     stores = {kind: command(store(tmp_path, kind)) for kind in THREE}
     with over_http(tmp_path, "working") as url:
@@ -140,6 +170,8 @@ kind = "semantic"
 command = ["-"]
 """
 
+ALTERED: Final = "has altered the content of a record that it was given: 'l0': from character"
+
 # what the router says of each, in its log or in an answer
 REPORTS: Final = {
     "HasNoTimeline": "does not serve memory/timeline as it says",
@@ -154,9 +186,11 @@ REPORTS: Final = {
     "AnswersRecallWithAString": "gave an answer that cannot be read: Expected `array`, got `str`",
     "ForgetsNothing": "says that it has forgotten records, and holds them still",
     "LosesWrites": "does not hold a record that it was given: 'l1'",
-    "TruncatesContent": "has altered a record that it was given: 'l0'",
-    "RewritesContent": "has altered a record that it was given: 'l0'",
-    "DropsMetadata": "has altered a record that it was given: 'l0'",
+    "TruncatesContent": f"{ALTERED} 21 on it was given '0, as told. ', and returned nothing",
+    "RewritesContent": f"{ALTERED} 13 on it was given ' number 0, as told. ', and returned 'number 0, as told.'",
+    "TrimsContent": f"{ALTERED} 32 on it was given ' ', and returned nothing",
+    "DropsMetadata": "returns a record that it was given without the metadata member 'a2m-router', which holds all "
+    "that a tier's server need not keep: 'l0'; a server must keep metadata (§3.1)",
     "SpeaksAnotherVersion": "protocol: expected a2m/0.1, the server speaks 'a2m/0.2'",
     "DeclaresNoCore": "'core' is required of every server, and missing",
     "IsReadOnlySometimes": "it refuses: memory/remember: this server takes no writes",
@@ -284,7 +318,7 @@ async def test_a_tier_that_lies_is_reported_and_not_believed(name: str, caplog: 
 # lies that only matter to who writes, or that are made good without a word: `where` is applied here once more
 UNSEEN_IN_A_MOUNT: Final = {
     *("AnswersWithFewerIds", "ChoosesOtherIds", "ForgetsNothing", "LosesWrites", "TruncatesContent", "RewritesContent"),
-    *("DropsMetadata", "IsReadOnlySometimes", "IgnoresWhere"),
+    *("TrimsContent", "DropsMetadata", "IsReadOnlySometimes", "IgnoresWhere"),
 }
 
 

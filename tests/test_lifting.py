@@ -3,27 +3,39 @@
 import json
 from base64 import b64encode
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m.equality import parse_where
 from router.a2m.errors import A2MError, Code
-from router.a2m.matching import matches
+from router.a2m.matching import FIELDS, matches
 from router.a2m.records import Draft, Record, digest, record_of
 from router.catalog.catalog import Catalog
 from router.config import parse
-from router.tiers.lifting import RESERVED, delegable, lifted, lowered
+from router.tiers.lifting import (
+    RESERVED,
+    VERSION,
+    NewerRider,
+    Riderless,
+    Told,
+    delegable,
+    is_lifted,
+    lifted,
+    lowered,
+    shows_metadata,
+)
 from router.tiers.profile import CannotServe, Profile
 from router.tiers.starting import links_for
-from tests.federated import Foreign, Mix, Steered, redone, settings_of, trial
+from tests.federated import Foreign, Mix, Steered, Trial, redone, settings_of, trial
 from tests.servers import javascript
 from tests.servers.core_only import CoreOnly
+from tests.servers.habits import HABITS
 
 names = st.text(max_size=6) | st.sampled_from([RESERVED, "a", "1", "01"])
 json_values = st.recursive(
@@ -64,18 +76,54 @@ def encoded(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def told(draft: Draft, *, like_javascript: bool) -> Record:
+def told(draft: Draft, *, like_javascript: bool, **answered: Any) -> Told:
     """A lifted record as its server tells it again."""
     text = msgspec.json.encode(draft).decode()
     fields = json.loads(javascript.reencoded(text) if like_javascript else text)
     fields["created_at"] = "2027-01-01T00:00:00.000Z"
-    return msgspec.json.decode(json.dumps(fields), type=Record)
+    fields.update(answered)
+    return msgspec.json.decode(json.dumps(fields), type=Told)
 
 
 @given(draft=drafts(), vector=st.booleans(), like_javascript=st.booleans())
 def test_what_was_lifted_comes_down_as_it_was(draft: Draft, vector: bool, like_javascript: bool) -> None:
-    back = lowered(told(lifted(draft, vector=vector, tier=None), like_javascript=like_javascript))
+    back = lowered(told(lifted(draft, vector=vector, tier=None), like_javascript=like_javascript), vector=vector)
     assert digest(back) == digest(draft)
+
+
+NOT_TO_BE_KEPT: Final = sorted(set(Record.__struct_fields__) - {"id", "content", "metadata", "score", "similarity"})
+inventions = st.dictionaries(st.sampled_from(NOT_TO_BE_KEPT) | st.text(min_size=9, max_size=12), json_values)
+
+
+@given(draft=drafts(), invented=inventions, members=st.dictionaries(names, json_values, max_size=3), data=st.data())
+def test_a_server_need_keep_nothing_but_the_id_the_content_and_the_rider(
+    draft: Draft, invented: dict[str, Any], members: dict[str, Any], data: st.DataObject
+) -> None:
+    """It fills in, adds, normalises and drops whatever else it likes."""
+    given = lifted(draft, vector=False, tier=None)
+    kept = {**members, RESERVED: json.loads(bytes(given.metadata))[RESERVED]}
+    dropped = data.draw(st.sets(st.sampled_from(["role", "group", "created_at"])))
+    answer = {**json.loads(msgspec.json.encode(given)), "created_at": "2027-01-01T00:00:00.000Z", **invented}
+    answer = {name: value for name, value in answer.items() if name not in dropped} | {"metadata": kept}
+    back = lowered(msgspec.json.decode(encoded(answer), type=Told), vector=True)
+    assert digest(back) == digest(draft)
+
+
+@given(
+    draft=drafts(), added=st.dictionaries(st.text(min_size=7, max_size=9), json_values), like_javascript=st.booleans()
+)
+def test_a_server_is_seen_to_keep_metadata_or_not(draft: Draft, added: dict[str, Any], like_javascript: bool) -> None:
+    given = lifted(draft, vector=False, tier=None)
+    shown = json.loads(bytes(given.metadata))
+    plain = {name: value for name, value in shown.items() if name != RESERVED}
+    as_given = told(given, like_javascript=like_javascript)
+    more = told(given, like_javascript=like_javascript, metadata={**added, **shown})
+    assert shows_metadata(as_given, draft.metadata) is (True if plain else None)
+    assert shows_metadata(more, draft.metadata) is (True if plain else None)
+    for name in plain:
+        others = [{k: v for k, v in shown.items() if k != name}, {**shown, name: [shown[name]]}]
+        for other in others:
+            assert shows_metadata(told(given, like_javascript=False, metadata=other), draft.metadata) is False
 
 
 @given(draft=drafts(), like_javascript=st.booleans(), name=names, value=json_values)
@@ -88,17 +136,33 @@ def test_no_server_is_asked_for_what_it_would_take_for_another(
         where = {name: Raw(encoded(wanted))}
         shown = told(lifted(draft, vector=False, tier=None), like_javascript=like_javascript)
         if matches(record_of(draft), parse_where(where)):
-            assert matches(shown, parse_where(delegable(where)))
+            as_record = lowered(msgspec.structs.replace(shown, metadata=without_rider(shown.metadata)), vector=False)
+            assert matches(as_record, parse_where(delegable(where, metadata=True)))
 
 
-def riding(**fields: Any) -> Record:
-    rider = {"created_at": "2026-09-21T14:13:20.002Z", "owner": "forged", **fields}
-    return Record(
-        id="x",
-        content="x",
-        created_at="2027-01-01T00:00:00.000Z",
-        metadata=Raw(encoded({"a": 1, RESERVED: json.dumps(rider)})),
+def without_rider(metadata: Raw | UnsetType) -> Raw:
+    assert metadata is not UNSET
+    members = msgspec.json.decode(metadata, type=dict[str, Raw])
+    return Raw(msgspec.json.encode({name: value for name, value in members.items() if name != RESERVED}))
+
+
+@given(name=names | st.sampled_from(sorted(FIELDS)), value=json_values)
+def test_a_condition_on_what_a_server_need_not_keep_is_not_told_to_it(name: str, value: Any) -> None:
+    assert delegable({name: Raw(encoded(value))}, metadata=False).keys() <= {"content"}
+    assert delegable({name: Raw(encoded(value))}, metadata=True).keys().isdisjoint(FIELDS.keys() - {"content"})
+
+
+def riding(**fields: Any) -> Told:
+    return plain(metadata={"a": 1, RESERVED: json.dumps({"created_at": BORN, "owner": "forged", **fields})})
+
+
+def plain(**fields: Any) -> Told:
+    return msgspec.json.decode(
+        encoded({"id": "x", "content": "x", "created_at": "2027-01-01T00:00:00.000Z", **fields}), type=Told
     )
+
+
+BORN: Final = "2026-09-21T14:13:20.002Z"
 
 
 @pytest.mark.parametrize(
@@ -114,18 +178,125 @@ def riding(**fields: Any) -> Record:
         riding(created_at="yesterday"),
         riding(metadata=[1]),
         riding(owner=5),
-        Record(id="x", content="x", created_at="-", metadata=Raw(encoded({RESERVED: {"owner": "forged"}}))),
-        Record(id="x", content="x", created_at="-", metadata=Raw(encoded({RESERVED: "no JSON"}))),
-        Record(id="x", content="x", created_at="-", metadata=Raw(b"null")),
-        Record(id="x", content="x", created_at="-"),
+        riding(version="1"),
+        plain(metadata={RESERVED: {"owner": "forged"}}),
+        plain(metadata={RESERVED: "no JSON"}),
+        plain(metadata=None),
+        plain(),
     ],
 )
-def test_what_is_no_rider_is_what_its_server_says(record: Record) -> None:
-    assert lowered(record) is record
+def test_what_is_no_rider_is_what_its_server_says(record: Told) -> None:
+    back = lowered(record, vector=True)
+    assert isinstance(back, Riderless)
+    assert (back.created_at, back.owner) == ("2027-01-01T00:00:00.000Z", None)
+    assert back.metadata == (UNSET if record.metadata is UNSET or record.metadata == Raw(b"null") else record.metadata)
 
 
 def test_a_rider_that_is_whole_is_taken() -> None:
-    assert lowered(riding(embedding=b64encode(bytes(8)).decode())).owner == "forged"
+    assert lowered(riding(embedding=b64encode(bytes(8)).decode()), vector=False).owner == "forged"
+
+
+def test_role_and_group_of_a_rider_without_a_version_come_from_the_server() -> None:
+    told = plain(role="tool", group="g", metadata={RESERVED: json.dumps({"created_at": BORN, "role": "x"})})
+    assert (lowered(told, vector=False).role, lowered(told, vector=False).group) == ("tool", "g")
+    told = plain(role="tool", group="g", metadata={RESERVED: json.dumps({"created_at": BORN, "version": 1})})
+    assert (lowered(told, vector=False).role, lowered(told, vector=False).group) == (None, None)
+
+
+def test_a_rider_of_a_later_version_is_taken_neither_for_one_nor_for_none() -> None:
+    later = riding(version=VERSION + 1, owner={"not": "known here"})
+    with pytest.raises(NewerRider, match=rf"riders of version {VERSION + 1}, this one reads up to {VERSION}"):
+        lowered(later, vector=False)
+    assert is_lifted(Record(id="x", content="x", created_at=BORN, metadata=later.metadata))
+
+
+@pytest.mark.parametrize(
+    ("field", "answered", "taken"),
+    [
+        ("role", 5, None),
+        ("role", None, None),
+        ("group", ["g"], None),
+        ("revision", 3.0, 3),
+        ("revision", 3.5, None),
+        ("revision", -1, None),
+        ("access_count", 1e2, 100),
+        ("access_count", "many", None),
+        ("salience", 1, 1.0),
+        ("salience", "1", None),
+        ("score", True, None),
+        ("embedding", [1, 2.5], [1.0, 2.5]),
+        ("embedding", "AAAA", None),
+        ("metadata", [1], UNSET),
+        ("created_at", "2026-09-21T16:13:20.002999+02:00", "2026-09-21T14:13:20.002Z"),
+        ("created_at", "2026-09-21T14:13:20Z", "2026-09-21T14:13:20.000Z"),
+        ("created_at", "yesterday", "yesterday"),
+    ],
+)
+def test_a_field_of_a_server_s_own_record_that_is_none_counts_as_absent(field: str, answered: Any, taken: Any) -> None:
+    assert getattr(lowered(plain(**{field: answered}), vector=True), field) == taken
+
+
+# --- what a server is asked to select by
+
+CONDITIONED: Final = """
+[policy]
+pass = "explicit"
+[tiers.working]
+kind = "working"
+command = ["-"]
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("habit", [None, *HABITS])
+async def test_a_condition_on_metadata_is_told_to_a_server_that_was_seen_to_keep_all_of_it(
+    habit: str | None, tmp_path: Path
+) -> None:
+    """And holds in any case; what was seen outlives the router."""
+    seen = Steered()
+    server = Foreign(kind=CoreOnly if habit is None else HABITS[habit])
+    keeps = habit not in ("KeepsOurMetadataAlone", "FlattensMetadata")
+
+    async def told_for(fed: Trial, **question: Any) -> list[bytes]:
+        """What the server was sent, whose conditions the answer keeps to."""
+        seen.seen.clear()
+        found = (await fed.call("recall", **question))["records"]
+        assert sorted(record["id"] for record in found) == ["a", "b"]
+        return [message for _, message in seen.seen if b"memory/recall" in message]
+
+    for start in range(2):
+        async with trial(settings_of(CONDITIONED), servers={"working": server}, weather=seen, folder=tmp_path) as fed:
+            if start == 0:
+                await fed.remember("a light", id="bare", role="user")
+                assert not any(b'"topic"' in each for each in await found_none(fed, seen))
+                for id in ("a", "b", "c"):
+                    fields = {"role": "tool", "group": "g"} if id != "c" else {}
+                    metadata = {"topic": "light" if id != "c" else "rope", "n": {"of": [1]}}
+                    await fed.remember(f"a light {id}", id=id, metadata=metadata, **fields)
+            told = await told_for(fed, query="light", where={"topic": "light"})
+            assert any(b'"topic"' in message for message in told) is keeps
+            told = await told_for(fed, query="light", where={"role": "tool"})
+            assert not any(b'"role"' in message for message in told)
+            told = await told_for(fed, query="light", where={"group": "g"})
+            assert not any(b'"group"' in message for message in told)
+
+
+async def found_none(fed: Trial, seen: Steered) -> list[bytes]:
+    assert (await fed.call("recall", query="light", where={"topic": "light"}))["records"] == []
+    return [message for _, message in seen.seen if b"memory/recall" in message]
+
+
+@pytest.mark.anyio
+async def test_one_record_that_a_server_did_not_keep_as_it_was_shown_is_enough() -> None:
+    class Sometimes(HABITS["FlattensMetadata"]):  # type: ignore[misc]  # a class that is looked up
+        def filed(self, record: dict[str, Any]) -> dict[str, Any]:
+            return super().filed(record) if record["id"] == "b" else record  # type: ignore[no-any-return]
+
+    async with trial(settings_of(CONDITIONED), servers={"working": Foreign(kind=Sometimes)}) as fed:
+        for id in ("a", "b", "c"):
+            await fed.remember("a light", id=id, metadata={"n": 1})
+        found = (await fed.call("recall", query="light", where={"n": 1}))["records"]
+        assert sorted(record["id"] for record in found) == ["a", "b", "c"]
 
 
 # --- two tiers at one server

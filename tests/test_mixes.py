@@ -6,7 +6,7 @@ whoever is behind its tiers; how a foreign server ranks what it finds is its own
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -47,6 +47,7 @@ from tests.federated import (
 )
 from tests.histories import TIERS, History, Run, histories, run_history
 from tests.servers.core_only import CoreOnly
+from tests.servers.habits import HABITS
 from tests.servers.protocol import CAPABILITIES, READS
 from tests.test_principals import EVERYTHING, common_ground, secluded
 from tests.test_rules import bits, examples, moved, raw_records, run
@@ -68,10 +69,14 @@ limits: Final[Sequence[Mapping[str, int]]] = (
 )
 
 
+kinds: Final = st.just(CoreOnly) | st.sampled_from(list(HABITS.values()))
+
+
 def mixes(tiers: Sequence[str] = TIERS, limits: Sequence[Mapping[str, int]] = limits) -> st.SearchStrategy[Mix]:
-    """Which tiers have which foreign servers behind them: one of them is like JavaScript, others may have a store."""
-    foreign = st.builds(Foreign, further, st.booleans(), st.sampled_from(limits))
-    javascript = st.builds(Foreign, further, st.just(True), st.sampled_from(limits))
+    """Which tiers have which foreign servers behind them: one of them is like JavaScript, others may have a store. Some
+    answer otherwise than they were given."""
+    foreign = st.builds(Foreign, further, st.booleans(), st.sampled_from(limits), kind=kinds)
+    javascript = st.builds(Foreign, further, st.just(True), st.sampled_from(limits), kind=kinds)
     others = st.fixed_dictionaries({}, optional=dict.fromkeys(tiers, foreign))
     return st.builds(lambda mix, tier, server: {**mix, tier: server}, others, st.sampled_from(tiers), javascript)
 
@@ -156,9 +161,13 @@ KINDS: Final[Mapping[str, Foreign | None]] = {
 }
 
 
+PAIRS: Final = [*product(KINDS, repeat=2), *pairwise([*HABITS, "a2m-store"])]
+KINDS_AND_HABITS: Final = {**KINDS, **{name: Foreign(kind=habit) for name, habit in HABITS.items()}}
+
+
 def behind(**kinds: str) -> Mix:
     """The foreign servers behind some tiers, by the names of their kinds."""
-    return {tier: server for tier, kind in kinds.items() if (server := KINDS[kind]) is not None}
+    return {tier: server for tier, kind in kinds.items() if (server := KINDS_AND_HABITS[kind]) is not None}
 
 
 def nested(depth: int) -> str:
@@ -248,7 +257,7 @@ def unlike(one: Record, other: Record) -> list[str]:
     return [name for name in differing if name != "tier"] + ["bits"] * (bits(one) != bits(other))
 
 
-@pytest.mark.parametrize(("left", "right"), list(product(KINDS, repeat=2)))
+@pytest.mark.parametrize(("left", "right"), PAIRS)
 @examples(1)
 @example(records=ALL_THAT_IS_NASTY, loop="asyncio")
 @given(records=st.lists(nasty, min_size=1, max_size=3), loop=loops)

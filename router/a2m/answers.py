@@ -202,9 +202,9 @@ T = TypeVar("T")
 
 
 def read(method: str, raw: bytes | Raw, type: type[T]) -> T:
-    """A result as `type`. Raises BadAnswer naming the method and the place."""
+    """A result as `type`; an integer may come as 3.0. Raises BadAnswer naming the method and the place."""
     try:
-        return msgspec.json.decode(raw, type=type)
+        return msgspec.json.decode(raw, type=type, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         where, sentence = explain(problem) if isinstance(problem, msgspec.MsgspecError) else ("", str(problem))
         raise BadAnswer(

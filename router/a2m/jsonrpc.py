@@ -89,6 +89,7 @@ class _Failure(msgspec.Struct):
     jsonrpc: str = "2.0"
 
 
+_INTEGRAL: Final = re.compile(rb"(-?\d+)\.0+", re.ASCII)
 _envelopes = msgspec.json.Decoder(_Envelope)
 _texts = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
@@ -132,9 +133,10 @@ def parse_reply(message: bytes) -> Reply | Notification:
             raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "method: expected a string")) from None
     if envelope.id is UNSET or not _is_id(bytes(envelope.id)):
         raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "a reply without the id of a call"))
+    envelope.id = Raw(_INTEGRAL.sub(rb"\1", bytes(envelope.id)))  # some languages have floats alone
     if envelope.error is not UNSET and bytes(envelope.error) != b"null":
         try:
-            error = msgspec.json.decode(envelope.error, type=_ErrorObject)
+            error = msgspec.json.decode(envelope.error, type=_ErrorObject, strict=False)  # a code may come as -32602.0
         except msgspec.MsgspecError as problem:
             raise MalformedMessage(A2MError(Code.INVALID_REQUEST, f"error: {problem}"), envelope.id) from None
         data = error.data if isinstance(error.data, dict) else None

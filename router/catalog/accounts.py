@@ -143,7 +143,8 @@ class Accounts:
         """Another identity means other contents: they have to be scanned."""
         with self._database.transaction():
             self._execute(
-                "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1 WHERE no = ?2",
+                "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1,"
+                " shows_metadata = CASE WHEN identity IS ?1 THEN shows_metadata END WHERE no = ?2",
                 (identity, self._no[tier]),
             )
 
@@ -239,6 +240,21 @@ class Accounts:
     def is_lifted(self, tier: str) -> bool:
         """Whether the records in `tier` were written there lifted."""
         return bool(self._execute("SELECT lifted FROM tiers WHERE no = ?", (self._no[tier],)).get)
+
+    def note_metadata(self, tier: str, shown: bool) -> None:
+        """The server behind a lifted tier has, or has not, kept the metadata of a record as it was shown it. One that
+        was not kept is enough: a condition that the server applies could miss that record."""
+        if (self.shows_metadata(tier) and not shown) or self._shows_metadata(tier) is None:
+            with self._database.transaction():
+                self._execute("UPDATE tiers SET shows_metadata = ? WHERE no = ?", (shown, self._no[tier]))
+
+    def shows_metadata(self, tier: str) -> bool:
+        """Whether the server behind a lifted tier was seen to keep the metadata of all records as it was shown it."""
+        return bool(self._shows_metadata(tier))
+
+    def _shows_metadata(self, tier: str) -> int | None:
+        noted: int | None = self._execute("SELECT shows_metadata FROM tiers WHERE no = ?", (self._no[tier],)).get
+        return noted
 
     def fix_dimensions(self, width: int) -> None:
         with self._database.transaction():

@@ -139,4 +139,10 @@ SCHEMA: Final = (
     -- What is replaced is true here first, and noted in `redo`.
     DROP TABLE replacing;
     """,
+    """
+    -- Whether the server behind a lifted tier was seen to keep the metadata that it is shown: NULL before any was. Of
+    -- records that were written before this was looked at nothing is known.
+    ALTER TABLE tiers ADD COLUMN shows_metadata INTEGER;
+    UPDATE tiers SET shows_metadata = FALSE WHERE lifted AND records > 0;
+    """,
 )

@@ -247,7 +247,7 @@ class Asking:
     async def _in_parts(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
         """The ranking of a server that tells fewer records at once than are wanted: asked of a few ids at a time, it
         tells all that it finds. Only places count: scores of two calls are never compared (§5.3)."""
-        asked = _of_a_lifted_tier(question)
+        asked = self._of_a_lifted_tier(tier, question)
         parts = [self._keep(tier, question, part) async for part in self._copies.parts(tier.name, ids, asked)]
         return _one_ranking(parts)[: question.limit]
 
@@ -256,7 +256,7 @@ class Asking:
     ) -> list[Record]:
         if few == []:
             return []
-        asked = _of_a_lifted_tier(question)
+        asked = self._of_a_lifted_tier(tier, question)
         if few is not None:
             asked.where = {**(asked.where or {}), "id": raw_json(few)}
         kept, is_cut = await self._enough(tier, asked, question, partial(self._keep, tier, question))
@@ -265,7 +265,7 @@ class Asking:
     def _in_order(self, tier: Tier, question: Question, order: _Order, most: int) -> Ask:
         """What gets the records of a lifted tier in an order that the catalog knows; where it is asked for more, of
         `most` at most, what has moved on since the read began comes last."""
-        asked = msgspec.structs.replace(_of_a_lifted_tier(question), query=None, embedding=None)
+        asked = msgspec.structs.replace(self._of_a_lifted_tier(tier, question), query=None, embedding=None)
         begun = min(question.limit, most)
         prepared = order(question, tier, begun)
 
@@ -357,7 +357,9 @@ class Asking:
         return [record async for page in self._copies.pages(tier.name, asked) for record in page]
 
     async def _among(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        return self._keep(tier, question, await self._copies.among(tier.name, ids, _of_a_lifted_tier(question)))
+        return self._keep(
+            tier, question, await self._copies.among(tier.name, ids, self._of_a_lifted_tier(tier, question))
+        )
 
     async def _mounted_timeline(self, tier: Tier, question: Question) -> list[Record]:
         where = _mounted(tier, question.where)
@@ -407,6 +409,16 @@ class Asking:
         return [record for record in found if record.id in sharing]
 
     # --- what is meant
+
+    def _of_a_lifted_tier(self, tier: Tier, question: Question) -> Recall:
+        """What of a question a lifted tier's server is sent; the rest is applied to its answer."""
+        where = delegable(question.where.given, metadata=self._catalog.shows_metadata(tier.name))
+        return Recall(
+            query=question.query,
+            embedding=question.embedding,
+            where=where or None,
+            embeddings=question.embeddings or question.embedding is not None,
+        )
 
     def _few(self, tier: Tier, question: Question) -> list[str] | None:
         """The ids that are meant in a lifted tier, where it is to be told them; None where all that it has is meant, or
@@ -477,21 +489,11 @@ def _prepared(prepare: Callable[[Tier, Question], Ask], tier: Tier, question: Qu
     return fail
 
 
-def _of_a_lifted_tier(question: Question) -> Recall:
-    """What of a question a lifted tier's server is told."""
-    return Recall(
-        query=question.query,
-        embedding=question.embedding,
-        where=delegable(question.where.given) or None,
-        embeddings=question.embeddings or question.embedding is not None,
-    )
-
-
 def _mounted(tier: Tier, where: Filter) -> dict[str, Raw] | None:
     """The conditions that a mount is asked to apply first; None where none of its records can meet all of them."""
     if any(NULL not in where.known[name] for name in _NOT_IN_MOUNTS if name in where.known):
         return None
-    asked = delegable(where.given)
+    asked = delegable(where.given, metadata=True, mounted=True)
     if "id" in where.known:
         prefix = f"{tier.name}/"
         named = [text for text in map(text_of, where.known["id"]) if text is not None and text.startswith(prefix)]

@@ -19,7 +19,7 @@ from router.a2m.errors import Code, quota
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
 from router.a2m.records import Draft, Record, digest
-from router.tiers.lifting import RESERVED, lifted, lowered
+from router.tiers.lifting import RESERVED, NewerRider, Riderless, Told, lifted, lowered, shows_metadata
 from router.tiers.link import AnswerTooLong, Link, Refused, TierDown
 from router.tiers.manner import Manner, manner_of
 from router.tiers.mounts import Mounts
@@ -32,6 +32,9 @@ _CHUNK: Final = 100
 _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
+
+# Characters of a text that an error quotes.
+_EXCERPT: Final = 20
 
 # why a tier that is up takes no part yet, where nothing else is in the way
 UNACCOUNTED: Final = "what it holds is still being taken into the account"
@@ -66,9 +69,12 @@ class _Records(msgspec.Struct):
     records: list[Record]
 
 
-class _Page(msgspec.Struct):
-    records: list[Record]
+class _Next(msgspec.Struct):
     next: str | None = None
+
+
+class _TellsRecords(msgspec.Struct):
+    records: list[Told]
 
 
 class _Session(msgspec.Struct):
@@ -80,10 +86,22 @@ class _Sessions(msgspec.Struct):
 
 
 class Copies:
-    """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it."""
+    """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it.
 
-    def __init__(self, links: Mapping[str, Link], mounts: Mounts, max_message: int = DEFAULT_MAX_MESSAGE) -> None:
+    Args:
+        on_metadata: is called for each lifted record that is compared with what was given, or taken into the account:
+            the tier's name, and whether its server keeps the metadata that it is shown.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, Link],
+        mounts: Mounts,
+        max_message: int = DEFAULT_MAX_MESSAGE,
+        on_metadata: Callable[[str, bool], None] = lambda tier, shown: None,
+    ) -> None:
         self._links = links
+        self._on_metadata = on_metadata
         self._mounts = mounts
         self._tiers = {tier.name: tier for tier in mounts.tiers}
         self._largest = max_message // 2  # of a message is surely enough for one record
@@ -157,10 +175,10 @@ class Copies:
             drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
         return self._chunks(tier, drafts, bytes_of)
 
-    async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> list[Draft]:
+    async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
         """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
-        not. Returns those that are not even then."""
-        left = list(drafts)
+        not. Returns the ids of those that are not even then, and what the tier did to each."""
+        left, unkept = list(drafts), dict[str, str]()
         for _ in range(2):
             if not left:
                 break
@@ -170,7 +188,7 @@ class Copies:
             if left:
                 # a tier that holds an id keeps the old content and still answers with the id
                 await self.remove(tier, unkept)
-        return left
+        return unkept
 
     async def write_new(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write records that are nowhere else. A server that makes no promise to keep what it is given is seen to have
@@ -178,17 +196,26 @@ class Copies:
         await self.write(tier, drafts)
         if self.manner(tier).native:
             return
-        for id, copy in (await self.unkept(tier, drafts)).items():
-            what = "does not hold" if copy is None else "has altered"
-            raise self._untrusted(tier, f"{what} a record that it was given: {id!r}")
+        for wrong in (await self.unkept(tier, drafts)).values():
+            raise self._untrusted(tier, wrong)
 
-    async def unkept(self, tier: str, drafts: Sequence[Draft]) -> dict[str, Record | None]:
-        """The ids of those records that `tier` does not hold as they were given, vectors included, and what it holds
-        instead."""
+    async def unkept(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
+        """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
+        each."""
         given = {draft.id: draft for draft in drafts if draft.id is not None}
-        found = await self.read(tier, given, embeddings=True)
-        copies = {id: found.get(id) for id in given}
-        return {id: copy for id, copy in copies.items() if copy is None or digest(copy) != digest(given[id])}
+        found = {
+            record.id: record
+            async for records in self.parts(tier, list(given), Recall(embeddings=True), examine=True)
+            for record in records
+        }
+        unkept = {}
+        for id, draft in given.items():
+            copy = found.get(id)
+            if copy is None:
+                unkept[id] = f"does not hold a record that it was given: {id!r}"
+            elif digest(copy) != digest(draft):
+                unkept[id] = _alteration(draft, copy)
+        return unkept
 
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
@@ -225,17 +252,19 @@ class Copies:
                     raise
                 question = msgspec.structs.replace(question, limit=question.limit // 2)
             else:
-                records = self._ranked(tier, self._decoded(raw, _Records, tier).records, question.limit)
+                records = self._ranked(tier, self._records(tier, raw), question.limit)
                 return records, question.limit is None or len(records) < question.limit
 
-    async def pages(self, tier: str, question: Timeline) -> AsyncGenerator[list[Record], None]:
+    async def pages(
+        self, tier: str, question: Timeline, *, examine: bool = False
+    ) -> AsyncGenerator[list[Record], None]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
         own order."""
         link = self._links[tier]
         question = self._put(tier, question)
         if link.profile is None or not link.profile.store.pages:
             raw = await self._call(tier, "memory/timeline", question)
-            yield self._lowered(tier, self._decoded(raw, _Records, tier).records)
+            yield self._records(tier, raw, examine=examine)
             return
         size, after = _PAGE, None
         while True:
@@ -246,9 +275,8 @@ class Copies:
                     raise
                 size = size // 2
                 continue
-            page = self._decoded(raw, _Page, tier)
-            yield self._lowered(tier, page.records)
-            after = page.next
+            yield self._records(tier, raw, examine=examine)
+            after = self._decoded(raw, _Next, tier).next
             if after is None:
                 return
 
@@ -262,7 +290,7 @@ class Copies:
                     raise
                 count = count // 2
             else:
-                records = self._lowered(tier, self._decoded(raw, _Records, tier).records)
+                records = self._records(tier, raw)
                 return records, len(records) < count
 
     async def everything(self, tier: str) -> AsyncGenerator[list[Record], None]:
@@ -272,7 +300,7 @@ class Copies:
         """
         profile = self._links[tier].profile
         try:
-            async with aclosing(self.pages(tier, Timeline(embeddings=True))) as pages:
+            async with aclosing(self.pages(tier, Timeline(embeddings=True), examine=True)) as pages:
                 async for page in pages:
                     if profile is not None and not profile.store.pages and len(page) == profile.max_recall_limit:
                         raise CannotList(f"it answers at most {len(page):,} records at once")
@@ -287,7 +315,7 @@ class Copies:
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
             try:
-                async with aclosing(self.pages(tier, question)) as pages:
+                async with aclosing(self.pages(tier, question, examine=True)) as pages:
                     async for page in pages:
                         if len(page) == profile.max_recall_limit:
                             raise CannotList(f"it answers at most {len(page):,} records at once")
@@ -315,7 +343,9 @@ class Copies:
                 self._mounts.freeze(tier, True)
             raise
 
-    async def parts(self, tier: str, ids: Sequence[str], question: Recall) -> AsyncGenerator[list[Record], None]:
+    async def parts(
+        self, tier: str, ids: Sequence[str], question: Recall, *, examine: bool = False
+    ) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
         waiting = list(self._chunks(tier, ids))[::-1]
         # without a tier's name: within its server it may have moved, and it is it all the same
@@ -332,13 +362,13 @@ class Copies:
                     raise
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
-            records = self._decoded(raw, _Records, tier).records
+            records = self._records(tier, raw, examine=examine)
             told = {record.id for record in records}
             if not told <= set(chunk):
                 raise self._untrusted(tier, "answered a read by id with other records")
             if told and len(told) < len(chunk) and question.query is None and not question.where:
                 waiting.append([id for id in chunk if id not in told])  # it may tell fewer at once than it says
-            yield self._lowered(tier, records)
+            yield records
 
     def _put(self, tier: str, question: "_Question") -> "_Question":
         """A question as the tier's server understands it."""
@@ -352,17 +382,23 @@ class Copies:
             asked = msgspec.structs.replace(asked, embedding=None)
         return asked
 
-    def _lowered(self, tier: str, records: list[Record]) -> list[Record]:
+    def _records(self, tier: str, raw: msgspec.Raw, *, examine: bool = False) -> list[Record]:
+        """The records in an answer, as they were before they were lifted. `examine`: note whether the server keeps the
+        metadata that it is shown."""
         manner = self.manner(tier)
         if manner.native:
-            return records
-        as_written = [lowered(record) for record in records]
-        if not manner.vectors:
-            # what a server that declares no vectors calls one is none
-            for told, record in zip(records, as_written, strict=True):
-                if told is record:
-                    record.embedding = None
-        return as_written
+            return self._decoded(raw, _Records, tier).records
+        told = self._decoded(raw, _TellsRecords, tier).records
+        try:
+            records = [lowered(each, vector=manner.vectors) for each in told]
+        except NewerRider as problem:
+            raise self._untrusted(tier, str(problem)) from None
+        if examine:
+            for each, record in zip(told, records, strict=True):
+                shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
+                if shown is not None:
+                    self._on_metadata(tier, shown)
+        return records
 
     def _ranked(self, tier: str, records: list[Record], limit: int | None) -> list[Record]:
         """An answer to a recall, if it is one: each record once, best first (§5.3)."""
@@ -373,7 +409,7 @@ class Copies:
             raise self._untrusted(tier, "answered a recall with scores that do not descend")
         if limit is not None and len(records) > limit:
             self._distrust(tier, "answered a recall with more records than its limit; they are left out")
-        return self._lowered(tier, records[:limit])
+        return records[:limit]
 
     def _decoded(self, raw: msgspec.Raw, type: type[T], tier: str) -> T:
         try:
@@ -418,6 +454,28 @@ def _page_of(question: Timeline, after: str | None, size: int) -> Pages:
 def raw_json(value: Any) -> msgspec.Raw:
     """A value as raw JSON."""
     return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _alteration(given: Draft, kept: Record) -> str:
+    """What a tier did to a record, which it holds otherwise than it was given it."""
+    content = given.content or ""
+    if kept.content != content:
+        at = next((i for i, pair in enumerate(zip(content, kept.content, strict=False)) if pair[0] != pair[1]), None)
+        at = min(len(content), len(kept.content)) if at is None else at
+        return (
+            f"has altered the content of a record that it was given: {given.id!r}: from character {at + 1} on it was "
+            f"given {_excerpt(content, at)}, and returned {_excerpt(kept.content, at)}"
+        )
+    if isinstance(kept, Riderless):
+        return (
+            f"returns a record that it was given without the metadata member {RESERVED!r}, which holds all that a "
+            f"tier's server need not keep: {given.id!r}; a server must keep metadata (§3.1)"
+        )
+    return f"has altered a record that it was given: {given.id!r}"
+
+
+def _excerpt(text: str, at: int) -> str:
+    return repr(text[at : at + _EXCERPT]) + ("…" if len(text) > at + _EXCERPT else "") if at < len(text) else "nothing"
 
 
 def bytes_of(draft: Draft) -> int:

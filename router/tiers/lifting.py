@@ -1,12 +1,15 @@
 """Lifting: records on a server that promises less of them than the federation does. Pure.
 
 Rules:
-- a server that is not known to keep everything as it is given is told of the protocol's core only: id, content, role,
-  group and metadata; and a vector, if it declares `embeddings`, so that it can search by it;
-- what a record really is rides along in one reserved member of its metadata, as JSON text inside a string, which no
-  codec alters. Beside it stands a plain copy of the caller's metadata, which serves `where` and is never read back;
-  what some language could not take or give back is left out of it;
+- of what it is given, such a server must keep the id, the content, and one reserved member of the metadata; nothing
+  else. All other fields, role and group among them, ride in that member, as JSON text inside a string, which no codec
+  alters. They are read from there;
+- the server is shown the protocol's core (role, group and a plain copy of the caller's metadata) and, if it declares
+  `embeddings`, a vector, so that it can rank by them. What it adds to these, fills in, normalises or drops is ignored.
+  Members that some language could not take or give back are left out of the plain copy;
 - a record that carries no rider was not written by a router, and is what its server says;
+- a rider without a version comes from a router before version 1: role and group did not ride yet, and are read from
+  what the server answers. A rider of a later version than this router's is refused, and never taken for none;
 - a member of the reserved name in a caller's own metadata rides with the rest, and has no plain copy: it is never taken
   for a rider.
 """
@@ -19,10 +22,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from router.a2m.equality import NULL, integer_of, number_atom, parse_where
+from router.a2m.equality import NULL, integer_of, members, number_atom, parse_where
 from router.a2m.matching import FIELDS
 from router.a2m.records import Draft, Record, vector_bytes, vector_from_bytes
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import normalised, parse
 from router.a2m.vectors import MAX_WIDTH
 
 RESERVED: Final = "a2m-router"
@@ -31,17 +34,28 @@ RESERVED: Final = "a2m-router"
 # every JSON parser tells these integers apart
 _EXACT: Final = 2**53
 
-# record fields that a lifted record shows to its server
-_SHOWN: Final = frozenset({"content", "role", "group"})
+VERSION: Final = 1
+"""The version of the riders that this router writes; it reads this one and those before."""
 
+# record fields by which a server may select: of a managed record only the content is certain to be what it was given,
+# of a mount's own record all of core
+_KEPT: Final = frozenset({"content"})
+_CORE: Final = frozenset({"content", "role", "group"})
 
 Revision = Annotated[int, Meta(ge=0, le=2**62)]
 
 
+class NewerRider(Exception):
+    """A record that a later version of the router has written, which this one cannot read."""
+
+
 class Rider(msgspec.Struct, omit_defaults=True):
-    """What a server does not keep of a record, or not for certain; `embedding` is little-endian doubles in base64."""
+    """All of a record but its id and content; `embedding` is little-endian doubles in base64."""
 
     created_at: str
+    version: int = 0
+    role: str | None = None
+    group: str | None = None
     metadata: Raw | UnsetType = UNSET
     owner: str | None = None
     session: str | None = None
@@ -62,6 +76,9 @@ def lifted(draft: Draft, *, vector: bool, tier: str | None) -> Draft:
     assert draft.created_at is not None
     rider = Rider(
         created_at=draft.created_at,
+        version=VERSION,
+        role=draft.role,
+        group=draft.group,
         metadata=draft.metadata,
         owner=draft.owner,
         session=draft.session,
@@ -83,20 +100,75 @@ def lifted(draft: Draft, *, vector: bool, tier: str | None) -> Draft:
     )
 
 
-def lowered(record: Record) -> Record:
-    """A record as it was before it was lifted; one that never was is returned as its server tells it."""
-    if record.metadata is UNSET:
-        return record
+class Told(msgspec.Struct, kw_only=True):
+    """A record as a server of any kind answers it. Only what every server must keep has a type here: how a server
+    writes a field that it was not asked to keep must not cost its whole answer."""
+
+    id: str
+    content: str
+    metadata: Raw | UnsetType = UNSET
+    created_at: Raw | UnsetType = UNSET
+    role: Raw | UnsetType = UNSET
+    group: Raw | UnsetType = UNSET
+    tier: Raw | UnsetType = UNSET
+    salience: Raw | UnsetType = UNSET
+    accessed_at: Raw | UnsetType = UNSET
+    access_count: Raw | UnsetType = UNSET
+    owner: Raw | UnsetType = UNSET
+    session: Raw | UnsetType = UNSET
+    key: Raw | UnsetType = UNSET
+    revision: Raw | UnsetType = UNSET
+    embedding: Raw | UnsetType = UNSET
+    uri: Raw | UnsetType = UNSET
+    media_type: Raw | UnsetType = UNSET
+    score: Raw | UnsetType = UNSET
+    similarity: Raw | UnsetType = UNSET
+
+
+class Riderless(Record):
+    """A record that came without a rider: every field is what its server says."""
+
+
+def lowered(told: Told, *, vector: bool) -> Record:
+    """A record as it was before it was lifted; one that never was, as a Riderless, is what its server says of it: a
+    field that is not as §3.1 has it counts as absent.
+
+    Args:
+        vector: the server declares `embeddings`; else what it calls a vector is none.
+
+    Raises NewerRider.
+    """
+    score, similarity = _field(told.score, float), _field(told.similarity, float)
     try:
-        rider, vector = _riding(bytes(record.metadata))
-    except ValueError:
-        return record  # there is none, or it was altered, or is somebody else's: what its server says it is
+        rider, embedding = _riding(told.metadata)
+    except ValueError:  # there is none, or it was altered, or is somebody else's
+        return Riderless(
+            id=told.id,
+            content=told.content,
+            created_at=normalised(_field(told.created_at, str) or ""),
+            role=_field(told.role, str),
+            metadata=_object(told.metadata),
+            group=_field(told.group, str),
+            tier=_field(told.tier, str),
+            salience=_field(told.salience, float),
+            accessed_at=_field(told.accessed_at, str),
+            access_count=_field(told.access_count, int),
+            owner=_field(told.owner, str),
+            session=_field(told.session, str),
+            key=_field(told.key, str),
+            revision=_field(told.revision, Revision),
+            embedding=_field(told.embedding, list[float]) if vector else None,
+            uri=_field(told.uri, str),
+            media_type=_field(told.media_type, str),
+            score=score,
+            similarity=similarity,
+        )
     return Record(
-        id=record.id,
-        content=record.content,
-        role=record.role,
-        group=record.group,
+        id=told.id,
+        content=told.content,
         created_at=rider.created_at,
+        role=rider.role if rider.version else _field(told.role, str),
+        group=rider.group if rider.version else _field(told.group, str),
         metadata=rider.metadata,
         owner=rider.owner,
         session=rider.session,
@@ -104,22 +176,52 @@ def lowered(record: Record) -> Record:
         revision=rider.revision,
         uri=rider.uri,
         media_type=rider.media_type,
-        embedding=vector,
-        score=record.score,
-        similarity=record.similarity,
+        embedding=embedding,
+        score=score,
+        similarity=similarity,
     )
 
 
-def delegable(where: Mapping[str, Raw] | None) -> dict[str, Raw]:
+def is_lifted(record: Record) -> bool:
+    """Whether a record, as a server answers it that keeps all that it is given, was lifted when it was written."""
+    try:
+        _riding(record.metadata)
+    except ValueError:
+        return False
+    except NewerRider:
+        return True
+    return True
+
+
+def shows_metadata(told: Told, metadata: Raw | UnsetType) -> bool | None:
+    """Whether a server answers the plain copy of a caller's `metadata` as it was given it, as JSON has it, beside
+    whatever else; None where there is no plain copy, so that nothing can be seen."""
+    given = _plain(metadata)
+    if not given:
+        return None
+    shown = _object(told.metadata)
+    if shown is UNSET:
+        return False
+    atoms = members(bytes(shown))
+    return all(atoms.get(name) == atom for name, atom in members(msgspec.json.encode(given)).items())
+
+
+def delegable(where: Mapping[str, Raw] | None, *, metadata: bool, mounted: bool = False) -> dict[str, Raw]:
     """The conditions of `where` that a lesser server may be asked to apply first: those that every server understands
-    alike, on what it is shown. All of them are applied once more to what it answers."""
+    alike, on what it is certain to hold. All of them are applied once more to what it answers.
+
+    Args:
+        metadata: the server was seen to keep the plain copies of metadata that it was given.
+        mounted: the records are the server's own, and none of the router's.
+    """
     if not where:
         return {}
+    fields = _CORE if mounted else _KEPT
     parsed = parse_where(where)
     return {
         name: where[name]
         for name, atoms in parsed.items()
-        if (name in _SHOWN or _is_shown_member(name)) and all(map(_is_plain, atoms))
+        if (name in fields or (metadata and _is_shown_member(name))) and all(map(_is_plain, atoms))
     }
 
 
@@ -153,27 +255,56 @@ def _is_common(members: dict[str, Raw]) -> bool:
     return True
 
 
-def _riding(metadata: bytes) -> tuple[Rider, list[float] | None]:
-    """What rides along, and its vector. Raises ValueError unless it is what a router has written."""
-    if RESERVED.encode() not in metadata:
+def _riding(metadata: Raw | UnsetType) -> tuple[Rider, list[float] | None]:
+    """What rides along, and its vector. Raises ValueError unless it is what a router has written, NewerRider where that
+    was a later version."""
+    text = b"" if metadata is UNSET else bytes(metadata)
+    if RESERVED.encode() not in text:
         raise ValueError("there is no rider")
-    rider = msgspec.json.decode(msgspec.json.decode(metadata, type=_Carrier).rider, type=Rider)
+    packed = msgspec.json.decode(text, type=_Carrier).rider
+    version = msgspec.json.decode(packed, type=_Versioned).version
+    if version > VERSION:
+        raise NewerRider(
+            f"holds records of a later version of a2m-router (riders of version {version}, this one reads up to "
+            f"{VERSION})"
+        )
+    rider = msgspec.json.decode(packed, type=Rider)
     parse(rider.created_at)
     if rider.metadata is not UNSET and not bytes(rider.metadata).startswith(b"{"):
         raise ValueError("metadata is an object")
-    if rider.embedding is None:
-        return rider, None
-    packed = b64decode(rider.embedding, validate=True)
+    return rider, None if rider.embedding is None else _vector(rider.embedding)
+
+
+def _vector(text: str) -> list[float]:
+    packed = b64decode(text, validate=True)
     if len(packed) % 8 or not 1 <= len(packed) // 8 <= MAX_WIDTH:
         raise ValueError("a vector is whole doubles, and not too many")
     vector = vector_from_bytes(packed)
     if not all(map(math.isfinite, vector)):
         raise ValueError("a vector is finite numbers")
-    return rider, vector
+    return vector
 
 
 class _Carrier(msgspec.Struct):
     rider: str = msgspec.field(name=RESERVED)
+
+
+class _Versioned(msgspec.Struct):
+    version: int = 0
+
+
+def _field(raw: Raw | UnsetType, type: Any) -> Any:
+    """A field as `type`, an integer in whichever form of a number; None where it is absent or something else."""
+    if raw is UNSET or bytes(raw) == b"null":
+        return None
+    try:
+        return msgspec.json.decode(raw, type=type, strict=bytes(raw).startswith(b'"'))
+    except msgspec.MsgspecError:
+        return None
+
+
+def _object(raw: Raw | UnsetType) -> Raw | UnsetType:
+    return raw if raw is not UNSET and bytes(raw).startswith(b"{") else UNSET
 
 
 def _is_plain(atom: bytes) -> bool:

@@ -86,7 +86,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 def read_profile(raw: bytes | msgspec.Raw) -> Profile:
     """The profile in a `memory/describe` result. Raises BadProfile."""
     try:
-        described = msgspec.json.decode(raw, type=_Described)
+        described = msgspec.json.decode(raw, type=_Described, strict=False)  # integers may come as 3.0
     except msgspec.MsgspecError as problem:
         where, sentence = explain(problem)
         raise BadProfile(f"memory/describe: {where or 'result'}: {sentence}") from None

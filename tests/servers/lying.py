@@ -150,6 +150,13 @@ class RewritesContent(Lying):
         return super().remember(_each_content(params, lambda content: " ".join(content.split())))
 
 
+class TrimsContent(Lying):
+    """Takes white space from the end of every content."""
+
+    def remember(self, params: Params) -> Result:
+        return super().remember(_each_content(params, str.rstrip))
+
+
 class DropsMetadata(Lying):
     """Keeps no metadata, and does not say so."""
 
