@@ -34,6 +34,7 @@ from router.serve.door import admission
 from router.tiers.profile import CannotServe
 from tests.conformance.small_server import Server
 from tests.federated import Trial, trial
+from tests.servers.habits import HABITS
 
 pytestmark = pytest.mark.anyio
 
@@ -647,3 +648,27 @@ async def test_no_token_is_in_a_repr() -> None:
         async with router.connect("http://127.0.0.1:1/", "very-secret") as memory:
             assert "very-secret" not in repr(memory)
     assert "very-secret" not in repr(Memory(Fake(), owner="alice"))
+
+
+@pytest.mark.parametrize("habit", HABITS)
+async def test_a_program_reads_servers_that_answer_otherwise_than_they_were_given(habit: str) -> None:
+    capabilities = ("tiers", "salience", "sessions", "keys", "embeddings")
+    server = HABITS[habit](capabilities=capabilities, limits={"max_recall_limit": 9})
+
+    async def answer(message: bytes, caller: Caller) -> bytes | None:
+        return server.answer(message)
+
+    async with connect_local(answer) as peer:
+        memory = Memory(peer)
+        described = await memory.describe()
+        assert (described.limits.max_recall_limit, described.tiers[0].count) == (9, 0)
+        [id] = await memory.remember("a light ", session="s", key="k", embedding=[1, 2])
+        for found in (await memory.recall("light", embeddings=True), await memory.timeline(embeddings=True)):
+            assert [(each.id, each.content, each.revision) for each in found.records] == [(id, "a light ", 0)]
+            assert found.records[0].embedding == (1.0, 2.0)
+        assert [(each.session, each.records) for each in await memory.sessions()] == [("s", 1)]
+        assert await memory.reinforce([id]) == 1
+        with pytest.raises(A2MError) as refused:
+            await memory.recall("light", tier="nowhere")
+        assert refused.value.code == Code.UNKNOWN_TIER
+        assert await memory.forget([id]) == 1
