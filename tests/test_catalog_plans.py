@@ -49,6 +49,7 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "by_key": lambda catalog: (catalog.by_key("a", "k"), catalog.by_key(None, "k")),
     "group": lambda catalog: catalog.group("working", "a", "g"),
     "newest of a session": newest(where={"session": atoms("s")}),
+    "when a conversation was last written to": lambda catalog: catalog.newest_of("a", "s"),
     "newest of no session": newest(where={"session": atoms(None)}, scope=MINE),
     "newest of an owner": newest(scope=MINE),
     "newest of a tier": newest(tiers=["working"]),

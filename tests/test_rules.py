@@ -23,9 +23,21 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from router.a2m.records import Record, vector_bytes
-from router.a2m.timestamps import render
+from router.a2m.timestamps import parse, render
 from tests import histories as h
-from tests.federated import ALL_NATIVE, FOUR_TIERS, START, Mix, Trial, at_once, settings_of, stored, trial
+from tests.federated import (
+    ALL_NATIVE,
+    FOUR_TIERS,
+    START,
+    Clock,
+    Foreign,
+    Mix,
+    Trial,
+    at_once,
+    settings_of,
+    stored,
+    trial,
+)
 from tests.histories import TIERS, History, Run, histories, restless, run_history
 
 _TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
@@ -324,6 +336,70 @@ def test_8_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
     anyio_backend: str, written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int
 ) -> None:
     run(anyio_backend, partial(timelines_ascend, written, limit, metadata, seed))
+
+
+YEARS: Final = 5 * 365 * 24 * 3600 * 1000
+steps = st.sampled_from([-YEARS, -60_000, -1, 0, 0, 1, 60_000, YEARS])
+turns = st.lists(
+    st.tuples(steps, st.sampled_from(["s", "t", None]), st.sampled_from(["a", "b", None]), st.integers(1, 2)),
+    max_size=14,
+)
+
+
+async def conversations_are_replayed(turns: list[tuple[int, str | None, str | None, int]], servers: Mix) -> None:
+    """Turns are written by a clock that is set to and fro; each conversation is told as it was written, and only what
+    is in it is ever dated otherwise than by the clock."""
+    clock = Clock()
+    newest: dict[tuple[str | None, str], int] = {}
+    expected: dict[str, str] = {}
+    async with trial(settings_of(policy="background"), servers=servers, clock=clock) as fed:
+        for number, (step, session, owner, count) in enumerate(turns):
+            clock.now += step
+            before = clock.now
+            contents = [f"{number} {place}" for place in range(count)]
+            ids = await fed.remember(*contents, session=session, owner=owner)
+            told = {record["id"]: record for record in await fed.timeline(where={"id": ids})}
+            moments = {parse(told[id]["created_at"]) for id in ids}
+            least = 0 if session is None else newest.get((owner, session), 0)
+            assert len(moments) == 1
+            assert moments == {least} if least > clock.now else moments <= set(range(max(before, least), clock.now + 1))
+            if session is not None:
+                newest[owner, session] = max(moments)
+            expected.update(dict.fromkeys(ids, session and f"{session} {owner}"))
+        for conversation in set(expected.values()) - {None}:
+            session, owner = conversation.split()
+            where = {"session": session, "owner": None if owner == "None" else owner}
+            told_ids = [record["id"] for record in await fed.timeline(where=where)]
+            assert told_ids == [id for id, of in expected.items() if of == conversation]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@examples(15)
+@given(turns=turns, lesser=st.booleans())
+def test_8_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
+    anyio_backend: str, turns: list[tuple[int, str | None, str | None, int]], lesser: bool
+) -> None:
+    servers = {"working": Foreign(), "episodic": Foreign()} if lesser else ALL_NATIVE
+    run(anyio_backend, partial(conversations_are_replayed, turns, servers))
+
+
+@pytest.mark.anyio
+async def test_8_a_clock_that_was_set_back_is_told_once_with_how_far(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    for ahead in (True, False):
+        async with trial(folder=tmp_path, clock=clock) as fed:
+            for step in (-500, 0, YEARS if ahead else 0):
+                clock.now += step
+                await fed.remember("a turn", session="s")
+        if ahead:
+            assert "set back" not in caplog.text
+            clock.now -= YEARS
+    assert [record.getMessage() for record in caplog.records if "set back" in record.getMessage()] == [
+        "the clock was set back by 1825 days, 0:00:00: a conversation's new records are not dated before those that "
+        "it has"
+    ]
 
 
 # --- 9

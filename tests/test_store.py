@@ -17,6 +17,7 @@ from backends.store.drafts import Limits
 from backends.store.filters import beneath
 from backends.store.store import Store
 from router.a2m.errors import A2MError, Code
+from router.a2m.timestamps import render
 from router.database import DatabaseError
 from tests.store_calls import ANYBODY, START, Asked
 
@@ -205,16 +206,22 @@ def test_another_owners_id_cannot_be_written(asked: Asked) -> None:
     assert asked.contents() == ["a"]
 
 
-def test_time_never_runs_backwards_in_what_the_store_gives(path: Path) -> None:
+def test_a_record_is_dated_by_the_clock_but_never_before_the_newest_of_its_conversation(path: Path) -> None:
     asked = Asked(path)
-    asked.remember({"content": "a"}, {"content": "imported", "created_at": "2099-01-01T00:00:00.000Z"})
+    ahead = asked.clock.now = START + 5 * 365 * 24 * 3600 * 1000
+    asked.remember({"content": "ahead", "session": "s", "owner": "a"})
     asked.store.close()
     again = Asked(path)
     again.clock.now = START - 5000
-    again.remember({"content": "b"})
-    assert [record["created_at"] for record in again("timeline", where={"content": ["a", "b"]})["records"]] == [
-        "2026-09-21T14:13:20.000Z"
-    ] * 2
+    conversations = [("s", "a"), ("s", None), ("t", "a"), (None, "a"), (None, None)]
+    for session, owner in conversations:
+        again.remember({"content": "after", "session": session, "owner": owner})
+    again.remember({"content": "imported", "session": "t", "owner": "a", "created_at": render(ahead)})
+    again.remember({"content": "after the import", "session": "t", "owner": "a"})
+    told = [(record["content"], record["created_at"]) for record in again("timeline")["records"]]
+    now = render(START - 5000)
+    later = [(content, render(ahead)) for content in ("ahead", "after", "imported", "after the import")]
+    assert told == [("after", now)] * 4 + later
     again.store.close()
 
 

@@ -59,6 +59,9 @@ _ADD_TO_SHARE: Final = """
 INSERT INTO share VALUES (coalesce('=' || ?1, ''), ?2, ?3)
 ON CONFLICT (owner) DO UPDATE SET records = records + ?2, tokens = tokens + ?3
 """
+_NEWEST_OF: Final = """
+SELECT created_at FROM record WHERE session = ? AND owner IS ? ORDER BY created_at DESC LIMIT 1
+"""
 _COUNT_ACCESS: Final = """
 INSERT INTO access (record, count, at) VALUES (?, 1, ?)
 ON CONFLICT (record) DO UPDATE SET count = count + 1, at = excluded.at
@@ -70,7 +73,6 @@ class _Tally(msgspec.Struct, frozen=True):
 
     dimensions: int | None
     records: int
-    newest: int
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -118,7 +120,7 @@ class Store:
         self._connection = self._database.connection
         try:
             self._connection.create_scalar_function("json_atom", _json_atom, 1, deterministic=True)
-            row = self._connection.execute("SELECT identity, metric, dimensions, records, newest FROM store").get
+            row = self._connection.execute("SELECT identity, metric, dimensions, records FROM store").get
             self._identity, self._metric, *tally = row
             self._tally = _Tally(*tally)
             if metric not in (None, self._metric):
@@ -136,8 +138,8 @@ class Store:
                 yield connection
                 if self._tally != before:
                     connection.execute(
-                        "UPDATE store SET dimensions = ?, records = ?, newest = ?",
-                        (self._tally.dimensions, self._tally.records, self._tally.newest),
+                        "UPDATE store SET dimensions = ?, records = ?",
+                        (self._tally.dimensions, self._tally.records),
                     )
         except BaseException:
             self._tally = before
@@ -189,7 +191,7 @@ class Store:
         """§4.2; a `created_at` and a `revision` that come along are kept."""
         scope = scope_of(params.owner, caller)
         drafts = checked(params, scope, self.limits, self._tally.dimensions)
-        now = max(self._clock(), self._tally.newest)
+        now = self._clock()
         return {"ids": [self._write(draft, scope, now) for draft in drafts]}
 
     def recall(self, params: messages.Recall, caller: Caller) -> dict[str, Any]:
@@ -388,15 +390,23 @@ class Store:
 
     def _insert(self, draft: Draft, now: int) -> str:
         id = draft.id or new_id(now)
-        created = now if draft.created_at is None else parse(draft.created_at)
+        created = self._moment(draft, now) if draft.created_at is None else parse(draft.created_at)
         revision = 0 if draft.revision is None and draft.key is not None else draft.revision
         salience = 1.0 if draft.salience is None else draft.salience
         words = tokens(draft.content or "")
         self._connection.execute(_INSERT, (*_common(draft), len(words), id, created, salience, revision))
         self._index(self._connection.last_insert_rowid(), draft, words)
-        self._tally = replace(self._tally, records=self._tally.records + 1, newest=now)
+        self._tally = replace(self._tally, records=self._tally.records + 1)
         self._tell_written(id, draft, revision or 0)
         return id
+
+    def _moment(self, draft: Draft, now: int) -> int:
+        """When a record is created: now, but never before the newest of its own conversation, so that a conversation is
+        replayed as it was written."""
+        if draft.session is None:
+            return now
+        newest = self._connection.execute(_NEWEST_OF, (draft.session, draft.owner)).get
+        return now if newest is None else max(now, newest)
 
     def _replace(self, known: _Known, draft: Draft) -> None:
         self._unindex(known.seq)

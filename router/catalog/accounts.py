@@ -264,10 +264,20 @@ class Accounts:
         """How many records live in `tier`."""
         return self._execute("SELECT records FROM tiers WHERE no = ?", (self._no[tier],)).get or 0
 
-    def next_moment(self, now: int) -> int:
-        """The `created_at` of a record written now: never earlier than the last one given."""
-        self._clock = max(self._clock, now)
-        return self._clock
+    def look_at_clock(self, now: int) -> int:
+        """Note what the clock shows now; returns by how many milliseconds it was set back since the last look, which
+        may have been another router's."""
+        back, self._clock = self._clock - now, now
+        return max(back, 0)
+
+    def newest_of(self, owner: str | None, session: str) -> int | None:
+        """When the newest record of an owner's conversation was created; None where there is none."""
+        newest: int | None = self._execute(
+            "SELECT created_at FROM records WHERE session = ? AND owner = ? AND home IS NOT NULL"
+            " ORDER BY created_at DESC LIMIT 1",
+            (present(session), present(owner)),
+        ).get
+        return newest
 
     def find(self, ids: Iterable[str]) -> dict[str, Entry]:
         """The entries of those `ids` that live somewhere."""

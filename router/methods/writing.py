@@ -9,8 +9,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from operator import itemgetter
+from typing import Final
 
 import anyio
 import msgspec
@@ -31,7 +33,7 @@ from router.a2m.errors import (
 from router.a2m.events import Event, Forgotten, Place, Written, named
 from router.a2m.messages import Forget, Remember
 from router.a2m.records import Draft, digest
-from router.a2m.timestamps import render
+from router.a2m.timestamps import parse, render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
@@ -60,6 +62,9 @@ from router.tiers.copies import Copies
 from router.tiers.link import Overloaded, TierDown
 from router.tiers.mounts import Mounts
 from router.tiers.together import Failure, outcomes
+
+# A clock that is corrected by less is not worth a word, milliseconds.
+_SET_BACK: Final = 1000
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +131,7 @@ class Writing:
         tier does not take its part.
         """
         drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.dimensions())
-        slots, places = slots_of([self._dated(draft) for draft in drafts])
+        slots, places = slots_of(self._dated(drafts))
         await self._take_groups_along(slots)
         written = False
         while not written:
@@ -182,9 +187,29 @@ class Writing:
         members = self._catalog.unit(entry)
         return list(members) if len(members) > 1 else []
 
-    def _dated(self, draft: Draft) -> Draft:
-        moment = self._catalog.next_moment(self._clock())
-        return draft if draft.created_at is not None else msgspec.structs.replace(draft, created_at=render(moment))
+    def _dated(self, drafts: Iterable[Draft]) -> list[Draft]:
+        """The drafts with the moment of each: the clock's, but never before the newest of its own conversation, so that
+        a conversation is replayed as it was written."""
+        now = self._clock()
+        back = self._catalog.look_at_clock(now)
+        if back > _SET_BACK:
+            log.warning(
+                "the clock was set back by %s: a conversation's new records are not dated before those that it has",
+                timedelta(seconds=back // 1000),
+            )
+        newest: dict[tuple[str | None, str], int] = {}
+        dated = []
+        for draft in drafts:
+            conversation = None if draft.session is None else (draft.owner, draft.session)
+            if conversation is not None and conversation not in newest:
+                newest[conversation] = self._catalog.newest_of(*conversation) or now
+            if draft.created_at is None:
+                moment = now if conversation is None else max(now, newest[conversation])
+                draft = msgspec.structs.replace(draft, created_at=render(moment))
+            if conversation is not None:
+                newest[conversation] = max(newest[conversation], parse(draft.created_at or ""))
+            dated.append(draft)
+        return dated
 
     # --- under which claim, and what it comes to
 
