@@ -235,6 +235,10 @@ class Database:
             self.connection.set_wal_hook(self._committed)
         self.connection.pragma("foreign_keys", True)
         self.connection.pragma("cache_size", -32_000)
+        # what is deleted is overwritten with zeros: nobody finds it in the file afterwards
+        self.connection.pragma("secure_delete", True)
+        if 0 < version < len(schema):
+            self._leave_nothing_deleted()
         with self.transaction() as connection:
             for step in schema[version:]:
                 if callable(step):
@@ -250,6 +254,15 @@ class Database:
             self._resources.callback(os.close, self._wal)
             self.sync()
             sync_folder(self.path.parent)
+
+    def _leave_nothing_deleted(self) -> None:
+        """An earlier version may have left what it deleted on free pages. They go before the file is brought up to
+        date; without room for a second copy of it they stay until they are used."""
+        try:
+            with _disk_errors():
+                self.connection.execute("VACUUM")
+        except OSError as problem:
+            log.warning("%s: what an earlier version deleted may still be found in it: %s", self.path, problem)
 
     def _committed(self, connection: apsw.Connection, name: str, frames: int) -> int:
         """Called by SQLite after each commit. A log that has grown long goes into the database once it is durable."""

@@ -728,20 +728,49 @@ def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
     among.store.close()
 
 
-def test_a_file_from_before_owners_had_shares_gets_them(tmp_path: Path) -> None:
+def set_back(path: Path, version: int) -> None:
+    """Make a store's file what one of an earlier schema is, with a record that was deleted as it was then: what that
+    held stays in the file."""
+    with contextlib.closing(apsw.Connection(str(path))) as old:
+        for step in (
+            "CREATE TEMP TABLE words AS SELECT rowid AS doc, tokens FROM lexical",
+            "DROP TABLE occurrence; DROP TABLE lexical",
+            "CREATE VIRTUAL TABLE lexical USING fts5(tokens, content='', contentless_delete=1, tokenize='ascii')",
+            "INSERT INTO lexical (rowid, tokens) SELECT doc, tokens FROM words",
+            "INSERT INTO lexical (rowid, tokens) VALUES (1000, 'oldsecretword')",
+            "DELETE FROM lexical WHERE rowid = 1000",
+            "INSERT INTO access VALUES (1000, 1, 1); CREATE TABLE secret (text)",
+            f"INSERT INTO secret VALUES ('{'oldsecrettext ' * 500}'); DELETE FROM access WHERE record = 1000",
+            "DROP TABLE secret; ALTER TABLE store ADD COLUMN newest INTEGER NOT NULL DEFAULT 0",
+        ):
+            old.execute(step)
+        if version == 1:
+            old.execute("DROP TABLE share; ALTER TABLE record DROP COLUMN tokens")
+        else:
+            old.execute("CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance')")
+        old.pragma("user_version", version)
+    assert b"oldsecrettext" in path.read_bytes()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_earlier_schema_is_brought_up_to_date(version: int, tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     asked = Asked(path)
-    asked.remember({"content": "one two two", "owner": "a"}, {"content": "three"}, {"uri": "u:1", "owner": "a"})
+    records = [{"content": "one two two", "owner": "a", "embedding": [1, 2]}, {"content": "three"}, {"uri": "u:1"}]
+    asked.remember(*records)
+    with asked.store.transaction() as connection:
+        before = [list(connection.execute(f"SELECT * FROM {table}")) for table in ("share", "record", "occurrence")]
     asked.store.close()
-    with contextlib.closing(apsw.Connection(str(path))) as old:
-        before = list(old.execute("SELECT * FROM share ORDER BY owner")), list(old.execute("SELECT tokens FROM record"))
-        old.execute("DROP TABLE occurrence; DROP TABLE share; ALTER TABLE record DROP COLUMN tokens")
-        old.pragma("user_version", 1)
+    set_back(path, version)
     again = Asked(path)
-    with again.store.transaction() as now:
-        assert list(now.execute("SELECT * FROM share ORDER BY owner")) == before[0] == [("", 1, 1), ("=a", 1, 3)]
-        assert list(now.execute("SELECT tokens FROM record")) == before[1]
+    with again.store.transaction() as connection:
+        after = [list(connection.execute(f"SELECT * FROM {table}")) for table in ("share", "record", "occurrence")]
+    assert [sorted(rows, key=repr) for rows in after] == [sorted(rows, key=repr) for rows in before]
+    for query, found in (("two", ["one two two"]), ("three", ["three"]), ("oldsecretword", [])):
+        assert [record["content"] for record in again("recall", query=query)["records"]] == found
+    assert [record["content"] for record in again("recall", embedding=[1, 2])["records"]] == ["one two two"]
     again.store.close()
+    assert b"oldsecret" not in path.read_bytes()
 
 
 def test_how_common_a_word_is_does_not_depend_on_the_filter(asked: Asked) -> None:

@@ -66,6 +66,22 @@ CREATE VIRTUAL TABLE lexical USING fts5(
 );
 """
 
+# The index of words as it is today: it keeps the tokens, so that what it has of a record can be taken out again, and
+# `secure-delete` takes it out at once; without a content table of its own FTS5 leaves it there until it merges.
+_WORDS: Final = """
+CREATE TEMP TABLE words AS
+    SELECT doc, group_concat(term, ' ') AS tokens FROM (SELECT doc, term FROM occurrence ORDER BY doc, "offset")
+    GROUP BY doc;
+DROP TABLE occurrence;
+DROP TABLE lexical;
+CREATE VIRTUAL TABLE lexical USING fts5(tokens, tokenize='ascii', detail=full);
+INSERT INTO lexical (lexical, rank) VALUES ('secure-delete', 1);
+INSERT INTO lexical (rowid, tokens) SELECT doc, tokens FROM words ORDER BY doc;
+CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance');
+DROP TABLE words;
+ALTER TABLE store DROP COLUMN newest;
+"""
+
 # Each owner's share of the index of words: what a ranking for him may know of how long and how common things are.
 _SHARES: Final = """
 ALTER TABLE record ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0;  -- in the index of words
@@ -81,7 +97,7 @@ CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance');
 
 def open_file(path: Path | None, *, holder: str = "an a2m-store") -> Database:
     """The store's database at `path`, or a private one in memory. Raises DatabaseError."""
-    return Database(path, [_first, _second], application=APPLICATION, holder=holder, prepare=nearest.load)
+    return Database(path, [_first, _second, _WORDS], application=APPLICATION, holder=holder, prepare=nearest.load)
 
 
 def _first(connection: apsw.Connection) -> None:
