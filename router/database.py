@@ -232,7 +232,8 @@ class Database:
             self.connection.pragma("journal_mode", "wal")
             self.connection.pragma("synchronous", "normal")
             self.connection.set_busy_timeout(_BUSY)
-            self.connection.set_wal_hook(self._committed)
+            # not before the log's name is durable: what is in the database alone by then would be half of a change
+            self.connection.wal_autocheckpoint(0)
         self.connection.pragma("foreign_keys", True)
         self.connection.pragma("cache_size", -32_000)
         # what is deleted is overwritten with zeros: nobody finds it in the file afterwards
@@ -254,6 +255,7 @@ class Database:
             self._resources.callback(os.close, self._wal)
             self.sync()
             sync_folder(self.path.parent)
+            self.connection.set_wal_hook(self._committed)
 
     def _leave_nothing_deleted(self) -> None:
         """An earlier version may have left what it deleted on free pages. They go before the file is brought up to

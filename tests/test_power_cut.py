@@ -36,6 +36,8 @@ from router.database import Database
 from tests.catalogs import entry, opened, rewritten
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import LOCAL, Clock, settings_of, trial
+from tests.store_calls import Asked
+from tests.test_store import set_back
 
 # all rows of all tables, but for what each opening counts
 State = dict[str, list[tuple[Any, ...]]]
@@ -394,6 +396,35 @@ def test_syncs_that_fail_now_and_then_cost_nothing_that_was_confirmed(
                     witness.confirmed()
             disk.failure = works
     assert witness.check(tmp_path, store_database, opened=False) > 30
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_is_brought_up_to_date_whole_or_not_at_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    monkeypatch.setattr(router.database, "_CHECKPOINT", 15)
+    path = folder / "a.db"
+    asked = Asked(path)
+    asked.remember(*({"content": f"content {n} " + "x" * 500, "embedding": [1.0, n]} for n in range(40)))
+    contents = asked.contents()
+    asked.store.close()
+    set_back(path, version)
+    seen: list[Photograph] = []
+    with (disk := Disk(folder)).mounted():
+        disk.watch = lambda moment: seen.append(disk.photograph())
+        Store(path, clock=Clock()).close()
+    looked: set[tuple[tuple[str, bytes], ...]] = set()
+    for number, photograph in enumerate(seen):
+        torn = [photograph.after(lambda name: Fate.TORN, seed) for seed in range(TORN_SEEDS)]
+        for place, files in enumerate((photograph.killed(), photograph.cut(), *torn)):
+            shot = tuple(sorted(files.items()))
+            if shot not in looked:
+                looked.add(shot)
+                again = Asked(laid(files, tmp_path / f"{number} {place}") / "a.db")
+                assert again.contents() == contents
+                assert len(again("recall", query="content", limit=50)["records"]) == 40
+                again.store.close()
+    assert len(looked) > 12
 
 
 # --- the disk is full
