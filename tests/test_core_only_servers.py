@@ -587,6 +587,11 @@ def trailing_space_kept(server: CoreOnly) -> Any:
     return contents(server)[0]
 
 
+def letters_kept(server: CoreOnly) -> Any:
+    call(server, "remember", records=[{"content": "cafe\u0301"}])
+    return contents(server)[0]
+
+
 def metadata_kept(server: CoreOnly) -> Any:
     return [record.get("metadata") for record in call(with_three(server), "timeline")["records"]]
 
@@ -625,6 +630,7 @@ LOOKED_AT: Final[dict[str, tuple[Callable[[CoreOnly], Any], Any, Any]]] = {
     "TruncatesContent": (content_kept, THREE[0]["content"], "the deploy  key\nrota"),
     "RewritesContent": (content_kept, THREE[0]["content"], "the deploy key rotates every 90 days"),
     "TrimsContent": (trailing_space_kept, " kept? \n", " kept?"),
+    "ComposesContent": (letters_kept, "cafe\u0301", "caf\xe9"),
     "DropsMetadata": (metadata_kept, [{"n": 1}, {"n": 2}, {"n": 2}], [None, None, None]),
     "SpeaksAnotherVersion": (protocol_described, "a2m/0.1", "a2m/0.2"),
     "DeclaresNoCore": (capabilities_described, ["core"], []),

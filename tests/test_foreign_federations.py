@@ -189,6 +189,8 @@ REPORTS: Final = {
     "TruncatesContent": f"{ALTERED} 21 on it was given '0, as told. ', and returned nothing",
     "RewritesContent": f"{ALTERED} 13 on it was given ' number 0, as told. ', and returned 'number 0, as told.'",
     "TrimsContent": f"{ALTERED} 32 on it was given ' ', and returned nothing",
+    "ComposesContent": "has altered the content of a record that it was given: 'l1': from character 40 on it was given "
+    "'e\\u0301. ', and returned '\\xe9. '",
     "DropsMetadata": "returns a record that it was given without the metadata member 'a2m-router', which holds all "
     "that a tier's server need not keep: 'l0'; a server must keep metadata (§3.1)",
     "SpeaksAnotherVersion": "protocol: expected a2m/0.1, the server speaks 'a2m/0.2'",
@@ -205,15 +207,18 @@ KEPT: Final[Records] = [
     {"id": "k2", "content": "A  rope for the harbour is made of hemp. ", "metadata": {"n": 1}, "tier": "semantic"},
 ]
 
+WORDS: Final = ["harbour", "wall", "light", "storm"]
+ACCENT: Final = " cafe\u0301"  # of two characters, for which there is one
+
 # for the tier that lies; they share more and more words with the questions below
 TOLD: Final[Records] = [
     {
         "id": f"l{number}",
-        "content": f"The {' '.join(['harbour', 'wall', 'light', 'storm'][: number + 1])}  number {number}, as told. ",
+        "content": f"The {' '.join(words)}  number {number}, as told{ACCENT * (number == 1)}. ",
         "metadata": {"n": number},
         "tier": "liar",
     }
-    for number in range(4)
+    for number, words in enumerate([WORDS[:count] for count in range(1, 5)])
 ]
 GIVEN: Final = {record["id"]: record for record in [*KEPT, *TOLD]}
 QUESTION: Final = "harbour wall light storm"
@@ -318,7 +323,7 @@ async def test_a_tier_that_lies_is_reported_and_not_believed(name: str, caplog: 
 # lies that only matter to who writes, or that are made good without a word: `where` is applied here once more
 UNSEEN_IN_A_MOUNT: Final = {
     *("AnswersWithFewerIds", "ChoosesOtherIds", "ForgetsNothing", "LosesWrites", "TruncatesContent", "RewritesContent"),
-    *("TrimsContent", "DropsMetadata", "IsReadOnlySometimes", "IgnoresWhere"),
+    *("TrimsContent", "ComposesContent", "DropsMetadata", "IsReadOnlySometimes", "IgnoresWhere"),
 }
 
 

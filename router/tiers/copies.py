@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from itertools import islice, pairwise
 from typing import Any, Final, TypeVar
+from unicodedata import normalize
 
 import msgspec
 
@@ -462,9 +463,12 @@ def _alteration(given: Draft, kept: Record) -> str:
     if kept.content != content:
         at = next((i for i, pair in enumerate(zip(content, kept.content, strict=False)) if pair[0] != pair[1]), None)
         at = min(len(content), len(kept.content)) if at is None else at
+        # texts that differ in how they spell a letter look the same
+        looks_alike = normalize("NFKC", content) == normalize("NFKC", kept.content)
+        parts = [_excerpt(text, at, ascii if looks_alike else repr) for text in (content, kept.content)]
         return (
             f"has altered the content of a record that it was given: {given.id!r}: from character {at + 1} on it was "
-            f"given {_excerpt(content, at)}, and returned {_excerpt(kept.content, at)}"
+            f"given {parts[0]}, and returned {parts[1]}"
         )
     if isinstance(kept, Riderless):
         return (
@@ -474,8 +478,10 @@ def _alteration(given: Draft, kept: Record) -> str:
     return f"has altered a record that it was given: {given.id!r}"
 
 
-def _excerpt(text: str, at: int) -> str:
-    return repr(text[at : at + _EXCERPT]) + ("…" if len(text) > at + _EXCERPT else "") if at < len(text) else "nothing"
+def _excerpt(text: str, at: int, quoted: Callable[[str], str]) -> str:
+    if at >= len(text):
+        return "nothing"
+    return quoted(text[at : at + _EXCERPT]) + ("…" if len(text) > at + _EXCERPT else "")
 
 
 def bytes_of(draft: Draft) -> int:

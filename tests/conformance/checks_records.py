@@ -59,7 +59,7 @@ def what_is_read_has_the_fields_of_a_record(target: Target) -> None:
 
 @check("3.1-b", "4.2-1")
 def content_role_and_group_come_back_as_written(target: Target) -> None:
-    content = f'{target.word()}  two  spaces\ttab\nline\r\n"quoted" \\ é ı ﬀ 漢字 🦆 \u2028\u00a0 end '
+    content = f'{target.word()}  two  spaces\ttab\nline\r\n"quoted" \\ é ı ﬀ 漢字 🦆 \u2028\u00a0 e\u0301 end '
     group = f"turn {target.word()}/é"
     (id,) = target.remember(target.note(content=content, role="assistant", group=group))
     record = target.read(id)

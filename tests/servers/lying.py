@@ -7,7 +7,9 @@ They are for seeing that the router notices, says so, and does not believe them.
 
 import argparse
 import sys
+import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,6 +157,13 @@ class TrimsContent(Lying):
 
     def remember(self, params: Params) -> Result:
         return super().remember(_each_content(params, str.rstrip))
+
+
+class ComposesContent(Lying):
+    """Spells every letter in one way."""
+
+    def remember(self, params: Params) -> Result:
+        return super().remember(_each_content(params, partial(unicodedata.normalize, "NFC")))
 
 
 class DropsMetadata(Lying):
