@@ -29,9 +29,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import trio
-import trio.testing
 from anyio import wait_all_tasks_blocked
-from anyio.lowlevel import checkpoint
 from msgspec import Raw
 
 from backends.store.server import serving
@@ -42,6 +40,7 @@ from router.a2m.timestamps import render
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings
+from tests.clocks import Pace, jumping
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import (
     ALL_NATIVE,
@@ -603,8 +602,8 @@ async def carried_out(
 async def watch(client: Client, stage: Stage) -> None:
     """A reader who looks at everything while it goes on: what is certain is seen, and nothing is that cannot be."""
     await stage.has_begun()
-    wait = 0.0
-    for look in count():
+    pace = Pace(_LOOKS, 5.0)
+    while True:
         since = client.ledger.tick()
         world, missing = await client.look()
         worlds = client.ledger.worlds(since)
@@ -613,11 +612,7 @@ async def watch(client: Client, stage: Stage) -> None:
         if not missing:
             certain = functools.reduce(frozenset[Fact].intersection, worlds)
             assert world >= certain, f"{set(certain - world)} is not seen"
-        if look % _LOOKS:
-            await checkpoint()
-        else:
-            await anyio.sleep(wait)  # else the clock would stand still
-            wait = min(wait * 4 or 0.001, 5.0)
+        await pace()
 
 
 # --- what is found
@@ -838,7 +833,7 @@ def running(test: Callable[[], Awaitable[Any]]) -> Any:
         stack.enter_context(patch.object(trio._core._run, "_r", random_))
         random.seed(0)  # the jitter of links
         stack.enter_context(patch.object(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
-        return trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+        return trio.run(test, **jumping())
 
 
 def ways(kind: Kind, forgets: Iterable[int]) -> Iterator[Way]:

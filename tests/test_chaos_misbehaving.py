@@ -9,19 +9,19 @@ from typing import Any, get_args
 
 import anyio
 import pytest
-import trio.testing
 
 from backends.chaos import altering
 from backends.chaos.faults import KINDS, FaultName
 from backends.chaos.misbehaving import misbehave
 from backends.chaos.plan import Fault
+from tests.clocks import jumping
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 def anyio_backend() -> Any:
-    return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}
+    return "trio", jumping()
 
 
 def call(method: str = "memory/remember", **params: Any) -> bytes:

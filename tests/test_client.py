@@ -21,8 +21,6 @@ import anyio.lowlevel
 import msgspec
 import psutil
 import pytest
-import trio
-import trio.testing
 
 from router.a2m import child as child_module
 from router.a2m.child import CannotStart, connect_process
@@ -34,6 +32,7 @@ from router.a2m.jsonrpc import Notification
 from router.a2m.lines import LineSplitter
 from router.a2m.server import Caller
 from tests.addresses import reserved_port
+from tests.clocks import simulated
 from tests.deadlines import Deadline
 
 pytestmark = pytest.mark.anyio
@@ -663,27 +662,24 @@ async def test_what_a_server_says_is_quoted_without_what_it_was_shown(secret: st
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_a_call_over_http_without_an_answer_settles_with_time_unless_it_never_left(sent: bool) -> None:
+@simulated
+async def test_a_call_over_http_without_an_answer_settles_with_time_unless_it_never_left(sent: bool) -> None:
     class Deaf:
         async def post(self, posting: Posting) -> Answer:
             posting.sent = sent
             await anyio.sleep_forever()
             raise AssertionError
 
-    async def test() -> None:
-        outcome = Outcome()
-        await outcome.run(HttpClient(Deaf(), settling=30), "m", 5)
-        assert isinstance(outcome.problem, NoAnswer)
-        assert str(outcome.problem) == f"no {'answer' if sent else 'connection'} within 5 s"
-        assert outcome.settled is not sent
-        for settled in outcome.unsettled:
-            await settled.wait()
-        assert outcome.settled
-        assert anyio.current_time() - began == pytest.approx(35 if sent else 5)
-
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    began = clock.current_time()
-    trio.run(test, clock=clock)
+    began = anyio.current_time()
+    outcome = Outcome()
+    await outcome.run(HttpClient(Deaf(), settling=30), "m", 5)
+    assert isinstance(outcome.problem, NoAnswer)
+    assert str(outcome.problem) == f"no {'answer' if sent else 'connection'} within 5 s"
+    assert outcome.settled is not sent
+    for settled in outcome.unsettled:
+        await settled.wait()
+    assert outcome.settled
+    assert anyio.current_time() - began == pytest.approx(35 if sent else 5)
 
 
 PACKED = gzip.compress(b"x" * 100, mtime=0)

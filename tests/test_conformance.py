@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,10 @@ from router.app import running_federation
 from router.config import load
 from router.tiers.starting import links_for
 from tests.conformance.__main__ import main
-from tests.conformance.checking import CHECKS, Target
+from tests.conformance.checking import CHECKS, Check, Target
 from tests.conformance.client import Client, Http, InProcess, NoAnswer, Stdio
 from tests.conformance.report import checks_of
-from tests.conformance.running import ALL_CHECKS, Outcome, State, outcome, outcomes
+from tests.conformance.running import ALL_CHECKS, SECTIONS, Outcome, State, outcome, outcomes
 from tests.conformance.sentences import COUNTS, KEY_WORDS, SENTENCES
 from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
@@ -156,8 +158,8 @@ def test_a_wrong_server_is_caught_by_the_check_meant_for_it(name: str) -> None:
     with reached(WRONG[name], BINDINGS[name]) as (client, other):
         target = Target(client, other, patience=1)  # what never comes need not be waited for longer
         target.meet()
-        if isinstance(client, Stdio) and meant == "stdio.the_end_of_stdin_ends_it":
-            client.timeout = 2  # once it has started: how long it may take to end
+        if isinstance(client, Stdio) and (meant == "stdio.the_end_of_stdin_ends_it" or name == "HangsForGood"):
+            client.timeout = 2  # once it has started: how long it may take to end, or to answer
         came = outcome(next(check for check in ALL_CHECKS if check.name == meant), target)
     assert came.state is State.FAILED
     assert came.why
@@ -171,6 +173,236 @@ def test_an_answer_to_a_notification_is_found_however_early_it_comes() -> None:
         assert client.wait_for(lambda came: came.is_response, 0, client.timeout)
         with pytest.raises(NoAnswer, match="answered with id None"):
             client.request("memory/describe")
+
+
+# --- it goes on when a server dies
+
+
+def judged_by_name(name: str, timeout: float = 20, sections: Sequence[str] = SECTIONS) -> list[Outcome]:
+    """What comes of a wrong server on stdio; `timeout` is for what it answers once it has started."""
+    with reached(WRONG[name], "stdio") as (client, _):
+        assert isinstance(client, Stdio)
+        target = Target(client)
+        target.meet()
+        client.timeout = timeout
+        return list(outcomes(target, sections))
+
+
+ANEW = "\nIt was started anew, and answers."
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        (
+            "DiesOfAnUnusedKey",
+            "memory/fetch was not answered\nThe server died with exit code 3; the last lines of its stderr:"
+            "\n  1\n  2\n  3\n  there is no such page\n   [31mthe pages are gone",
+        ),
+        ("DiesInTheMiddleOfALine", "The server died with exit code 4; its stderr is empty."),
+        ("IsKilled", "The server died of SIGKILL; its stderr is empty."),
+        ("ClosesItsStdout", "The server closed its stdout and did not exit; it was killed; its stderr is empty."),
+        (
+            "WritesWithoutEnd",
+            "The server was killed, since the last 10,000 lines of its stdout are no messages; its stderr is empty.",
+        ),
+    ],
+)
+def test_the_check_during_which_a_server_dies_says_so_and_the_others_are_asked_of_a_fresh_one(
+    name: str, sentences: str
+) -> None:
+    came = judged_by_name(name)
+    failed = failures(came)
+    # what it wrote to stdout counts all the same, unless it was cut off
+    beside = {"stdio.stdout_carried_only_json_rpc"} if name == "WritesWithoutEnd" else set()
+    assert failed.keys() == {CAUGHT_BY[name], *beside}
+    assert failed[CAUGHT_BY[name]].endswith(sentences + ANEW)
+    assert [outcome for outcome in came if outcome.state is State.NOT_ASKED] == []
+
+
+def test_a_server_that_answers_no_more_is_killed_and_started_anew() -> None:
+    failed = failures(judged_by_name("HangsForGood", timeout=3, sections=["keys"]))
+    assert failed == {
+        CAUGHT_BY["HangsForGood"]: "memory/fetch was not answered within 3 s\n"
+        f"The server answered nothing any more, not within 3 s; it was killed.{ANEW}"
+    }
+
+
+def test_a_server_that_dies_at_each_start_is_given_up_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    code, report = summary(capsys, "--stdio", sys.executable, "-m", "tests.conformance.wrong_servers", "StartsOnce")
+    assert code == 1
+    assert report.count("FAIL") == 1
+    assert report.count("The server died") == 2
+    assert "The server died with exit code 3; the last lines of its stderr:\n          1\n" in report
+    assert (
+        "It was started anew 3 times, and answered nothing. The server died with exit code 7; the last lines of its "
+        "stderr:\n          cannot start: it is running already\n" in report
+    )
+    assert "Traceback" not in report
+    assert re.search(r"; [1-9]\d+ not asked, since the server is gone; \d+ passed, 1 failed, 0 skipped$", report)
+
+
+def test_a_server_that_has_died_between_two_checks_fails_the_next_which_is_asked_of_a_fresh_one() -> None:
+    with reached(Server, "stdio") as (client, _):
+        assert isinstance(client, Stdio)
+        target = Target(client)
+        target.meet()
+        ended = client._process
+        ended._popen.kill()
+        assert ended.exit_code(20) == -9
+        came = [outcome(check, target) for check in ALL_CHECKS if check.section == "salience"]
+    assert failures(came) == {
+        came[0].check.name: "Before this was asked: The server died of SIGKILL; its stderr is empty."
+        f"{ANEW}\nWhat was asked was answered."
+    }
+    assert {outcome.state for outcome in came[1:]} == {State.PASSED}
+
+
+def dying(names: list[str]) -> Check:
+    """A check that writes a record, and kills the server; the record's content is added to `names`."""
+
+    def run(target: Target) -> None:
+        note = target.note()
+        names.append(note["content"])
+        target.remember(note)
+        target.stdio._process._popen.kill()
+        target.ask("describe")
+
+    return Check("core.dying", "core", run, ("4.1-1",), (), None, None, True, False)
+
+
+def test_what_a_dead_server_was_given_is_forgotten_by_the_next(tmp_path: Path) -> None:
+    written: list[str] = []
+    client = Stdio(store(tmp_path))
+    try:
+        target = Target(client)
+        target.meet()
+        came = outcome(dying(written), target)
+        assert came.state is State.FAILED
+        assert "The server died of SIGKILL" in came.why
+        held = [record["content"] for record in target.records("timeline")]
+        assert len(written) == 1
+        assert held == []
+    finally:
+        client.close()
+
+
+def test_a_server_that_dies_of_forgetting_is_not_asked_to_for_ever() -> None:
+    came = judged_by_name("DiesOfForgetting", sections=["keys"])
+    failed = failures(came)
+    assert "keys.a_forgotten_key_is_free_again" in failed
+    assert all("The server died with exit code 6" in why for why in failed.values())
+    assert any(outcome.state is State.PASSED for outcome in came)
+    assert [outcome for outcome in came if outcome.state is State.NOT_ASKED] == []
+
+
+def test_a_server_over_http_that_goes_away_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    class GoesAway(Server):
+        def nothing_at(self, key: str) -> None:
+            if key.endswith("/nothing"):
+                http.server_close()  # takes no more connections
+
+    one, another = TOKENS
+    with listening(GoesAway(http=True, tokens=TOKENS)) as http:
+        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        url = f"http://127.0.0.1:{http.server_port}/"
+        code, report = summary(capsys, "--timeout", "5", "--token", one, "--other-token", another, "--http", url)
+        http.shutdown()
+    assert code == 1
+    assert report.count("FAIL") == 1
+    assert re.search(
+        r"The server at http://127\.0\.0\.1:\d+/ answered no more\.\n"
+        r" +It cannot be started from here, and did not come back within 5 s\.\n",
+        report,
+    )
+    assert re.search(r"; \d+ not asked, since the server is gone; \d+ passed, 1 failed, \d+ skipped$", report)
+
+
+def test_a_server_over_http_that_comes_back_is_asked_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(http=True)
+
+    def serve(port: int = 0) -> ThreadingHTTPServer:
+        http = listening(server, port)
+        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return http
+
+    def end(http: ThreadingHTTPServer) -> None:
+        http.shutdown()
+        http.server_close()
+
+    first = serve()
+    target = Target(Http(f"http://127.0.0.1:{first.server_port}/"))
+    target.meet()
+    end(first)
+    anew: list[ThreadingHTTPServer] = []
+    monkeypatch.setattr(time, "sleep", lambda _: anew.append(serve(first.server_port)))
+    came = [outcome(check, target) for check in ALL_CHECKS if check.section == "keys"]
+    assert len(anew) == 1
+    end(anew[0])
+    assert failures(came).keys() == {came[0].check.name}
+    assert came[0].why.endswith("answered no more.\nIt came back, and answers.")
+
+
+# --- what cannot be judged
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (
+            ["nosuch"],
+            "The command `nosuch` cannot be started: No such file or directory. Expected the path of a program",
+        ),
+        (["no such", "--x"], "The command `'no such' --x` cannot be started: No such file or directory."),
+        ([__file__], f"The command `{__file__}` cannot be started: Permission denied."),
+        (["/"], "The command `/` cannot be started: Permission denied."),
+        (["a\0b"], "cannot be started: embedded null byte."),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "The server died with exit code 3; its stderr is empty."),
+        (
+            [sys.executable, "-c", "raise SystemExit('no database')"],
+            "The server died with exit code 1; the last lines of its stderr:\n  no database\n",
+        ),
+        (
+            [sys.executable, "-c", "print('hello', flush=True); input()"],
+            "; the last line of its stdout is no message: b'hello\\n'. The server died with exit code 0",
+        ),
+        ([sys.executable, "-c", "while True: print('hello')"], "the last 10,000 lines of its stdout are no messages"),
+    ],
+    ids=["no such", "no such with arguments", "a file", "a folder", "a null", "ends", "says why", "junk", "a flood"],
+)
+def test_a_command_that_is_no_server_is_a_sentence(
+    command: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["--stdio", *command])
+    report, noise = capfd.readouterr()
+    assert code == 1
+    assert report.startswith("The server cannot be judged: ")
+    assert report.endswith("\n\n0 passed, 1 failed, 0 skipped\n")
+    assert sentence in report
+    assert "Traceback" not in report + noise
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--stdio"], "--stdio: expected a server's command after it, got nothing"),
+        (["--stdio", ""], "--stdio: expected a server's command after it, got nothing"),
+        (["--http", ""], "--http: expected a URL such as http://127.0.0.1:8080/, got ''"),
+        (["--http", "127.0.0.1:8080"], "expected a URL such as http://127.0.0.1:8080/, got '127.0.0.1:8080'"),
+        (["--http", "http://here:x/"], "expected a URL such as http://127.0.0.1:8080/, got 'http://here:x/'"),
+        ([], "expected --stdio CMD... or --http URL"),
+    ],
+)
+def test_a_command_line_that_names_no_server_is_a_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
 
 
 # --- our servers

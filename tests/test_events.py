@@ -21,7 +21,6 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 import pytest
-import trio.testing
 from anyio import wait_all_tasks_blocked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,6 +36,7 @@ from router.a2m.server import Answering, Caller, Dispatcher, Method
 from router.a2m.stdio import serve_lines
 from router.a2m.watching import Watching
 from tests import histories as h
+from tests.clocks import Pace, jumping, simulated
 from tests.federated import FOUR_TIERS, LOCAL, Clock, Steered, Task, Trial, at_once, method_of, settings_of, trial
 from tests.histories import POOL, SHARED, TIERS, restless
 from tests.test_rules_restart import joined, photograph
@@ -604,9 +604,10 @@ class Poller:
         return bool(polled.get("more"))
 
     async def poll_on(self, done: anyio.Event) -> None:
+        pace = Pace(looks=100, longest=0.05)
         while not done.is_set():
             for _ in range(self._chance.randrange(40)):
-                await anyio.lowlevel.checkpoint()
+                await pace()
             await self.poll(self._chance.choice([None, 1, 2, 5]))
 
 
@@ -908,9 +909,26 @@ def test_the_events_account_for_all_that_has_happened(anyio_backend: str, histor
     history=h.histories(ledger_operations, first=h.writes | h.groups, most=8), odds=st.sampled_from([0.02, 0.1, 0.3])
 )
 def test_no_event_tells_of_what_a_tier_has_refused(history: h.History, odds: float) -> None:
-    clock = trio.testing.MockClock(autojump_threshold=0)
     weather = Restless(history.seed, odds)
-    anyio.run(run_ledger, history, weather, backend="trio", backend_options={"clock": clock})
+    anyio.run(run_ledger, history, weather, backend="trio", backend_options=jumping())
+
+
+@simulated
+async def test_who_polls_on_and_on_lets_time_pass() -> None:
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
+        poller = Poller(fed, None)
+        await poller.poll()
+        await fed.remember("one", key="k")
+        steer.refuse("working", "remember")
+        await fed.remember("two", key="k")
+        await wait_all_tasks_blocked()
+        steer.allow("working", "remember")
+        done = anyio.Event()
+        tasks.start_soon(poller.poll_on, done)
+        await fed.settled()  # the tier catches up after a while, and is not asked before
+        done.set()
+    assert [event["kind"] for event in poller.events] == ["written", "written"]
 
 
 async def events_since(fed: Trial, cursor: str, **params: Any) -> list[Object]:

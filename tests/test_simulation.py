@@ -14,11 +14,11 @@ import anyio
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock
 
 from backends.chaos.faults import KINDS
 from router.a2m.errors import A2MError
 from router.catalog.claims import id_name
+from tests.clocks import jumping
 from tests.federated import Steered, Task, method_of, settings_of, trial
 from tests.simulation.tiers import FAULTS
 from tests.test_rules_restart import crash
@@ -58,7 +58,7 @@ def test_what_goes_wrong_here_is_what_a2m_chaos_does() -> None:
 
 def calmly(scenario: Any) -> None:
     """Run on a clock that jumps."""
-    trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    trio.run(scenario, **jumping())
 
 
 def test_a_copy_goes_though_its_home_did_not_answer_when_it_was_swept() -> None:

@@ -3,26 +3,35 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import urlsplit
 
 from tests.conformance import report
 from tests.conformance.checking import Failure, Target
 from tests.conformance.client import Client, Http, NoAnswer, Stdio
+from tests.conformance.process import CannotStart
 from tests.conformance.running import SECTIONS, Outcome, State, outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the suite; returns 0 if no check failed, else 1."""
+    """Runs the suite; returns 0 if no check failed, else 1. Raises SystemExit, with 2, where no server is named."""
     options = _parser().parse_args(arguments)
     if options.list:
         print("\n".join(report.sentence_lines(tested=True)))
         return 0
     if options.stdio is None and options.http is None:
         _parser().error("expected --stdio CMD... or --http URL")
-    client: Client = (
-        Http(options.http, options.token, options.timeout)
-        if options.http is not None
-        else Stdio(options.stdio, options.timeout)
-    )
+    if options.http is not None and not is_url(options.http):
+        _parser().error(f"--http: expected a URL such as http://127.0.0.1:8080/, got {options.http!r}")
+    if options.http is None and not (options.stdio and options.stdio[0].strip()):
+        _parser().error("--stdio: expected a server's command after it, got nothing")
+    try:
+        client: Client = (
+            Http(options.http, options.token, options.timeout)
+            if options.http is not None
+            else Stdio(options.stdio, options.timeout)
+        )
+    except CannotStart as problem:
+        return cannot_be_judged(str(problem))
     other = Http(options.http, options.other_token, options.timeout) if options.http and options.other_token else None
     try:
         return judge(
@@ -37,8 +46,8 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
     try:
         target.meet()
     except (Failure, NoAnswer) as failure:
-        print(f"The server cannot be judged. {failure}\n\n0 passed, 1 failed, 0 skipped")
-        return 1
+        lost = target.client.lost(doubtful=False)
+        return cannot_be_judged(f"{failure}." if lost is None else f"{failure}. {lost}")
     profile = "read-only" if target.read_only else "takes writes"
     print(
         f"{target.described.get('name')} over {target.client.binding}, {profile};",
@@ -52,6 +61,21 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
         print("\n".join(report.sentence_lines(tested=False)))
     print(f"\n{report.counts(came)}")
     return 1 if any(outcome.state is State.FAILED for outcome in came) else 0
+
+
+def is_url(text: str) -> bool:
+    """Whether it names a scheme of HTTP, and a host."""
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
+
+
+def cannot_be_judged(why: str) -> int:
+    """Prints why no check can be carried out; returns the exit code."""
+    print(f"The server cannot be judged: {why}\n\n0 passed, 1 failed, 0 skipped")
+    return 1
 
 
 def kept(stream: Iterable[Outcome], came: list[Outcome]) -> Iterator[Outcome]:

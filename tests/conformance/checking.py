@@ -148,6 +148,7 @@ class Target:
         self.described: Message = {}
         self.capabilities: frozenset[str] = frozenset()
         self.read_only = False
+        self.gone: str | None = None  # why nothing can be asked of the server any more
         self.tag = ""
         self._random = random.Random(seed)
         self._subjects = itertools.cycle(_SUBJECTS)
@@ -170,15 +171,38 @@ class Target:
         self.tag = self.word()
         self._subjects = itertools.cycle(_SUBJECTS)
 
-    def clean(self) -> None:
-        """Forgets what was written since the last time, as well as that can be done."""
-        written, self._written = self._written, []
-        for client, owner, ids in written:
+    def clean(self) -> bool:
+        """Forgets what was written since the last time, as well as that can be done; False if it was not answered."""
+        while self._written:
+            client, owner, ids = self._written[0]
             params = {"ids": ids} if owner is None else {"ids": ids, "owner": owner}
             try:
                 client.request("memory/forget", params)
             except NoAnswer:
-                return
+                return False
+            self._written.pop(0)
+        return True
+
+    def recovered(self, *, doubtful: bool) -> str:
+        """How the server was lost since the last time, and that it answers again; nothing if it goes on. `gone` is set
+        where it cannot be asked any more. See `Client.lost`."""
+        lost = self.client.lost(doubtful=doubtful)
+        if lost is None:
+            if doubtful:
+                self._written.clear()  # what it does not forget now it does not forget later
+            return ""
+        # what it wrote down before is forgotten by the one that comes after it, unless it dies of that
+        for cleans in (True, False):
+            if not cleans:
+                self._written.clear()
+            why = self.client.restart()
+            if why is not None:
+                self.gone = f"{lost}\n{why}"
+                return self.gone
+            if self.clean():
+                break
+            self.client.lost(doubtful=True)
+        return f"{lost}\nIt {'was started anew' if self.client.binding == 'stdio' else 'came back'}, and answers."
 
     # --- what to write
 

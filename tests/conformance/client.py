@@ -3,11 +3,9 @@
 They hide nothing: what a server sent can be looked at as it came (`Stdio.arrived`, `Http.post`).
 """
 
-import contextlib
 import http.client
 import itertools
 import json
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -15,8 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from tests.conformance.process import CannotStart, Process
+
 PROTOCOL: Final = "a2m/0.1"
 WELL_KNOWN: Final = "/.well-known/a2m-server.json"
+
+# so often a server that dies before it answers is started anew, until it is given up
+_STARTS: Final = 3
+_START_SECONDS: Final = 20.0
+
+# between two looks whether a server over HTTP has come back
+_LOOK_SECONDS: Final = 0.1
 
 Message = dict[str, Any]
 
@@ -43,6 +50,16 @@ class Client(Protocol):
 
     def notify(self, method: str, params: Any) -> None:
         """Sends a call without an id."""
+        ...
+
+    def lost(self, *, doubtful: bool) -> str | None:
+        """How the server was lost, so that nothing more can be asked of it, in a sentence; None if it goes on.
+
+        Where it is `doubtful`, since something was not answered, it is asked."""
+        ...
+
+    def restart(self) -> str | None:
+        """Makes a server that was lost answer again; returns None, or why that cannot be, in a sentence."""
         ...
 
     def close(self) -> None:
@@ -88,7 +105,9 @@ class Arrived(NamedTuple):
 
 
 class Stdio:
-    """A server as a child process. A thread reads its stdout; `arrived` is all that it has read, in order.
+    """A server as a child process. `arrived` is all that was read from its stdout, in order.
+
+    A server that dies can be started anew; `arrived` goes on then, as do the ids.
 
     `may_be_answered` counts what was sent, by the ids with which it may be answered, as JSON.
     """
@@ -96,16 +115,17 @@ class Stdio:
     binding = "stdio"
 
     def __init__(self, command: Sequence[str], timeout: float = 20) -> None:
+        """Starts the server. Raises CannotStart."""
         self.timeout = timeout
         self.arrived: list[Arrived] = []
-        self.ended = False
+        self._command = command
         self._changed = threading.Condition()
         self._ids = itertools.count(1)
         self.may_be_answered: Counter[str] = Counter()
         self._done: set[str] = set()  # of these nobody expects an answer: they have one, or have been given up
         self._notified_at: int | None = None  # how many lines had arrived before what was sent without a call after it
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        threading.Thread(target=self._read, daemon=True).start()
+        self._over = False  # its stdin was closed, so that it may end
+        self._process = self._started()
 
     def request(self, method: str, params: Any = None, id: Any = None) -> Message:
         id = next(self._ids) if id is None else id
@@ -126,13 +146,9 @@ class Stdio:
 
     def send(self, line: bytes) -> None:
         """Writes one line, without waiting for anything."""
-        assert self._process.stdin is not None
         self.may_be_answered.update(ids_for(line))
-        try:
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError):
-            raise NoAnswer("the server no longer reads its stdin") from None
+        if not self._process.write(line):
+            raise NoAnswer(f"the server no longer reads its stdin{self._last_line()}")
 
     def response(self, id: Any, since: int, asked: str) -> Message:
         """The response to `id`, which is the next to arrive after the first `since` lines. Raises NoAnswer."""
@@ -162,23 +178,60 @@ class Stdio:
 
     def end_input(self) -> int | None:
         """Closes stdin; returns the exit code once stdout has ended too, or None if that takes too long."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._over = True
+        self._process.close_stdin()
+        code = self._process.exit_code(self.timeout)
         try:
-            code = self._process.wait(self.timeout)
-            self._until(lambda: self.ended, "the end of stdin")
-        except (subprocess.TimeoutExpired, NoAnswer):
+            self._until(lambda: self._process.ended, "the end of stdin")
+        except NoAnswer:
             return None
         return code
 
+    def lost(self, *, doubtful: bool) -> str | None:
+        if self._over:
+            return None
+        if not self._process.is_lost:
+            if not doubtful or self._is_answered(self.timeout):
+                return None
+            self._process.end()
+            return f"The server answered nothing any more, not within {self.timeout:g} s; it was killed."
+        how = self._process.how_it_ended()
+        if self.arrived and not self.arrived[-1].line.endswith(b"\n"):
+            self.arrived.pop()  # that it was cut off is no fault of its own
+        return how
+
+    def restart(self) -> str | None:
+        how = ""
+        for _ in range(_STARTS):
+            self._notified_at = None
+            try:
+                self._process = self._started()
+            except CannotStart as problem:
+                return str(problem)
+            # to start may take longer than to answer
+            if self._is_answered(max(self.timeout, _START_SECONDS)):
+                return None
+            how = self.lost(doubtful=True) or how
+        return f"It was started anew {_STARTS} times, and answered nothing. {how}"
+
     def close(self) -> None:
-        assert self._process.stdin is not None
-        if not self._process.stdin.closed:
+        if not self._over:
             self.end_input()
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        self._process.end()
+
+    def _started(self) -> Process:
+        return Process(self._command, self._take, self._wake)
+
+    def _is_answered(self, seconds: float) -> bool:
+        """Whether anything is answered within these seconds, be it right or late."""
+        id = next(self._ids)
+        self._done.add(json.dumps(id))
+        since = len(self.arrived)
+        try:
+            self.send(rendered("memory/describe", {"protocol": PROTOCOL}, id))
+        except NoAnswer:
+            return False
+        return self.wait_for(lambda came: came.is_response, since, seconds)
 
     def _before_a_call(self) -> int:
         """How many lines arrived before the next call, and before the notifications that it is the first call after."""
@@ -196,23 +249,27 @@ class Stdio:
         with self._changed:
             while not true():
                 left = deadline - time.monotonic()
-                if self.ended:
-                    raise NoAnswer(f"the server closed its stdout; {asked} was not answered")
+                if self._process.ended:
+                    raise NoAnswer(f"the server closed its stdout; {asked} was not answered{self._last_line()}")
                 if left <= 0:
-                    raise NoAnswer(f"{asked} was not answered within {self.timeout:g} s")
+                    raise NoAnswer(f"{asked} was not answered within {self.timeout:g} s{self._last_line()}")
                 self._changed.wait(left)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        # whoever closes it elsewhere may come while this is reading
-        with self._process.stdout as stdout:
-            for line in stdout:
-                arrived = Arrived(line, message_in(line))
-                with self._changed:
-                    self.arrived.append(arrived)
-                    self._changed.notify_all()
+    def _last_line(self) -> str:
+        """What to say of the last line that came, where that is no message."""
+        if not self.arrived or self.arrived[-1].message is not None:
+            return ""
+        return f"; the last line of its stdout is no message: {self.arrived[-1].line[:80]!r}"
+
+    def _take(self, line: bytes) -> bool:
+        arrived = Arrived(line, message_in(line))
         with self._changed:
-            self.ended = True
+            self.arrived.append(arrived)
+            self._changed.notify_all()
+        return arrived.message is not None
+
+    def _wake(self) -> None:
+        with self._changed:
             self._changed.notify_all()
 
 
@@ -323,6 +380,28 @@ class Http:
         finally:
             connection.close()
 
+    def lost(self, *, doubtful: bool) -> str | None:
+        if not doubtful or self._is_answered():
+            return None
+        return f"The server at {self._url.geturl()} answered no more."
+
+    def restart(self) -> str | None:
+        """It is somebody else's to start: it is given some time to come back."""
+        deadline = time.monotonic() + self.timeout
+        while not self._is_answered():
+            if time.monotonic() >= deadline:
+                return f"It cannot be started from here, and did not come back within {self.timeout:g} s."
+            time.sleep(_LOOK_SECONDS)
+        return None
+
+    def _is_answered(self) -> bool:
+        """Whether anything is answered, be it an error."""
+        try:
+            self.post(rendered("memory/describe", {"protocol": PROTOCOL}, next(self._ids)))
+        except NoAnswer:
+            return False
+        return True
+
     def close(self) -> None:
         """Nothing is held open."""
 
@@ -354,6 +433,12 @@ class InProcess:
         answer = self._answer(notification(method, params))
         if answer is not None:
             raise NoAnswer(f"{method} was sent as a notification, and answered with {answer!r}")
+
+    def lost(self, *, doubtful: bool) -> str | None:
+        return None
+
+    def restart(self) -> str | None:
+        raise AssertionError("a server in this process is never lost")
 
     def close(self) -> None:
         """Nothing is held open."""

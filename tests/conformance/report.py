@@ -6,11 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from tests.conformance.running import ALL_CHECKS, Outcome, State
 from tests.conformance.sentences import SENTENCES
 
+# what a server has said stands below the sentence that quotes it
+_NEWLINE, _INDENTED = "\n", "\n        "
+
 
 def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
     """One line for each outcome as it comes, with a heading where a section begins."""
     section = ""
     for outcome in outcomes:
+        if outcome.state is State.NOT_ASKED:
+            continue
         if outcome.check.section != section:
             section = outcome.check.section
             yield f"\n{section}"
@@ -20,7 +25,7 @@ def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
             case State.PASSED:
                 yield f"  ok    {title}"
             case State.FAILED:
-                yield f"  FAIL  {title} ({marks})\n        {outcome.why}"
+                yield f"  FAIL  {title} ({marks})\n        {outcome.why.replace(_NEWLINE, _INDENTED)}"
             case State.SKIPPED | State.NOT_APPLICABLE:
                 yield f"  -     {title}: {outcome.state.value}, {outcome.why}"
 
@@ -30,6 +35,8 @@ def counts(outcomes: Sequence[Outcome]) -> str:
     counted = Counter(outcome.state for outcome in outcomes)
     aside = counted[State.NOT_APPLICABLE]
     before = f"{aside} not applicable to this binding or profile; " if aside else ""
+    if counted[State.NOT_ASKED]:
+        before += f"{counted[State.NOT_ASKED]} not asked, since the server is gone; "
     return f"{before}{counted[State.PASSED]} passed, {counted[State.FAILED]} failed, {counted[State.SKIPPED]} skipped"
 
 

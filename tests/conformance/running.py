@@ -40,6 +40,7 @@ class State(Enum):
     FAILED = "FAIL"
     SKIPPED = "skipped"
     NOT_APPLICABLE = "not applicable"
+    NOT_ASKED = "not asked"  # the server was gone
 
 
 class Outcome(NamedTuple):
@@ -54,7 +55,7 @@ def outcomes(target: Target, sections: Collection[str] = SECTIONS) -> Iterator[O
     """What comes of every check in these sections, one by one. `target` has been met."""
     for check in ALL_CHECKS:
         if check.section in sections:
-            yield outcome(check, target)
+            yield Outcome(check, State.NOT_ASKED) if target.gone else outcome(check, target)
 
 
 def judged(client: Stdio) -> list[Outcome]:
@@ -68,30 +69,46 @@ def judged(client: Stdio) -> list[Outcome]:
 
 
 def outcome(check: Check, target: Target) -> Outcome:
-    """What comes of one check. `target` has been met; afterwards what was written is forgotten."""
+    """What comes of one check. `target` has been met; afterwards what was written is forgotten.
+
+    A check during which the server dies fails, and so does one before which it died; what comes after is asked of one
+    that was started anew.
+    """
     elsewhere = _not_for(check, target)
     if elsewhere:
         return Outcome(check, State.NOT_APPLICABLE, elsewhere)
     missing = [capability for capability in check.needs if capability not in target.capabilities]
     if missing:
         return Outcome(check, State.SKIPPED, f"{' and '.join(missing)} is not declared")
+    before = target.recovered(doubtful=False)
+    if target.gone:
+        return Outcome(check, State.FAILED, f"This was not asked: {before}")
+    came, unanswered = _asked(check, target)
+    cleaned = target.clean()
+    after = target.recovered(doubtful=unanswered or not cleaned)
+    if not before and not after:
+        return came
+    passed = "" if came.state is State.FAILED else "What was asked was answered."
+    first = f"Before this was asked: {before}" if before else ""
+    return Outcome(check, State.FAILED, "\n".join(filter(None, [first, came.why or passed, after])))
+
+
+def _asked(check: Check, target: Target) -> tuple[Outcome, bool]:
+    """What comes of a check of a server that is there; whether something was not answered at all."""
     target.begin()
     try:
         check.run(target)
     except NotApplicable as reason:
-        return Outcome(check, State.NOT_APPLICABLE, str(reason))
+        return Outcome(check, State.NOT_APPLICABLE, str(reason)), False
     except Skipped as reason:
-        return Outcome(check, State.SKIPPED, str(reason))
+        return Outcome(check, State.SKIPPED, str(reason)), False
     except (Failure, NoAnswer) as failure:
-        return Outcome(check, State.FAILED, str(failure))
+        return Outcome(check, State.FAILED, str(failure)), isinstance(failure, NoAnswer)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as surprise:
         # a check reads answers as the protocol shapes them; one of another shape shows like this
-        return Outcome(
-            check, State.FAILED, f"an answer was not of the shape expected: {type(surprise).__name__}: {surprise}"
-        )
-    finally:
-        target.clean()
-    return Outcome(check, State.PASSED)
+        why = f"an answer was not of the shape expected: {type(surprise).__name__}: {surprise}"
+        return Outcome(check, State.FAILED, why), False
+    return Outcome(check, State.PASSED), False
 
 
 def _not_for(check: Check, target: Target) -> str:

@@ -590,8 +590,8 @@ def cosine(one: list[float], other: list[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True)) / size if size else 0.0
 
 
-def listening(server: Server) -> ThreadingHTTPServer:
-    """The server on a free port of loopback; `serve_forever` is the caller's."""
+def listening(server: Server, port: int = 0) -> ThreadingHTTPServer:
+    """The server on a port of loopback, a free one if none is given; `serve_forever` is the caller's."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -612,4 +612,4 @@ def listening(server: Server) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
-    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

@@ -6,12 +6,15 @@ Each is the small server with one rule broken, and names the check that is there
 
 import contextlib
 import json
+import os
+import signal
 import struct
 import sys
 import time
 import urllib.request
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
 
 from tests.conformance.small_server import METHODS, Params, Record, Refused, Server
 
@@ -647,6 +650,75 @@ class DiesOfRubbish(Wrong, caught_by="stdio.blank_lines_and_rubbish_do_not_end_i
     def lines_for(self, line: bytes) -> Iterable[bytes]:
         line.decode()
         return super().lines_for(line)
+
+
+# --- servers that die
+
+
+class DiesOfAnUnusedKey(Wrong, caught_by="keys.an_unused_key_is_null", binding="stdio"):
+    """As those do that are derived from it, each in its own way. No other check asks for such a key."""
+
+    def nothing_at(self, key: str) -> Record | None:
+        if key.endswith("/nothing"):
+            self.die()
+        return super().nothing_at(key)
+
+    def die(self) -> None:
+        dies("the first of many words\n1\n2\n3\nthere is no such page\n\x1b[31mthe pages are gone", 3)
+
+
+class DiesInTheMiddleOfALine(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
+    def die(self) -> None:
+        sys.stdout.buffer.write(b'{"jsonrpc": "2.0", "id": 1, "resu')
+        sys.stdout.buffer.flush()
+        dies("", 4)
+
+
+class IsKilled(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HangsForGood(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
+    def die(self) -> None:
+        time.sleep(3600)
+
+
+class ClosesItsStdout(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
+    """And goes on."""
+
+    def die(self) -> None:
+        os.close(1)
+        time.sleep(3600)
+
+
+class WritesWithoutEnd(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
+    def die(self) -> None:
+        while True:
+            self.put(b"thinking")
+
+
+class StartsOnce(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
+    """Where a file that the environment names is there, it has been started before."""
+
+    def serve_stdio(self) -> int:
+        if "STARTED" in os.environ:
+            try:
+                Path(os.environ["STARTED"]).touch(exist_ok=False)
+            except FileExistsError:
+                dies("cannot start: it is running already", 7)
+        return super().serve_stdio()
+
+
+class DiesOfForgetting(Wrong, caught_by="core.forget_removes_by_id", binding="stdio"):
+    def forget(self, params: Params) -> Record:
+        dies("nothing is forgotten here", 6)
+
+
+def dies(words: str, code: int) -> NoReturn:
+    """Ends this process at once."""
+    print(words, file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 # --- HTTP

@@ -15,12 +15,12 @@ from typing import Any, Final
 import anyio
 import msgspec
 import trio
-from trio.testing import MockClock
 
 from router.a2m.errors import A2MError, Code
 from router.a2m.records import Record
 from router.a2m.timestamps import render
 from router.tiers.copies import INTERRUPTED
+from tests.clocks import jumping
 from tests.federated import FOUR_TIERS, START, Foreign, Mix, filled, settings_of
 from tests.histories import SHARED, Operation, Run, Unheard, check_the_tiers
 from tests.model import Model, Version, none_excused
@@ -114,7 +114,7 @@ def live(seed: int) -> Outcome:
     failure: str | None = None
     with following(seed, life.clock) as chance:
         try:
-            trio.run(life.run, chance, clock=MockClock(autojump_threshold=0))
+            trio.run(life.run, chance, **jumping())
         except BaseException as problem:
             failure = _told(problem)
             if failure is None:
