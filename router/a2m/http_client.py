@@ -12,7 +12,6 @@ Over both a redirect is an answer like others, the environment's proxies are not
 import asyncio
 import math
 import ssl
-import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
@@ -29,6 +28,7 @@ from msgspec import Raw
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
 from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, TooLate, Unanswered, settled
 from router.a2m.errors import A2MError
+from router.a2m.http_coding import unpacked
 from router.a2m.http_exchange import Answer, Broken, Exchange, Posting
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
@@ -166,13 +166,14 @@ class HttpClient:
     def _plain(self, answer: Answer) -> bytes:
         """The answer's body, no longer compressed: some servers compress what nobody asked them to."""
         body: bytes | None = answer.body
-        coding = answer.coding.strip().lower()
-        if body is not None and coding not in ("", "identity"):
+        if body is not None:
             try:
-                body = _unpacked(body, coding, self._max_message)
+                body = unpacked(body, answer.coding, self._max_message)
             except ValueError as problem:
+                if answer.status != 200:
+                    return b""  # what cannot be read of it must not hide the status
                 raise NoAnswer(f"an answer that cannot be read: {problem}", self._settled_by(answer.status)) from None
-        if body is None or len(body) > self._max_message:
+        if body is None:
             raise AnswerTooLong(f"an answer of more than {self._max_message:,} bytes", self._later())
         return body
 
@@ -241,25 +242,6 @@ def _trusting(ca_file: Path | None) -> ssl.SSLContext:
         raise OSError(f"{ca_file or certifi.where()} cannot be used as ca_file: {why}") from None
     context.set_alpn_protocols(["http/1.1"])  # httpx's transport sets its own
     return context
-
-
-def _unpacked(body: bytes, coding: str, most: int) -> bytes | None:
-    """The body out of its coding (RFC 9110 §8.4.1), no matter how far it would unfold; None if that is beyond `most`.
-
-    Raises ValueError, in a sentence.
-    """
-    if coding not in ("gzip", "x-gzip", "deflate"):
-        raise ValueError(f"it is in the coding {coding[:40]!r}, which was not asked for")
-    unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # which of the two it is, its head says
-    try:
-        plain = unpacking.decompress(body, most + 1)
-    except zlib.error:
-        raise ValueError(f"it is said to be {coding}, and is not") from None
-    if len(plain) > most:
-        return None
-    if not unpacking.eof:
-        raise ValueError(f"its {coding} ends in the middle")
-    return plain
 
 
 def _status(status: int, body: bytes, secrets: Collection[str]) -> str:
