@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "router.logs": set(),
     "router.tokens": set(),
     "router.table": set(),
+    "router.drawing": set(),
     "router.config": {"router.table"},
     "router.reasoning": set(),
     "router.model": {"router.a2m", "router.config", "router.reasoning"},
@@ -65,14 +66,16 @@ ARROWS: dict[str, set[str]] = {
     "router": {"router.a2m", "router.blocking", "router.opening"},  # the version, and what programs use
     "router.command": {
         *("router", "router.a2m", "router.config", "router.database", "router.logs", "router.tiers", "router.opening"),
+        *("router.drawing",),
     },
     "router.serve": {"router.a2m", "router.config", "router.tiers", "router.methods"},
     "router.rebuilding": {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.policy", "router.recovery"),
-        *("router.settling", "router.sweeping", "router.tiers"),
+        *("router.drawing", "router.settling", "router.sweeping", "router.tiers"),
     },
     "router.checking": {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.tiers", "router.app"),
+        *("router.drawing",),
     },
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
