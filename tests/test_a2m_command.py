@@ -31,7 +31,7 @@ from router.command.asking import Asking
 from router.command.exporting import Export, Incomplete, written_whole
 from router.command.importing import Import, NotAnExport, Numbered
 from router.command.streams import Streams, streams
-from router.database import Database, InUse, announced
+from router.database import STDIO, Database, InUse, announced
 from tests.addresses import reserved_port
 from tests.conformance.small_server import Server, listening
 from tests.federated import Trial, settings_of, trial
@@ -1081,7 +1081,17 @@ def test_what_is_announced_is_read_for_as_long_as_the_file_is_held(tmp_path: Pat
     held.announce("http://127.0.0.1:8778/a-long-way")
     held.announce("http://127.0.0.1:9/")
     assert announced(path) == "http://127.0.0.1:9/"
-    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One"):
+    with pytest.raises(
+        InUse, match=r"in use by a-test \(process \d+\)\. One .* listens on http://127\.0\.0\.1:9/: call"
+    ):
+        database(path)
+    held.announce(STDIO)
+    assert announced(path) is None
+    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One .* serves its own stdin and stdout; "):
+        database(path)
+    held.announce(None)
+    assert announced(path) is None
+    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One process has a file at a time; "):
         database(path)
     for text in ("", "two\nlines"):
         with pytest.raises(ValueError, match="expected one line"):
@@ -1121,4 +1131,24 @@ def test_what_a_dead_process_announced_is_not_believed(tmp_path: Path) -> None:
     # as it is for a moment, when the lock has just been taken
     Path(f"{path}.lock").write_bytes(left)
     assert announced(path) is None
+    # where a dead process was is not told, though another one has the file by now
+    with pytest.raises(InUse, match=r"in use by another process\. One process has a file at a time; ") as refusal:
+        database(path)
+    assert "127.0.0.1:9/" not in str(refusal.value)
+    held.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "lock", "then"), [(0o600, 0o644, 0o600), (0o640, 0o666, 0o640), (0o644, 0o600, 0o600)]
+)
+def test_a_lock_is_read_by_nobody_who_may_not_read_the_file(state: int, lock: int, then: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    database(path).close()
+    beside = Path(f"{path}.lock")
+    assert beside.stat().st_mode & 0o777 == 0o600
+    path.chmod(state)
+    beside.chmod(lock)
+    held = database(path)
+    held.announce("http://127.0.0.1:9/")
+    assert beside.stat().st_mode & 0o777 == then
     held.close()
