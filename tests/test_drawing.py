@@ -205,17 +205,25 @@ def test_no_word_of_a_command_or_a_check_is_broken(columns: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("columns", [80, 40])
+def test_no_word_of_an_error_is_broken(columns: int, tmp_path: Path) -> None:
+    with on_a_terminal(columns, *A2M, "describe", cwd=tmp_path) as (process, leader):
+        shown = read(leader)
+        assert process.wait(PATIENCE) == 2
+    assert_unbroken(shown, columns, ["memory:", "--config", "address", "A2M_URL;", "federation.toml", "folder"])
+
+
+@pytest.mark.parametrize("columns", [80, 40])
 def test_no_word_of_an_event_is_broken(columns: int, tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text(FEDERATION)
     with serving(tmp_path), on_a_terminal(columns, *A2M, "watch", "--interval", "0.05", cwd=tmp_path) as (_, leader):
-        # it may not be listening yet: each event is one more
+        # it may not be listening yet, and then the next ones are told
         shown = ""
-        while "consolidated" not in re.sub(r"\s", "", shown):
+        while not all(kind in re.sub(r"\s", "", shown) for kind in ("written", "consolidated")):
             place = ["--session", "housekeeping", "--key", "user/preferences"]
             subprocess.run([*A2M, "remember", SAID, *place], cwd=tmp_path, env=ENVIRONMENT, check=True)
             subprocess.run([*A2M, "consolidate"], cwd=tmp_path, env=ENVIRONMENT, check=True)
             if select.select([leader], [], [], 0.5)[0]:
-                shown = read(leader, "summarized0")
+                shown += read(leader, "summarized0")
     wanted = ("written", "session", "housekeeping", "user/preferences", "consolidated", "promoted", "summarized")
     assert_unbroken(shown, columns, wanted)
 

@@ -125,12 +125,17 @@ def consolidated(did: Consolidated) -> bytes:
 
 def event(happened: Mapping[str, Any]) -> bytes:
     """One event, on one line if there is room for it."""
-    from router import drawing
-
     rest = {name: value for name, value in happened.items() if name not in ("kind", "at")}
     words = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in rest.items()]
     line = plain("  ".join([str(happened.get("at", "")), str(happened.get("kind", "")), *words])).replace("\n", "\\n")
-    return drawing.wrapped(line, drawing.terminal_width()).encode() + b"\n"
+    return fitted(line).encode() + b"\n"
+
+
+def fitted(text: str) -> str:
+    """A line as a terminal shows it whole: in several, if it is too narrow."""
+    from router import drawing
+
+    return drawing.wrapped(text, drawing.terminal_width())
 
 
 def _moment(timestamp: str | None) -> str | None:
