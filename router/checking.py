@@ -1,12 +1,7 @@
 """`a2m-router --check`: every tier greeted, and what was found in one table."""
 
-import sys
 import time
 from typing import Final
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from router.a2m.errors import A2MError
 from router.a2m.messages import Describe, Recall
@@ -14,6 +9,7 @@ from router.app import Federation
 from router.catalog.exchanging import REBUILDING
 from router.config import Tier
 from router.database import damaged
+from router.drawing import print_report
 from router.tiers.link import Link, TierDown
 from router.tiers.manner import manner_of
 from router.tiers.profile import CannotServe, Profile
@@ -21,19 +17,14 @@ from router.tiers.profile import CannotServe, Profile
 # what a mount is asked, to see that it can be
 _QUERY: Final = "is anybody there"
 
-# where nobody says how wide a line may be
-_PIPE_WIDTH: Final = 160
+_TITLES: Final = ("tier", "kind", "status", "link", "server", "declares", "records", "round trip")
+_NUMBERS: Final = frozenset({"records", "round trip"})
 
 
 async def print_check(federation: Federation) -> int:
     """Prints the table to stdout, and what is lifted for which tier. Returns 0 if every tier is up and taken into the
     account, else 1."""
-    table = Table(title=f"{federation.settings.name}: {federation.settings.state}", box=box.SIMPLE_HEAD)
-    for column in ("tier", "kind", "status", "link", "server"):
-        table.add_column(column, overflow="fold")
-    table.add_column("declares")
-    for column in ("records", "round trip"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     problems = []
     remarks = []
     for tier in federation.settings.tiers:
@@ -48,23 +39,24 @@ async def print_check(federation: Federation) -> int:
             remarks += _remarks(tier, profile, mounted=mounted)
         if not mounted:
             remarks += _set_aside(federation, tier)
-        table.add_row(
-            tier.name,
-            f"{tier.kind}, mounted" if mounted else tier.kind,
-            _state(link, failure),
-            link.describe_status().transport,
-            profile.name if profile else "–",
-            ", ".join(sorted(profile.capabilities)) if profile else "–",
-            "–" if mounted else f"{federation.catalog.records_in(tier.name):,}",
-            "–" if took is None else f"{took * 1000:.1f} ms",
+        rows.append(
+            (
+                tier.name,
+                f"{tier.kind}, mounted" if mounted else tier.kind,
+                _state(link, failure),
+                link.describe_status().transport,
+                profile.name if profile else "–",
+                ", ".join(sorted(profile.capabilities)) if profile else "–",
+                "–" if mounted else f"{federation.catalog.records_in(tier.name):,}",
+                "–" if took is None else f"{took * 1000:.1f} ms",
+            )
         )
     damage = federation.catalog.damage()
     if damage is not None:
         problems.append(str(damaged(federation.settings.state, damage).with_remedy(REBUILDING)))
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(table)
-    for line in [*remarks, *problems]:
-        console.print(line, markup=False)
+    columns = list(zip(_TITLES, zip(*rows, strict=True), strict=True))
+    title = f"{federation.settings.name}: {federation.settings.state}"
+    print_report(title, columns, [*remarks, *problems], right=_NUMBERS)
     return 1 if problems else 0
 
 

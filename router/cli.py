@@ -4,8 +4,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from router.a2m.server import CannotListen
 from router.a2m.stdio import serve_lines
 from router.app import Federation, running_federation
 from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
-from router.database import DatabaseError
+from router.database import STDIO, DatabaseError
 from router.logs import log_to_stderr
 from router.serve.door import admission
 from router.serve.readiness import unready
@@ -191,7 +191,7 @@ async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
             f"{_PROGRAM} --config {federation.settings.path} --http 127.0.0.1:8778",
             file=sys.stderr,
         )
-    with standard_streams() as (source, sink):
+    with standard_streams() as (source, sink), _announced(federation, STDIO):
         requests = EndingStream(source)
         ending.close = requests.end
         settings = federation.settings
@@ -230,14 +230,29 @@ async def _serve_http(
     )
     http = HttpServer(app, host, port, limits)
     ending.close = http.stop
-    async with anyio.create_task_group() as tasks:
-        host, port = await tasks.start(http.serve)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    with ExitStack() as noted:
+        async with anyio.create_task_group() as tasks:
+            host, port = await tasks.start(http.serve)
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+            noted.enter_context(_announced(federation, url))
+            _announce(federation, url, options)
+
+
+@contextmanager
+def _announced(federation: Federation, where: str) -> Iterator[None]:
+    """Whoever wants the state file meanwhile is told that the router is reached there."""
+
+    def note(text: str | None) -> None:
         try:
-            federation.catalog.announce(url)
+            federation.catalog.announce(text)
         except OSError as problem:  # only those who look for a running router miss it
             log.warning("where the router listens cannot be noted beside %s: %s", federation.settings.state, problem)
-        _announce(federation, url, options)
+
+    note(where)
+    try:
+        yield
+    finally:
+        note(None)
 
 
 def _announce(federation: Federation, url: str, options: argparse.Namespace) -> None:

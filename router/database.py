@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 import re
+import stat
 import sys
 import threading
 import time
@@ -44,7 +45,10 @@ _MAGIC: Final = b"SQLite format 3\0"
 Migration = str | Callable[[apsw.Connection], None]
 
 
-# The first line of a lock: who has the file.
+# What a process announces that serves its standard streams: nobody else reaches it there.
+STDIO: Final = "stdio"
+
+# The first line of a lock: who has the file. The second, if there is one: where that process is reached.
 _HOLDER: Final = re.compile(r"(?P<name>.*) \(process (?P<pid>\d+)\)")
 _LONGEST_LOCK: Final = 4096
 
@@ -79,7 +83,7 @@ class Damaged(DatabaseError):
 
 
 class InUse(DatabaseError):
-    """Another process has the file; `announced` may say where it is reached."""
+    """Another process has the file. The sentence says which, and where it is reached if it announced that."""
 
 
 class Database:
@@ -191,16 +195,17 @@ class Database:
                 self._doubtful = False
                 log.warning("%s: the disk works again; what it may have dropped has been written anew", self.path)
 
-    def announce(self, text: str) -> None:
-        """Tell those who find the file in use where this process is reached, in one line; for as long as it is open.
+    def announce(self, text: str | None) -> None:
+        """Tell those who find the file in use where this process is reached: an address, or STDIO; for as long as it is
+        open, or until it is told anew. None takes it back.
 
         Raises ValueError for more than a line, OSError when the disk does not take it.
         """
-        if "\n" in text or not text:
+        if text is not None and ("\n" in text or not text):
             raise ValueError(f"expected one line, got {text!r}")
         if self._lock is not None:
             first = os.pread(self._lock, _LONGEST_LOCK, 0).partition(b"\n")[0]
-            whole = first + b"\n" + text.encode() + b"\n"
+            whole = first + b"\n" + (b"" if text is None else text.encode() + b"\n")
             os.pwrite(self._lock, whole, 0)
             os.ftruncate(self._lock, len(whole))
 
@@ -311,7 +316,8 @@ def damaged(path: Path | None, detail: str) -> Damaged:
 
 
 def announced(path: Path) -> str | None:
-    """What the process that has the file at `path` announced; None if it announced nothing, or nobody has the file."""
+    """The address that the process announced that has the file at `path`; None if it announced none, or nobody has the
+    file."""
     try:
         lock = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -320,16 +326,35 @@ def announced(path: Path) -> str | None:
         # a shared lock, given back at once: a process that starts meanwhile waits longer than that
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = os.pread(lock, _LONGEST_LOCK, 0).decode("utf-8", "replace").split("\n")
+        where = _holder(lock)[1]
+        return None if where == STDIO else where
     else:
         return None
     finally:
         os.close(lock)
-    holder = _HOLDER.fullmatch(said[0])
+
+
+def _holder(lock: int) -> tuple[str | None, str | None]:
+    """Who has a lock that is held, and where that process said that it is reached; None for what is not known."""
+    first, *more = os.pread(lock, _LONGEST_LOCK, 0).decode("utf-8", "replace").split("\n")
+    holder = _HOLDER.fullmatch(first)
     # a process that has just taken the lock has not cleared yet what the last one left, if that was killed
-    if holder is None or len(said) < 3 or not _is_alive(int(holder["pid"])):
-        return None
-    return said[1]
+    if holder is None or not _is_alive(int(holder["pid"])):
+        return None, None
+    return first, more[0] if len(more) > 1 else None
+
+
+def _in_use(path: Path, lock: int) -> InUse:
+    who, where = _holder(lock)
+    said = f"{path}: in use by {who or 'another process'}. One process has a file at a time"
+    sharing = (
+        "a router on HTTP (a2m-router --config … --http 127.0.0.1:8778) is how several clients share one federation"
+    )
+    if where is None:
+        return InUse(f"{said}; {sharing}")
+    if where == STDIO:
+        return InUse(f"{said}, and that one serves its own stdin and stdout; {sharing}")
+    return InUse(f"{said}, and that one listens on {where}: call it there (a2m --http {where} …), or end it first")
 
 
 def _is_alive(pid: int) -> bool:
@@ -368,14 +393,10 @@ def locked(path: Path, holder: str) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    said = os.pread(lock, 500, 0).decode("utf-8", "replace")
-                    first = said.partition("\n")[0].strip() or "another process"
-                    raise InUse(
-                        f"{path}: in use by {first}. One process has a file at a time; a router on HTTP "
-                        "(a2m-router --config … --http 127.0.0.1:8778) is how several clients share one federation"
-                    ) from None
+                    raise _in_use(path, lock) from None
                 time.sleep(0.05)
         os.ftruncate(lock, 0)
+        _close_to_others(lock, path)
         os.pwrite(lock, f"{holder} (process {os.getpid()})\n".encode(), 0)
         try:
             yield lock
@@ -384,6 +405,15 @@ def locked(path: Path, holder: str) -> Iterator[int]:
                 os.ftruncate(lock, 0)
     finally:
         os.close(lock)
+
+
+def _close_to_others(lock: int, path: Path) -> None:
+    """The lock says where the memory is reached: nobody may read it who may not read the file."""
+    with contextlib.suppress(OSError):  # there is no file yet, or the lock is another user's
+        mode = stat.S_IMODE(os.fstat(lock).st_mode)
+        allowed = stat.S_IMODE(path.stat().st_mode) | 0o600
+        if mode & ~allowed:
+            os.fchmod(lock, mode & allowed)
 
 
 def _refuse_other_files(path: Path) -> None:

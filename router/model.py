@@ -2,6 +2,8 @@
 
 - A call either gives a whole text that can be stored, or raises ModelFailed. Nothing is tried twice in here, and
   nothing is logged.
+- What a model thinks before it answers is no part of the text, however it is told apart: by tags or channels within the
+  content, by parts of another type, or in a member beside it.
 - The token is sent to the endpoint and told to nobody else: what the endpoint says in an error may hold it, and is
   quoted without it; what the HTTP library says of a broken exchange may, too, and is not quoted.
 - The HTTP library is loaded when there is a model to ask, since most federations have none.
@@ -14,14 +16,16 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
 import msgspec
 import orjson
 
 from router.a2m.budget import left
+from router.a2m.http_coding import unpacked
 from router.config import Summarizer
+from router.reasoning import without_reasoning
 
 if TYPE_CHECKING:
     import httpx
@@ -31,6 +35,8 @@ MAX_QUOTED: Final = 200  # characters of what an endpoint says in an error
 MAX_WAIT: Final = 86_400.0  # seconds; no endpoint can put its callers off for longer than a day
 
 _WRONG_ADDRESS: Final = "see that url in [summarizer] is the base address of an OpenAI-compatible endpoint"
+# how the types of parts begin that hold reasoning
+_REASONING: Final = ("reasoning", "thinking", "redacted_thinking", "thought")
 _SECONDS: Final = re.compile(r"[0-9]+")
 
 
@@ -79,7 +85,7 @@ class Model:
         return f"Model({self.name!r} at {self._url})"
 
     async def write(self, instructions: str, text: str) -> str:
-        """What the model makes of the text: not empty, without space around it, and whole.
+        """What the model makes of the text: not empty, without its reasoning, without space around it, and whole.
 
         The text is sent as it is; how long it may be is the caller's to heed (`Summarizer.max_input`).
 
@@ -115,15 +121,25 @@ class Model:
             ) from None
         except (httpx.HTTPError, OSError):
             raise self._failed("broke off before its answer was whole", "its own log may say why") from None
+        unreadable = None
+        try:
+            body = body and unpacked(body, response.headers.get("Content-Encoding", ""), MAX_ANSWER)
+        except ValueError as problem:
+            body, unreadable = b"", problem
         if response.status_code != 200:
             raise self._refused(response, body or b"")
+        if unreadable is not None:
+            raise self._failed(
+                f"gave an answer that cannot be read: {unreadable}",
+                "see that nothing on the way to it compresses answers",
+            )
         if body is None:
             raise self._failed(f"answered with more than {MAX_ANSWER:,} bytes, and was not read on", _WRONG_ADDRESS)
         return self._text(body)
 
     async def _post(self, message: bytes) -> "tuple[httpx.Response, bytes | None]":
-        """The answer, and its body; None if that is longer than MAX_ANSWER."""
-        # nothing compressed, so that the bytes counted are the bytes held
+        """The answer, and its body, still in its coding; None if that is longer than MAX_ANSWER."""
+        # nothing compressed is asked for; some endpoints, and what stands before them, compress all the same
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -157,12 +173,19 @@ class Model:
                 'withheld its text (finish_reason "content_filter")',
                 "what it objects to is in the records; another model may write of it",
             )
-        if choice.message.content is None:
+        written, reasoned = _written(choice.message)
+        if written is None and not reasoned:
+            lacking = "is missing or null" if choice.message.content is None else "has no part of type text"
             raise self._failed(
-                "answered without a text: choices[0].message.content is missing or null",
+                f"answered without a text: choices[0].message.content {lacking}",
                 "see that model in [summarizer] is a chat model that answers in text",
             )
-        text = choice.message.content.strip()
+        text = without_reasoning(written or "")
+        if not text and (reasoned or (written or "").strip()):
+            raise self._failed(
+                "answered with reasoning alone, and nothing is left without it",
+                "let it write more tokens, have the endpoint turn its reasoning off, or take another model",
+            )
         if not text:
             raise self._failed(
                 "answered with an empty text", "try again, or see that model in [summarizer] can write summaries"
@@ -219,7 +242,10 @@ class Model:
 
 
 class _Message(msgspec.Struct):
-    content: str | None = None
+    content: str | list[Any] | None = None
+    # what it thought, where the endpoint has told it apart
+    reasoning_content: object = None
+    reasoning: object = None
 
 
 class _Choice(msgspec.Struct):
@@ -231,6 +257,22 @@ class _Completion(msgspec.Struct):
     """What is read of a chat completion."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+
+
+def _written(message: _Message) -> tuple[str | None, bool]:
+    """The text in a message, None if it has none; and whether there is reasoning beside it. Of content in parts, the
+    text is in those of type text, in order."""
+    reasoned = bool(message.reasoning_content or message.reasoning)
+    if not isinstance(message.content, list):
+        return message.content, reasoned
+    texts = []
+    for part in message.content:
+        match part:
+            case str() | {"type": "text" | "output_text", "text": str()}:
+                texts.append(part if isinstance(part, str) else part["text"])
+            case {"type": str(kind)}:
+                reasoned |= kind.startswith(_REASONING)
+    return "".join(texts) if texts else None, reasoned
 
 
 def _message(body: bytes) -> str:

@@ -218,25 +218,16 @@ def progress() -> Iterator[Watch]:
 
 def print_rebuilt(rebuilt: Rebuilt, settings: Settings) -> None:
     """Prints to stdout what was found in each tier, what came from the old catalog, and what is lost with it."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from router.drawing import print_report
 
-    table = Table(title=f"{settings.name}: {settings.state}, made anew", box=box.SIMPLE_HEAD)
-    table.add_column("tier", overflow="fold")
-    for column in ("found", "taken in", "second copies", "forgotten or replaced", "set aside"):
-        table.add_column(column, justify="right")
-    for each in rebuilt.tiers:
-        numbers = (each.read, each.adopted, each.copies, each.unwanted, each.aside)
-        table.add_row(each.tier, *(f"{number:,}" for number in numbers))
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(table)
-    for line in _lines(rebuilt):
-        console.print(line, markup=False, highlight=False)
+    numbers = [(each.read, each.adopted, each.copies, each.unwanted, each.aside) for each in rebuilt.tiers]
+    counts = [[f"{number:,}" for number in column] for column in zip(*numbers, strict=True)]
+    columns = [("tier", [each.tier for each in rebuilt.tiers]), *zip(_COUNTED, counts, strict=True)]
+    title = f"{settings.name}: {settings.state}, made anew"
+    print_report(title, columns, _lines(rebuilt), right=_COUNTED)
 
 
-# where nobody says how wide a line may be
-_PIPE_WIDTH: Final = 160
+_COUNTED: Final = ("found", "taken in", "second copies", "forgotten or replaced", "set aside")
 
 
 def _lines(rebuilt: Rebuilt) -> Iterator[str]:

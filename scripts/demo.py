@@ -33,6 +33,7 @@ import msgspec
 from msgspec import Raw
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 from router.a2m.child import CannotStart, connect_process, executable
 from router.a2m.client import Peer, Unanswered
@@ -43,6 +44,7 @@ from router.a2m.messages import Consolidate, Describe, Forget, Params, Recall, R
 from router.a2m.records import Draft, Record
 from router.a2m.timestamps import render
 from router.config import ConfigError, Settings, load
+from router.drawing import terminal_width, wrapped
 
 _HERE: Final = Path(__file__).resolve().parent
 _CALL_SECONDS: Final = 60.0
@@ -54,6 +56,7 @@ _SHOWN: Final = 3  # answers printed for a question
 _LIMIT: Final = 10  # answers asked for
 _WIDTH: Final = 76  # characters printed of an answer
 _MOST_FAULTS: Final = 20
+_SHORTEST_BAR: Final = 5  # cells
 
 T = TypeVar("T")
 
@@ -303,22 +306,35 @@ class Shown:
         self._terminal = console.is_terminal
         self._steps = 50 if self._terminal else 10
         self._line = ""
-        columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        self.bar = Progress(*columns, console=console, disable=not self._terminal)
+        bar = BarColumn(bar_width=None, table_column=Column(ratio=1))
+        numbers = MofNCompleteColumn(table_column=Column(no_wrap=True))
+        columns = (TextColumn("writing"), bar, numbers, TextColumn("{task.description}"))
+        self.bar = Progress(*columns, console=console, disable=not self._terminal, expand=True)
         self._task = self.bar.add_task("", total=turns)
+        # beside the word, the numbers and as much of a bar as says something
+        self._room = console.width - len(f"writing {turns}/{turns}") - _SHORTEST_BAR - 3
 
     def is_due(self, written: int) -> bool:
         return written == self._turns or written % max(self._turns // self._steps, 1) == 0
 
     def show(self, written: int, tiers: Mapping[str, Tier]) -> None:
-        held = _told({name: tier.count - self._before.get(name, 0) for name, tier in tiers.items()})
+        counts = {name: tier.count - self._before.get(name, 0) for name, tier in tiers.items()}
+        held = _told(counts)
         if self._terminal:
+            while len(held) > self._room and counts:  # the last tiers are the least news
+                counts.popitem()
+                held = f"{_told(counts)}, …" if counts else ""
             self.bar.update(self._task, completed=written, description=held)
             return
         line = f"{written:>6} of {self._turns} turns written: {held}"
         if line != self._line:
             print(line, flush=True)
         self._line = line
+
+
+def tell(line: str = "", indent: int = 4) -> None:
+    """Prints a line; on a terminal, in as many as it takes, those after the first indented."""
+    print(wrapped(line, terminal_width(), indent) if sys.stdout.isatty() else line, flush=True)
 
 
 def _told(counts: Mapping[str, int]) -> str:
@@ -464,14 +480,13 @@ def report(title: str, checked: Checked, replay: Replay) -> None:
     """Prints what a check has found. Raises Trouble if that is a fault."""
     if checked.faults:
         for fault in checked.faults[:_MOST_FAULTS]:
-            print(f"MISMATCH {fault}")
+            tell(f"MISMATCH {fault}")
         if len(checked.faults) > _MOST_FAULTS:
-            print(f"MISMATCH and {len(checked.faults) - _MOST_FAULTS} more")
+            tell(f"MISMATCH and {len(checked.faults) - _MOST_FAULTS} more")
         raise Trouble(f"{title}: {len(checked.faults)} things are not as they were written")
-    print(
+    tell(
         f"{title}: all {len(replay.drafts)} turns are there exactly once, in order, in all and in each of "
-        f"{len(replay.sessions)} sessions; every field is as it was written; no bucket is over its capacity",
-        flush=True,
+        f"{len(replay.sessions)} sessions; every field is as it was written; no bucket is over its capacity"
     )
 
 
@@ -492,18 +507,19 @@ async def ask(router: Router, replay: Replay, questions: Sequence[Question]) -> 
     for number, each in enumerate(questions, 1):
         records = await router.read("memory/recall", Recall(query=each.question, limit=_LIMIT, where=replay.only))
         answer = "" if each.answer is None else f"  (in the file: {each.answer})"
-        print(f"\n{number}. {each.question}{answer}")
+        tell()
+        tell(f"{number}. {each.question}{answer}")
         for record in records[:_SHOWN]:
             turn = replay.turn_of[record.id]
             mark = "*" if turn.id in each.evidence else " "
-            print(f"  {mark} {record.tier:<10} {turn.id:<7} {turn.speaker}: {_shortened(record.content)}")
+            tell(f"  {mark} {record.tier:<10} {turn.id:<7} {turn.speaker}: {_shortened(record.content)}", indent=8)
         if each.evidence:
             found = [replay.turn_of[record.id].id for record in records]
             evidence = set(each.evidence)
             outcome.append(
                 Found(len(evidence), len(evidence.intersection(found)), len(evidence.intersection(found[:_SHOWN])))
             )
-            print(f"    evidence {', '.join(each.evidence)}: {_placed(outcome[-1])}")
+            tell(f"    evidence {', '.join(each.evidence)}: {_placed(outcome[-1])}")
     return outcome
 
 
@@ -536,18 +552,18 @@ async def replay_through(router: Router, replay: Replay, questions: Sequence[Que
     found = []
     if questions:
         found = await ask(router, replay, questions)
-        print()
+        tell()
         await settle(router, lambda tiers: None)
         checked = await check(router, replay)
         report("checked after the questions", checked, replay)
-    print(f"turns      {turns} in {len(replay.sessions)} sessions")
+    tell(f"turns      {turns} in {len(replay.sessions)} sessions")
     took = time.perf_counter() - began
-    print(f"time       {took:.1f} s; writing {writing:.1f} s, {turns / writing:.0f} writes a second")
-    print(f"they live  {_told({name: checked.homes[name] for name in before})}")
+    tell(f"time       {took:.1f} s; writing {writing:.1f} s, {turns / writing:.0f} writes a second")
+    tell(f"they live  {_told({name: checked.homes[name] for name in before})}")
     if found:
         share = sum(each.in_ten / each.of for each in found) / len(found)
         three, ten = (sum(map(bool, hits)) for hits in zip(*((f.in_three, f.in_ten) for f in found), strict=True))
-        print(
+        tell(
             f"evidence   share among the first {_LIMIT}: {share:.3f} (mean over {len(found)} questions); "
             f"at least one turn of it among the first {_LIMIT} for {ten}, among the first {_SHOWN} for {three}"
         )
@@ -575,7 +591,7 @@ async def _forget(router: Router, replay: Replay) -> None:
         gone = await router.call("memory/forget", Forget(ids=[str(draft.id) for draft in replay.drafts]), Forgotten)
     except Trouble as problem:
         raise Trouble(f"what was written could not be forgotten again: {problem}") from None
-    print(f"forgotten  {gone.forgotten} records, all that was written to this router")
+    tell(f"forgotten  {gone.forgotten} records, all that was written to this router")
 
 
 async def _interruptible(run: Callable[..., Any], *arguments: Any) -> bool:

@@ -31,7 +31,7 @@ from router.command.asking import Asking
 from router.command.exporting import Export, Incomplete, written_whole
 from router.command.importing import Import, NotAnExport, Numbered
 from router.command.streams import Streams, streams
-from router.database import Database, InUse, announced
+from router.database import STDIO, Database, InUse, announced
 from tests.addresses import reserved_port
 from tests.conformance.small_server import Server, listening
 from tests.federated import Trial, settings_of, trial
@@ -198,6 +198,11 @@ def test_results_come_as_the_server_gave_them(call: Callable[..., Called]) -> No
         assert ask("close", "s")["flushed"] == 1
         assert ask("consolidate")["counts"]["semantic"] == 1
         assert ask("summarize", "--tier", "semantic", "--into", "semantic", "--key", "sum")["written"] == 1
+        assert ask("reinforce", "r", "nobody", "--amount", "0.5") == {"reinforced": 1}
+        assert ask("reinforce", "nobody") == {"reinforced": 0}
+        assert ask("promote", "r", "nobody", "--tier", "procedural", "--salience", "2") == {"promoted": 1}
+        [record] = ask("timeline", "--tier", "procedural")["records"]
+        assert (record["id"], record["salience"]) == ("r", 3.5)
         assert ask("forget", "r", "nobody") == {"forgotten": 1}
         assert ask("forget", "--where", '{"session": "s"}', "--yes") == {"forgotten": 1}
 
@@ -259,6 +264,15 @@ def test_an_address_where_nobody_listens_is_said(call: Callable[..., Called]) ->
         (["recall", "x", "--http", "http://x/", "--where", '{"a": NaN}'], 2, "NaN"),
         (["recall", "x", "--http", "http://x/", "--where", "[" * 100_000], 2, "JSON"),
         (["recall", "x", "--http", "http://x/", "--limit", "-1"], 2, "--limit"),
+        (["promote", "a", "--http", "http://x/"], 2, "--tier"),
+        (["promote", "--tier", "semantic", "--http", "http://x/"], 2, "ID"),
+        (
+            ["promote", "a", "--tier", "t", "--salience", "more", "--http", "http://x/"],
+            2,
+            "--salience: expected a number",
+        ),
+        (["reinforce", "--http", "http://x/"], 2, "ID"),
+        (["reinforce", "a", "--amount", "nan", "--http", "http://x/"], 2, "--amount: expected a number, got 'nan'"),
         (["describe", "--http", "http://x/", "--timeout", "nan"], 2, "--timeout"),
         ([], 2, "COMMAND"),
         (["remember", os.fsdecode(b"\xff"), "--http", "http://x/"], 2, "not valid UTF-8"),
@@ -278,6 +292,7 @@ def test_what_is_wrong_is_said_in_a_sentence(
     [
         (["recall", "x", "--tier", "nowhere"], 1, "a2m: UNKNOWN_TIER: no tier nowhere\n"),
         (["recall", "x", "--limit", "100000"], 1, "a2m: INVALID_PARAMS: limit is too high\n"),
+        (["promote", "r1", "--tier", "nowhere"], 1, "a2m: UNKNOWN_TIER: no tier nowhere\n"),
         (["forget"], 2, "a2m: forget: expected ids"),
         (["summarize"], 2, "a2m: summarize: expected ids"),
         (["forget", "--tier", "semantic"], 2, "say --yes"),
@@ -408,9 +423,62 @@ def test_a_terminal_shows_tables_and_obeys_nobody(call: Callable[..., Called], m
             (["recall", "Rome", "--prompt"], "- [bold]Rome"),
             (["summarize", "--tier", "working"], "1 read, 1 written"),
             (["remember", "x"], "r3"),
+            (["promote", "r3", "--tier", "semantic"], "1 promoted\n"),
+            (["reinforce", "r3", "r3x"], "1 reinforced\n"),
         ):
             came = call(*arguments, "--http", url)
             assert (came.returncode, word in came.stdout) == (0, True), came
+
+
+# what carries HTTP elsewhere, the router itself, and what draws
+HEAVY: Final = {"aiohttp", "httpcore", "httpx", "h2", "trio", "uvloop", "uvicorn", "starlette", "psutil"}
+LOADED: Final = """
+import json, sys
+from router.command import cli
+code = cli.main(sys.argv[1:])
+print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("over", ["http", "config"])
+def test_a_call_of_a_router_that_runs_loads_no_more_than_it_needs(over: str, tmp_path: Path) -> None:
+    config = tmp_path / "federation.toml"
+    config.write_text(FEDERATION)
+    with serving(config):
+        url = announced(tmp_path / "router.db")
+        assert url is not None
+        way = ["--http", url] if over == "http" else ["--config", str(config)]
+        called = subprocess.run(
+            [sys.executable, "-c", LOADED, "describe", *way],
+            capture_output=True,
+            check=True,
+            timeout=PATIENCE,
+            env=ENVIRONMENT,
+        )
+    assert json.loads(called.stdout)["protocol"] == "a2m/0.1"
+    code, modules = json.loads(called.stderr)
+    assert code == 0
+    assert {module.partition(".")[0] for module in modules} & (HEAVY | {"rich"}) == set()
+    assert {module for module in modules if module.startswith("router.")} & {"router.app", "router.opening"} == set()
+
+
+def test_a_terminal_needs_only_what_draws_besides() -> None:
+    with small() as (_, url):
+        draws = f"from router.command import cli\ncli.main(['describe', '--http', {url!r}])\n"
+        said = "import sys\nprint(' '.join({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+        leader, follower = pty.openpty()
+        with subprocess.Popen(
+            [sys.executable, "-c", draws + said], stdout=follower, stderr=subprocess.PIPE, env=ENVIRONMENT
+        ) as process:
+            os.close(follower)
+            assert process.stderr is not None
+            with contextlib.suppress(OSError):
+                while os.read(leader, 65_536):
+                    pass
+            loaded = set(process.stderr.read().decode().split())
+        os.close(leader)
+    assert "rich" in loaded
+    assert loaded & HEAVY == set()
 
 
 @pytest.mark.parametrize(("typed", "code", "left"), [(b"y\n", 0, []), (b"\n", 1, ["kept"])])
@@ -1013,7 +1081,17 @@ def test_what_is_announced_is_read_for_as_long_as_the_file_is_held(tmp_path: Pat
     held.announce("http://127.0.0.1:8778/a-long-way")
     held.announce("http://127.0.0.1:9/")
     assert announced(path) == "http://127.0.0.1:9/"
-    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One"):
+    with pytest.raises(
+        InUse, match=r"in use by a-test \(process \d+\)\. One .* listens on http://127\.0\.0\.1:9/: call"
+    ):
+        database(path)
+    held.announce(STDIO)
+    assert announced(path) is None
+    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One .* serves its own stdin and stdout; "):
+        database(path)
+    held.announce(None)
+    assert announced(path) is None
+    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One process has a file at a time; "):
         database(path)
     for text in ("", "two\nlines"):
         with pytest.raises(ValueError, match="expected one line"):
@@ -1053,4 +1131,24 @@ def test_what_a_dead_process_announced_is_not_believed(tmp_path: Path) -> None:
     # as it is for a moment, when the lock has just been taken
     Path(f"{path}.lock").write_bytes(left)
     assert announced(path) is None
+    # where a dead process was is not told, though another one has the file by now
+    with pytest.raises(InUse, match=r"in use by another process\. One process has a file at a time; ") as refusal:
+        database(path)
+    assert "127.0.0.1:9/" not in str(refusal.value)
+    held.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "lock", "then"), [(0o600, 0o644, 0o600), (0o640, 0o666, 0o640), (0o644, 0o600, 0o600)]
+)
+def test_a_lock_is_read_by_nobody_who_may_not_read_the_file(state: int, lock: int, then: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    database(path).close()
+    beside = Path(f"{path}.lock")
+    assert beside.stat().st_mode & 0o777 == 0o600
+    path.chmod(state)
+    beside.chmod(lock)
+    held = database(path)
+    held.announce("http://127.0.0.1:9/")
+    assert beside.stat().st_mode & 0o777 == then
     held.close()

@@ -21,8 +21,10 @@ ARROWS: dict[str, set[str]] = {
     "router.logs": set(),
     "router.tokens": set(),
     "router.table": set(),
+    "router.drawing": set(),
     "router.config": {"router.table"},
-    "router.model": {"router.a2m", "router.config"},
+    "router.reasoning": set(),
+    "router.model": {"router.a2m", "router.config", "router.reasoning"},
     "router.policy": set(),
     "router.nearest": set(),
     "router.fusion": {"router.text"},
@@ -64,14 +66,16 @@ ARROWS: dict[str, set[str]] = {
     "router": {"router.a2m", "router.blocking", "router.opening"},  # the version, and what programs use
     "router.command": {
         *("router", "router.a2m", "router.config", "router.database", "router.logs", "router.tiers", "router.opening"),
+        *("router.drawing",),
     },
     "router.serve": {"router.a2m", "router.config", "router.tiers", "router.methods"},
     "router.rebuilding": {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.policy", "router.recovery"),
-        *("router.settling", "router.sweeping", "router.tiers"),
+        *("router.drawing", "router.settling", "router.sweeping", "router.tiers"),
     },
     "router.checking": {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.tiers", "router.app"),
+        *("router.drawing",),
     },
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
@@ -89,6 +93,7 @@ PURE = {
     "router.fusion",
     "router.rendering",
     "router.text",
+    "router.reasoning",
     "router.a2m.capabilities",
     "router.a2m.equality",
     "router.a2m.errors",

@@ -695,21 +695,50 @@ PACKED = gzip.compress(b"x" * 100, mtime=0)
         (PACKED[:12], "gzip", "its gzip ends in the middle"),
         (b"xx", "gzip", "it is said to be gzip, and is not"),
         (b"xx", "br", "it is in the coding 'br', which was not asked for"),
+        (PACKED, "gzip, br", "it is in the coding 'br', which was not asked for"),
         (b"xx", "identity", "cannot be read"),
     ],
-    ids=["too long", "too long unpacked", "gzip", "deflate", "cut off", "no gzip", "unknown", "plain"],
+    ids=["too long", "too long unpacked", "gzip", "deflate", "cut off", "no gzip", "unknown", "unknown too", "plain"],
 )
 async def test_an_answer_that_cannot_be_taken_says_why(body: bytes | None, coding: str, sentence: str) -> None:
     with pytest.raises(NoAnswer, match=sentence):
         await HttpClient(Answering(body, 200, coding), max_message=99).call("m", {}, timeout=5)
 
 
-def test_an_answer_that_unfolds_beyond_its_limit_is_not_held() -> None:
+ANSWER = json.dumps({"jsonrpc": "2.0", "id": 1, "result": "short"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "coding"),
+    [
+        (gzip.compress(ANSWER), "gzip"),
+        (gzip.compress(ANSWER[:9]) + gzip.compress(ANSWER[9:]), "x-gzip"),
+        (zlib.compress(ANSWER), "deflate"),
+        (zlib.compress(ANSWER)[2:-4], "deflate"),
+        (gzip.compress(gzip.compress(ANSWER)), "gzip,GZIP"),
+        (gzip.compress(ANSWER), "gzip, identity"),
+    ],
+    ids=["gzip", "members", "deflate", "raw deflate", "twice", "once"],
+)
+async def test_an_answer_is_read_out_of_its_coding(body: bytes, coding: str) -> None:
+    assert await said(HttpClient(Answering(body, 200, coding), max_message=len(body) + 99), "m") == "short"
+
+
+@pytest.mark.parametrize(("body", "coding"), [(b"xx", "br"), (b"xx", "gzip"), (b"", "gzip"), (PACKED[:-9], "gzip")])
+async def test_a_status_is_told_though_what_comes_with_it_cannot_be_read(body: bytes, coding: str) -> None:
+    with pytest.raises(HttpFailure, match=r"^HTTP 502 Bad Gateway$"):
+        await HttpClient(Answering(body, 502, coding)).call("m", {}, timeout=5)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "gzip, gzip"])
+def test_an_answer_that_unfolds_beyond_its_limit_is_not_held(coding: str) -> None:
     packed = gzip.compress(bytes(20_000_000))
+    if coding != "gzip":
+        packed = gzip.compress(packed)
     tracemalloc.start()
     try:
         with pytest.raises(AnswerTooLong):
-            anyio.run(partial(HttpClient(Answering(packed, 200, "gzip"), max_message=100_000).call, "m", {}, timeout=5))
+            anyio.run(partial(HttpClient(Answering(packed, 200, coding), max_message=100_000).call, "m", {}, timeout=5))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()

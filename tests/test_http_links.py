@@ -1,6 +1,7 @@
 """Links over HTTP, on real sockets: what is sent, what is refused, and what is known of a call that got no answer.
 
-On asyncio the exchange is aiohttp's and on trio httpcore's, so that what holds here on every backend holds for both.
+On asyncio the exchange is aiohttp's, on trio httpcore's, and where few calls are to be made h11's, so that what holds
+here on every backend holds for all.
 """
 
 import asyncio
@@ -47,10 +48,19 @@ DESCRIBED = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": [
 STORE = Path(sys.executable).with_name("a2m-store")
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(params=["asyncio", "trio", "few calls"])
+def anyio_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "few calls":  # as the command runs
+        monkeypatch.setitem(globals(), "connect_http", partial(connect_http, few=True))
+        return "asyncio"
     # as the router runs
     return ("asyncio", {"use_uvloop": True}) if request.param == "asyncio" else request.param
+
+
+@pytest.fixture
+def keeps_connections(request: pytest.FixtureRequest, anyio_backend: Any) -> None:
+    if "few calls" in request.node.callspec.id:
+        pytest.skip("where few calls are made, no connection is kept")
 
 
 @pytest.fixture
@@ -216,6 +226,7 @@ async def test_a_long_message_arrives_whole() -> None:
 # connections
 
 
+@pytest.mark.usefixtures("keeps_connections")
 async def test_calls_one_after_the_other_share_a_connection() -> None:
     async with served() as server, connect_http(server.url) as client:
         for _ in range(5):
@@ -224,6 +235,7 @@ async def test_calls_one_after_the_other_share_a_connection() -> None:
     await server.closed[0].wait()
 
 
+@pytest.mark.usefixtures("keeps_connections")
 async def test_calls_at_the_same_time_each_have_a_connection_which_later_ones_use_again() -> None:
     all_there = anyio.Event()
 
@@ -401,6 +413,7 @@ async def test_an_answer_of_just_the_longest_length_is_taken() -> None:
             assert isinstance((await failed(client)).problem, AnswerTooLong)
 
 
+@pytest.mark.usefixtures("keeps_connections")
 async def test_an_answer_that_was_compressed_unasked_is_read_as_far_as_it_may_unfold() -> None:
     async def reply(request: Request) -> bytes:
         plain = request.answer("x" * 3_000_000 if len(server.requests) == 2 else "fine").partition(b"\r\n\r\n")[2]

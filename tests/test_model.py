@@ -1,12 +1,15 @@
 """The client of an OpenAI-compatible endpoint, against a real server on loopback that plays what a test scripts."""
 
+import gzip
 import json
 import logging
 import re
 import socket
 import socketserver
 import threading
-from collections.abc import Iterable, Iterator
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.message import Message
@@ -108,9 +111,13 @@ def answer(body: bytes | str, status: str = "200 OK", **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-def completion(content: Any, finish_reason: str | None = "stop") -> bytes:
-    message = {"role": "assistant", "content": content}
-    return answer(json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]}))
+def completed(content: Any, finish_reason: str | None = "stop", **beside: Any) -> str:
+    message = {"role": "assistant", "content": content, **beside}
+    return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]})
+
+
+def completion(content: Any, finish_reason: str | None = "stop", **beside: Any) -> bytes:
+    return answer(completed(content, finish_reason, **beside))
 
 
 def error(message: Any) -> str:
@@ -191,6 +198,106 @@ async def test_a_model_has_the_name_of_its_settings_and_writes_several_texts_at_
         await write(5)
     assert texts == ["short"] * 6
     assert {asked.body["messages"][1]["content"] for asked in endpoint.asked} == {f"story {n}" for n in range(6)}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("content", "beside"),
+    [
+        ("<think>\nThe story is long.\n</think>\n\nshort", {}),
+        ("The story is long.\n</think>\n\nshort", {}),
+        ("<|channel|>analysis<|message|>Long.<|end|><|start|>assistant<|channel|>final<|message|>short<|return|>", {}),
+        ("short", {"reasoning_content": "The story is long.", "reasoning": {"tokens": 5}}),
+        ([{"type": "text", "text": "sh"}, {"type": "text", "text": "ort\n"}], {}),
+        (["short"], {}),
+        (
+            [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "The story is long."}]},
+                {"type": "reasoning", "text": "It is."},
+                {"type": "image_url", "image_url": {"url": "data:,a"}},
+                {"type": "text", "text": 5},
+                {"type": "text", "text": "<think>Is it?"},
+                {"type": "text", "text": "</think>short"},
+            ],
+            {},
+        ),
+    ],
+)
+async def test_a_text_comes_without_the_reasoning_and_out_of_its_parts(
+    endpoint: Endpoint, content: Any, beside: dict[str, Any]
+) -> None:
+    endpoint.answers(completion(content, **beside))
+    assert await written(endpoint.url) == "short"
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packing = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packing.compress(data) + packing.flush()
+
+
+def in_members(data: bytes) -> bytes:
+    return gzip.compress(data[:9]) + gzip.compress(b"") + gzip.compress(data[9:])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("coding", "packed"),
+    [
+        ("gzip", gzip.compress),
+        ("X-GZIP", gzip.compress),
+        ("gzip", in_members),
+        ("deflate", zlib.compress),
+        ("deflate", raw_deflate),
+        ("identity, deflate, gzip", lambda data: gzip.compress(zlib.compress(data))),
+        ("identity", bytes),
+        ("", bytes),
+    ],
+)
+@pytest.mark.parametrize("in_chunks", [False, True])
+async def test_an_answer_is_read_out_of_the_coding_that_nobody_asked_for(
+    endpoint: Endpoint, coding: str, packed: Callable[[bytes], bytes], in_chunks: bool
+) -> None:
+    body = packed(completed("A shört störy.").encode())
+    if in_chunks:
+        chunks = [body[at : at + 7] for at in range(0, len(body), 7)]
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        endpoint.answers(head, *(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks), b"0\r\n\r\n")
+    else:
+        endpoint.answers(answer(body, Content_Encoding=coding))
+    assert await written(endpoint.url) == "A shört störy."
+    # what is offered is what can be taken off
+    assert endpoint.asked[0].headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("gzip", gzip.compress(bytes(100_000_000))),
+        ("deflate", raw_deflate(bytes(100_000_000))),
+        ("gzip, gzip", gzip.compress(gzip.compress(bytes(100_000_000)))),
+        ("gzip", b"".join([gzip.compress(bytes(2**17))] * 100)),
+    ],
+)
+async def test_an_answer_that_unfolds_beyond_the_limit_is_refused_and_never_held(
+    endpoint: Endpoint, coding: str, body: bytes
+) -> None:
+    assert len(body) < MAX_ANSWER
+    endpoint.answers(answer(body, Content_Encoding=coding))
+    tracemalloc.start()
+    try:
+        reason = (await failure(endpoint.url)).reason
+        assert tracemalloc.get_traced_memory()[1] < 10 * MAX_ANSWER
+    finally:
+        tracemalloc.stop()
+    assert "answered with more than 1,048,576 bytes, and was not read on; " in reason
+
+
+@pytest.mark.anyio
+async def test_an_answer_in_a_heap_of_codings_is_not_read(endpoint: Endpoint) -> None:
+    endpoint.answers(answer(gzip.compress(b"{}"), Content_Encoding="gzip, " * 99 + "gzip"))
+    assert "it is in 100 codings, one upon the other; " in (await failure(endpoint.url)).reason
 
 
 @pytest.mark.anyio
@@ -333,7 +440,40 @@ REFUSALS: dict[str, tuple[bytes, str, str]] = {  # an answer, what is said of it
     ),
     "null": (completion(None), "choices[0].message.content is missing or null; ", "model"),
     "a number": (completion(5), "got `int` - at `$.choices[0].message.content`; ", "url"),
-    "parts": (completion([{"type": "text", "text": "a"}]), "got `array` - at `$.choices[0].message.content`; ", "url"),
+    "no parts": (completion([]), "choices[0].message.content has no part of type text; ", "model"),
+    "no part of text": (
+        completion([{"type": "image_url", "image_url": {}}, 5, {}]),
+        "has no part of type text; ",
+        "model",
+    ),
+    "an empty part": (completion([{"type": "text", "text": " "}]), "answered with an empty text; ", "model"),
+    "reasoning": (
+        completion("<think>It was long.</think>\n"),
+        "answered with reasoning alone, and nothing is",
+        "tokens",
+    ),
+    "open reasoning": (completion("<think>It was long."), "answered with reasoning alone, and nothing is", "tokens"),
+    "a channel of reasoning": (completion("<|channel|>analysis<|message|>Long."), "with reasoning alone", "tokens"),
+    "reasoning in parts": (completion([{"type": "thinking", "thinking": "Long."}]), "with reasoning alone", "tokens"),
+    "reasoning beside null": (completion(None, reasoning_content="Long."), "answered with reasoning alone", "tokens"),
+    "reasoning beside nothing": (completion("", reasoning="It was long."), "answered with reasoning alone", "tokens"),
+    "gzip that is none": (answer("{}", Content_Encoding="gzip"), "it is said to be gzip, and is not; ", "on the way"),
+    "gzip that ends too soon": (
+        answer(gzip.compress(b"{}" * 99)[:-9], Content_Encoding="gzip"),
+        "cannot be read: its gzip ends in the middle; ",
+        "on the way",
+    ),
+    "an unknown coding": (answer("{}", Content_Encoding="br"), "in the coding 'br', which was not asked for; ", "way"),
+    "an error in an unknown coding": (
+        answer("x", "502 No", Content_Encoding="br"),
+        "HTTP 502 Bad Gateway; ",
+        "its own",
+    ),
+    "an error in gzip": (
+        answer(gzip.compress(error("no.").encode()), "403 No", Content_Encoding="gzip"),
+        'answered HTTP 403 Forbidden, saying "no."; ',
+        "token_env",
+    ),
     "an empty text": (completion(""), "answered with an empty text; ", "model in [summarizer]"),
     "only space": (completion(" \n\t\u2003"), "answered with an empty text; ", "model in [summarizer]"),
     "half a text": (completion("Once", "length"), 'in the middle of its text (finish_reason "length")', "max_input"),

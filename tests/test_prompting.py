@@ -269,6 +269,23 @@ async def test_a_model_summarizes_distils_and_may_find_nothing_to_say() -> None:
             assert (await fed.call("session/close", session="u"))["moved"] == 1
 
 
+@anyio_test
+async def test_what_a_model_thinks_reaches_no_record_and_no_prompt() -> None:
+    distil = FOUR_TIERS.replace('spill_to = "episodic"', 'spill_to = "episodic"\ndistil = true')
+    with serving() as endpoint:
+        async with trial(with_model(endpoint.url, tiers=distil)) as fed:
+            await fed.call("remember", records=[{**record, "key": None, "group": "g"} for record in RECORDS[:2]])
+            endpoint.answers(completion("<think>Where do they live?</think>\n\nNOTHING"))
+            assert await fed.call("summarize", tier="working") == {"records": [], "read": 2, "written": 0}
+            endpoint.answers(completion("<think>Where do they live?</think>\n\nThey live in Ghent."))
+            await fed.call("summarize", tier="working", key="page")
+            prompt = {"method": "model", "style": "facts"}
+            assert (await fed.call("timeline", prompt=prompt))["prompt"] == "They live in Ghent."
+            assert (await fed.call("session/close", session="s"))["summarized"] == 2
+            assert contents(await fed.timeline(tier="episodic")) == {"They live in Ghent.": "episodic"}
+            assert set(contents(await fed.timeline())) == {"They live in Ghent."}
+
+
 # what the endpoint does, what is said of it, and when it wants to be asked again
 FAILURES: dict[str, tuple[Callable[[Endpoint], None], str, float | None]] = {
     "it does not answer": (lambda endpoint: endpoint.begins_and_stays(), "gave no whole answer within 0.2 s", None),
@@ -281,6 +298,11 @@ FAILURES: dict[str, tuple[Callable[[Endpoint], None], str, float | None]] = {
     ),
     "it speaks no JSON": (lambda endpoint: endpoint.answers(answer("<html>")), "something else than JSON", None),
     "it writes nothing": (lambda endpoint: endpoint.answers(completion(" ")), "an empty text", None),
+    "it only thinks": (
+        lambda endpoint: endpoint.answers(completion("<think>They live in Ghent.")),
+        "answered with reasoning alone",
+        None,
+    ),
 }
 ASKING: dict[str, dict[str, Any]] = {
     "summarize": {"ids": ["1", "2"], "key": "page"},

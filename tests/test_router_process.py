@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -306,9 +307,53 @@ def test_a_second_router_on_the_same_state_is_told_about_the_first(tmp_path: Pat
         assert line.startswith(
             f"a2m-router: {tmp_path / 'router.db'}: in use by a2m-router (process {first.popen.pid})"
         )
-        assert "a router on HTTP" in line
+        assert "that one serves its own stdin and stdout; a router on HTTP" in line
         assert "several clients share one federation" in line
         assert "result" in first.ask("describe")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(host: str, tmp_path: Path) -> None:
+    if host == "[::1]" and not has_ipv6():
+        pytest.skip("there is no IPv6 here")
+    config = federation(tmp_path)
+    with running(config, "--http", f"{host}:0") as first:
+        assert first.popen.stderr is not None
+        said = ""
+        while (found := re.search(r"listens on (http://\S+)", said)) is None:
+            line = first.popen.stderr.readline().decode()
+            assert line, said
+            said += line
+        assert f"{host}:0/" not in found[1]
+        for options in ((), ("--check",), ("--rebuild",), ("--adopt",), ("--http", "127.0.0.1:0")):
+            second = run("--config", str(config), "--log-level", "error", *options)
+            assert (second.returncode, second.stdout) == (1, "")
+            [line] = second.stderr.splitlines()
+            url = found[1]
+            assert line == (
+                f"a2m-router: {tmp_path / 'router.db'}: in use by a2m-router (process {first.popen.pid}). "
+                f"One process has a file at a time, and that one listens on {url}: call it there (a2m --http {url} …), "
+                "or end it first"
+            )
+        # what it leaves when it is killed is told by nobody any more
+        first.popen.kill()
+        first.popen.wait()
+    assert found[1] in (tmp_path / "router.db.lock").read_text()
+    with running(config) as second:
+        second.ask("describe")
+        third = run("--config", str(config), "--check", "--log-level", "error")
+        assert f"(process {second.popen.pid}). One process has a file at a time, and that one serves its own stdin" in (
+            third.stderr
+        )
+        assert found[1] not in third.stderr
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_second_store_on_the_same_file_is_told_about_the_first(tmp_path: Path) -> None:

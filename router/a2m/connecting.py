@@ -34,12 +34,14 @@ async def connect(
     timeout: float = TIMEOUT,
     owner: str | None = None,
     ca_file: Path | None = None,
+    few: bool = False,
 ) -> AsyncIterator[Memory]:
     """The memory at `url`, over HTTP (§8.3).
 
     Args:
         token: what an `Authorization: Bearer` header shows (§6.1).
         ca_file: certificates (PEM) to trust instead of the usual authorities.
+        few: whether few calls will be made: it begins sooner, and keeps no connection.
 
     Raises ValueError for what is no such URL or token, and what all calls raise.
     """
@@ -49,7 +51,7 @@ async def connect(
         if not _TOKEN.fullmatch(token):
             raise ValueError("the token holds what no HTTP header can: expected visible ASCII characters")
         headers = {"Authorization": f"Bearer {token}"}
-    async with connect_http(_checked_url(url), headers=headers, ca_file=ca_file) as peer:
+    async with connect_http(_checked_url(url), headers=headers, ca_file=ca_file, few=few) as peer:
         yield await greeted(Memory(peer, timeout=timeout, owner=owner))
 
 

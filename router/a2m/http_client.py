@@ -1,20 +1,21 @@
 """The HTTP binding's client end (§8.3): one POST for one call.
 
-What carries a POST is an exchange, and there are two, each loaded when it is first wanted:
+What carries a POST is an exchange, and there are three, each loaded when it is first wanted:
 
 - aiohttp's, for HTTP/1.1 on asyncio. It takes a third of the time that httpx does, and with sixteen calls under way an
   eighth, since httpx looks at each of its connections whenever a call begins or ends;
-- httpcore's, which is what carries httpx, where HTTP/2 is wanted, and on trio.
+- httpcore's, which is what carries httpx, where HTTP/2 is wanted, and on trio;
+- h11's, for a program that is to begin at once and makes few calls, where there is no TLS. It keeps no connection.
 
-Over both a redirect is an answer like others, the environment's proxies are not used, and no cookie is kept.
+Over all a redirect is an answer like others, the environment's proxies are not used, and no cookie is kept.
 """
 
 import asyncio
 import math
+import re
 import ssl
-import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -29,6 +30,7 @@ from msgspec import Raw
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
 from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, TooLate, Unanswered, settled
 from router.a2m.errors import A2MError
+from router.a2m.http_coding import unpacked
 from router.a2m.http_exchange import Answer, Broken, Exchange, Posting
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
@@ -37,6 +39,8 @@ from router.a2m.lines import DEFAULT_MAX_MESSAGE
 SETTLING: Final = 30.0
 # characters of what a server says beside its status
 _QUOTED: Final = 200
+# an address that needs neither TLS nor another spelling
+_PLAIN: Final = re.compile(r"http://[\x21-\x7e]+")
 # nothing compressed is asked for: on the way to a neighbour it costs more time than it saves
 _HEADERS: Final = {
     "Content-Type": "application/json",
@@ -59,6 +63,7 @@ async def connect_http(
     http2: bool = False,
     max_message: int = DEFAULT_MAX_MESSAGE,
     settling: float = SETTLING,
+    few: bool = False,
 ) -> AsyncIterator["HttpClient"]:
     """A client of the server at `url`, with connections of its own; see `HttpClient`. Nothing is sent before a call is.
 
@@ -66,6 +71,7 @@ async def connect_http(
         headers: sent with each call beside those of the protocol, which they do not change. Their values are secrets.
         ca_file: certificates in PEM; a server's must be by one of these. None trusts the authorities in certifi's list.
         http2: where the server offers it, which only https can (RFC 9113 §3).
+        few: whether few calls will be made, and soon; then what takes long to load is not loaded, as far as that goes.
 
     Raises ValueError for a URL with a user or a password, OSError for a `ca_file` that cannot be used.
     """
@@ -76,7 +82,7 @@ async def connect_http(
     sent = {"User-Agent": "a2m-router"}
     sent |= {name: value for name, value in given.items() if name.lower() not in ours}
     tls = _trusting(ca_file) if urlsplit(url).scheme == "https" else None
-    async with _exchange(url, sent | _HEADERS, tls, max_message, http2) as exchange:
+    async with _exchange(url, sent | _HEADERS, tls, max_message, http2=http2, few=few) as exchange:
         yield HttpClient(exchange, secrets=given.values(), max_message=max_message, settling=settling)
 
 
@@ -166,13 +172,14 @@ class HttpClient:
     def _plain(self, answer: Answer) -> bytes:
         """The answer's body, no longer compressed: some servers compress what nobody asked them to."""
         body: bytes | None = answer.body
-        coding = answer.coding.strip().lower()
-        if body is not None and coding not in ("", "identity"):
+        if body is not None:
             try:
-                body = _unpacked(body, coding, self._max_message)
+                body = unpacked(body, answer.coding, self._max_message)
             except ValueError as problem:
+                if answer.status != 200:
+                    return b""  # what cannot be read of it must not hide the status
                 raise NoAnswer(f"an answer that cannot be read: {problem}", self._settled_by(answer.status)) from None
-        if body is None or len(body) > self._max_message:
+        if body is None:
             raise AnswerTooLong(f"an answer of more than {self._max_message:,} bytes", self._later())
         return body
 
@@ -212,9 +219,13 @@ class _SettledAt:
 
 
 def _exchange(
-    url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_message: int, http2: bool
+    url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_message: int, *, http2: bool, few: bool
 ) -> AbstractAsyncContextManager[Exchange]:
-    # each library takes half a second to load, and mostly one of them will do
+    # two of them take long to load, and mostly one will do
+    if few and _PLAIN.fullmatch(url):
+        from router.a2m.http_over_h11 import OverH11
+
+        return nullcontext(OverH11(url, headers, max_message))
     if http2 or not _on_asyncio():
         from router.a2m.http_over_httpcore import exchange_over_httpcore
 
@@ -241,25 +252,6 @@ def _trusting(ca_file: Path | None) -> ssl.SSLContext:
         raise OSError(f"{ca_file or certifi.where()} cannot be used as ca_file: {why}") from None
     context.set_alpn_protocols(["http/1.1"])  # httpx's transport sets its own
     return context
-
-
-def _unpacked(body: bytes, coding: str, most: int) -> bytes | None:
-    """The body out of its coding (RFC 9110 §8.4.1), no matter how far it would unfold; None if that is beyond `most`.
-
-    Raises ValueError, in a sentence.
-    """
-    if coding not in ("gzip", "x-gzip", "deflate"):
-        raise ValueError(f"it is in the coding {coding[:40]!r}, which was not asked for")
-    unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)  # which of the two it is, its head says
-    try:
-        plain = unpacking.decompress(body, most + 1)
-    except zlib.error:
-        raise ValueError(f"it is said to be {coding}, and is not") from None
-    if len(plain) > most:
-        return None
-    if not unpacking.eof:
-        raise ValueError(f"its {coding} ends in the middle")
-    return plain
 
 
 def _status(status: int, body: bytes, secrets: Collection[str]) -> str:

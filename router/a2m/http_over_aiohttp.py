@@ -71,7 +71,7 @@ class _OverAiohttp:
                 response.close()
         except Exception as problem:  # noqa: BLE001 - whatever goes wrong in there is this tier's trouble, not the router's
             raise Broken(reason_of(problem, _said(problem))) from None
-        return Answer(response.status, body, response.headers.get("Content-Encoding", ""))
+        return Answer(response.status, body, ", ".join(response.headers.getall("Content-Encoding", [])))
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes | None:
         if (response.content_length or 0) > self._max_message:

@@ -547,9 +547,9 @@ class Catalog(Lookup):
             self._execute("DELETE FROM strays WHERE tier = ?", (no,))
         return len(entries)
 
-    def announce(self, url: str) -> None:
-        """Tell others who want this file where the router that has it is reached; see `router.database.announced`."""
-        self._database.announce(url)
+    def announce(self, where: str | None) -> None:
+        """Tell others who want this file where the router that has it is reached; see `Database.announce`."""
+        self._database.announce(where)
 
     def _strike_out(self, entry: Entry, now: int) -> None:
         """The record is no more, wherever copies of it may be, and nothing late brings it back."""

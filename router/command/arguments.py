@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     _timeline(command("timeline", "read records in the order in which they were written"))
     command("fetch", "read the record at a key").add_argument("key", metavar="KEY")
     _forget(command("forget", "delete records"))
+    _promote(command("promote", "move records to another tier, each with its whole group"))
+    _reinforce(command("reinforce", "raise the salience of records that proved useful"))
     command("sessions", "list the conversations")
     command("close", "end a conversation; nothing is deleted for that").add_argument("session", metavar="SESSION")
     command("consolidate", "have the server reorganise itself now")
@@ -127,6 +130,17 @@ def _forget(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="do not ask; needed without a terminal, unless only ids are given"
     )
+
+
+def _promote(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", metavar="ID", nargs="+")
+    parser.add_argument("--tier", metavar="T", required=True, help="where they go")
+    parser.add_argument("--salience", type=_finite, metavar="N", help="what is added to theirs on arrival")
+
+
+def _reinforce(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", metavar="ID", nargs="+")
+    parser.add_argument("--amount", type=_finite, metavar="N", help="by how much; 1 without")
 
 
 def _summarize(parser: argparse.ArgumentParser) -> None:
@@ -207,6 +221,13 @@ def _count(text: str) -> int:
     if number is None or number < 0:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
     return int(number)
+
+
+def _finite(text: str) -> float:
+    number = _number(float, text)
+    if number is None or not isfinite(number):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return number
 
 
 def _seconds(text: str) -> float:

@@ -39,6 +39,8 @@ _COMMANDS: Final[Mapping[str, Callable[[Running], Awaitable[int]]]] = {
     "timeline": commands.timeline,
     "fetch": commands.fetch,
     "forget": commands.forget,
+    "promote": commands.promote,
+    "reinforce": commands.reinforce,
     "sessions": commands.sessions,
     "close": commands.close,
     "consolidate": commands.consolidate,

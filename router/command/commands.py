@@ -103,6 +103,19 @@ async def forget(run: Running) -> int:
     return DONE
 
 
+async def promote(run: Running) -> int:
+    options = run.options
+    promoted = await run.memory.promote(options.ids, options.tier, salience=options.salience)
+    await run.show(lambda: f"{promoted:,} promoted\n".encode())
+    return DONE
+
+
+async def reinforce(run: Running) -> int:
+    reinforced = await run.memory.reinforce(run.options.ids, amount=run.options.amount)
+    await run.show(lambda: f"{reinforced:,} reinforced\n".encode())
+    return DONE
+
+
 async def sessions(run: Running) -> int:
     found = await run.memory.sessions()
     await run.show(lambda: showing.sessions(found) or b"there is no conversation\n")

@@ -98,7 +98,7 @@ def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsy
     Raises what `connect`, `connect_command` and `open_federation` raise; NotServed.
     """
     if way.http is not None:
-        return connect(way.http, way.token, timeout=way.timeout, owner=way.owner, ca_file=way.ca_file)
+        return connect(way.http, way.token, timeout=way.timeout, owner=way.owner, ca_file=way.ca_file, few=True)
     if way.stdio is not None:
         program, *arguments = way.stdio
         return connect_command(
@@ -139,7 +139,7 @@ async def _federation(way: Way, config: Path, on_event: OnEvent, may_run: bool) 
         if memory is None:
             assert url is not None
             log.info("a router has the federation already, and listens on %s", url)
-            there = connect(url, way.token, timeout=way.timeout, owner=way.owner)
+            there = connect(url, way.token, timeout=way.timeout, owner=way.owner, few=True)
             memory = await stack.enter_async_context(there)
         yield memory
 

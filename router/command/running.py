@@ -48,5 +48,6 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def say(sentence: str) -> None:
-    """Says something on stderr."""
-    print(f"{PROGRAM}: {showing.plain(sentence)}", file=sys.stderr, flush=True)
+    """Says something on stderr, in one line unless that is a terminal and too narrow."""
+    line = f"{PROGRAM}: {showing.plain(sentence)}"
+    print(showing.fitted(line) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-# the narrowest that content is made
+# the narrowest that content is made for the sake of columns that tell less
 _CONTENT: Final = 30
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 Column = tuple[str, Callable[[T], str | None]]
 
 
-# what is cut or broken says nothing any more; and what a narrow terminal does without, in this order
+# what is cut or broken says nothing any more; and what of a record a narrow terminal does without, in this order
 _WHOLE: Final = frozenset({"score", "written", "tier", "id"})
 _LEFT_OUT_FIRST: Final = ("metadata", "role", "owner", "session", "key", "score", "written")
 
@@ -62,6 +62,7 @@ def records(found: Sequence[Record]) -> bytes:
             ("id", lambda record: record.id),
             ("metadata", lambda record: json.dumps(record.metadata, ensure_ascii=False) if record.metadata else None),
         ),
+        _LEFT_OUT_FIRST,
     )
 
 
@@ -123,11 +124,18 @@ def consolidated(did: Consolidated) -> bytes:
 
 
 def event(happened: Mapping[str, Any]) -> bytes:
-    """One event on one line."""
+    """One event, on one line if there is room for it."""
     rest = {name: value for name, value in happened.items() if name not in ("kind", "at")}
     words = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in rest.items()]
     line = plain("  ".join([str(happened.get("at", "")), str(happened.get("kind", "")), *words])).replace("\n", "\\n")
-    return line.encode() + b"\n"
+    return fitted(line).encode() + b"\n"
+
+
+def fitted(text: str) -> str:
+    """A line as a terminal shows it whole: in several, if it is too narrow."""
+    from router import drawing
+
+    return drawing.wrapped(text, drawing.terminal_width())
 
 
 def _moment(timestamp: str | None) -> str | None:
@@ -139,31 +147,22 @@ def _counts(tiers: Mapping[str, int] | None) -> str | None:
     return ", ".join(f"{name} {count:,}" for name, count in tiers.items()) if tiers else None
 
 
-def _table(rows: Sequence[T], columns: Iterable[Column[T]]) -> bytes:
+def _table(rows: Sequence[T], columns: Iterable[Column[T]], left_out: Sequence[str] = ()) -> bytes:
     if not rows:
         return b""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from router import drawing
 
+    width = drawing.terminal_width()
     cells = [(name, [told(row) for row in rows]) for name, told in columns]
-    kept = _fitting([(name, column) for name, column in cells if any(column)])
-    table = Table(box=box.SIMPLE_HEAD)
-    for name, _ in kept:
-        whole = name in _WHOLE
-        table.add_column(name, overflow="fold", no_wrap=whole, min_width=_CONTENT if name == "content" else None)
-    for row in zip(*(column for _, column in kept), strict=True):
-        table.add_row(*(Text(plain(cell or "")) for cell in row))
-    return _rendered(table)
+    filled = [(name, [plain(cell or "") for cell in column]) for name, column in cells if any(column)]
+    table = drawing.table(_fitting(filled, width, left_out), width, whole=_WHOLE)
+    return _rendered(drawing.blocks(filled, width) if table is None else table)
 
 
-def _fitting(columns: list[tuple[str, list[str | None]]]) -> list[tuple[str, list[str | None]]]:
+def _fitting(columns: list[tuple[str, list[str]]], width: int, left_out: Sequence[str]) -> list[tuple[str, list[str]]]:
     """The columns that a terminal has room for: on a narrow one those are left out that tell least."""
-    from rich.console import Console
-
-    width = Console(stderr=True).width
     kept = list(columns)
-    for name in _LEFT_OUT_FIRST:
+    for name in left_out:
         needed = sum(_width(title, cells) + 3 for title, cells in kept)
         if needed <= width:
             break
@@ -171,23 +170,21 @@ def _fitting(columns: list[tuple[str, list[str | None]]]) -> list[tuple[str, lis
     return kept
 
 
-def _width(title: str, cells: Sequence[str | None]) -> int:
+def _width(title: str, cells: Sequence[str]) -> int:
     if title == "content":
         return _CONTENT
-    longest = max((len(cell or "") for cell in cells), default=0)
+    longest = max(map(len, cells), default=0)
     return max(len(title), longest if title in _WHOLE else min(longest, _CONTENT))
 
 
 def _fields(told: Iterable[tuple[str, Any]]) -> bytes:
-    from rich.table import Table
-    from rich.text import Text
+    from router import drawing
 
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in told:
-        table.add_row(name, Text(plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))))
-    return _rendered(table)
+    texts = [
+        (name, plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+        for name, value in told
+    ]
+    return _rendered(drawing.fields(texts, drawing.terminal_width()))
 
 
 def _rendered(what: "RenderableType") -> bytes:
