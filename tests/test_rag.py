@@ -346,10 +346,14 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
     assert (code, "no answer within 0.02 s" in sentence) == (-32603, True)
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(
+each_that_is_no_record = pytest.mark.parametrize(
     ("value", "said"),
     [
+        (None, "expected an object or a string, got nothing"),
+        (True, "expected an object or a string, got True"),
+        ({"content": None}, "expected its content, a string, at 'content', got nothing; it has 'content'"),
+        ({"content": ["x"]}, "got a list; it has 'content'"),
+        ({str(n): 0 for n in range(14)}, "'10', '11' and 2 more"),
         ({"text": "x"}, "expected its content, a string, at 'content', got nothing; it has 'text'"),
         ({}, "got nothing; it is empty"),
         ({"content": 5}, "got 5"),
@@ -364,11 +368,79 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
         ({"content": "x", "metadata": {"a": json.loads("[" * 120 + "]" * 120)}}, "nested more than 100 deep"),
     ],
 )
-async def test_a_result_that_makes_no_sense_is_an_error(value: Any, said: str) -> None:
-    code, sentence = await refused(server(Corpus("one", value)), "recall", query="x")
-    assert code == -32603
-    assert "corpus: result 2 of 2: " in sentence
-    assert said in sentence
+
+
+@pytest.mark.anyio
+@each_that_is_no_record
+async def test_a_result_that_is_no_record_is_left_out_and_the_log_says_so_once(
+    value: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = server(Corpus(note(1), value, note(2), value))
+    for _ in range(2):
+        assert await contents(served, query="x") == ["note 1", "note 2"]
+        assert await contents(served, query="x", limit=2) == ["note 1", "note 2"]
+        assert await contents(served, "timeline") == ["note 1", "note 2"]
+        assert await contents(served, where={"id": "2"}) == ["note 2"]
+        assert await contents(served) == ["note 1", "note 2"]
+    [line] = caplog.messages
+    assert line.startswith("corpus: result 2 of 4: ")
+    assert said in line
+    assert "it is left out" in line
+
+
+@pytest.mark.anyio
+@each_that_is_no_record
+async def test_an_answer_in_which_nothing_is_a_record_is_an_error(value: Any, said: str) -> None:
+    served = server(Corpus(value, value))
+    for method, params in (("recall", {"query": "x"}), ("recall", {"query": "x", "limit": 1}), ("timeline", {})):
+        code, sentence = await refused(served, method, **params)
+        assert code == -32603
+        assert "corpus: result 1 of 2: " in sentence
+        assert said in sentence
+
+
+@pytest.mark.anyio
+async def test_what_is_left_out_does_not_use_up_the_limit() -> None:
+    corpus = Corpus(None, {"id": "no content"}, "one", 5, "two")
+    assert await contents(server(corpus), query="x", limit=1) == ["one"]
+    assert await contents(server(corpus), query="x", limit=2) == ["one", "two"]
+
+
+class Small(Corpus):
+    """It takes no limit over 2."""
+
+    async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
+        if limit > 2:
+            raise ServiceFailure("no such limit")
+        return await super().search(query, vector, limit, vectors=vectors)
+
+
+@pytest.mark.anyio
+async def test_what_is_left_out_of_a_service_with_a_small_limit_leaves_the_rest() -> None:
+    assert await contents(server(Small("one", None, "two")), query="x", limit=2) == ["one"]
+    assert "result 1 of 2" in (await refused(server(Small(None, None, "two")), "recall", query="x", limit=2))[1]
+    assert (await refused(server(Small("one", "two", "three")), "recall", query="x"))[1] == "corpus: no such limit"
+
+
+@given(
+    st.lists(
+        st.builds(note, st.integers(0, 5))
+        | st.sampled_from(["a text", None, 7, {}, {"content": None}, {"content": "bare", "id": None, "metadata": None}])
+    )
+)
+def test_whatever_is_among_the_results_the_others_are_the_records(values: list[Any]) -> None:
+    kept: dict[Any, str] = {}
+    for value in values:
+        content = value if isinstance(value, str) else value.get("content") if isinstance(value, dict) else None
+        if content is not None:
+            id = value.get("id") if isinstance(value, dict) else None
+            kept.setdefault(id or content, content)
+    served = server(Corpus(*values))
+    if values and not kept:
+        assert anyio.run(lambda: refused(served, "recall", query="x", limit=100))[0] == -32603
+        return
+    assert anyio.run(lambda: contents(served, query="x", limit=100)) == [*kept.values()]
+    assert anyio.run(lambda: contents(served, "timeline")) == [*kept.values()]
 
 
 # --- results as records

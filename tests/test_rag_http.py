@@ -402,6 +402,20 @@ async def test_a_listing_that_fails_is_no_empty_timeline(endpoints: Endpoints) -
 
 
 @pytest.mark.anyio
+async def test_results_without_content_are_left_out(endpoints: Endpoints, caplog: pytest.LogCaptureFixture) -> None:
+    hits = [None, {"id": "a"}, {"id": "b", "text": None}, {"id": "c", "text": "tea"}, {"text": "bare"}, {"id": "c"}]
+    body = json.dumps({"hits": hits}).encode().hex()
+    raw = at(endpoints, f"/raw?hex={body}")
+    async with connect_http(raw, raw, headers={}) as service:
+        handbook = served(service)
+        for params in ({"query": "x"}, {"query": "x", "limit": 2}, {}):
+            assert await contents(handbook, **params) == ["tea", "bare"]
+        assert await contents(handbook, "timeline") == ["tea", "bare"]
+        assert await contents(handbook, where={"id": "c"}) == ["tea"]
+    assert [line.partition(":")[0] for line in caplog.messages] == ["handbook"]
+
+
+@pytest.mark.anyio
 async def test_numbers_stay_as_they_are_written(endpoints: Endpoints) -> None:
     numbers = b'"a":1e400,"b":0.1,"c":12345678901234567890123,"d":1.0,"e":0.30000000000000004001'
     body = b'{"hits": [{"text": "x", ' + numbers + b"}]}"

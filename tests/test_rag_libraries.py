@@ -132,6 +132,9 @@ async def test_a_langchain_retriever_is_served(monkeypatch: pytest.MonkeyPatch) 
         "Tea is in the kitchen.",
     ]
     assert await ask(server, "timeline") == {"records": []}
+    holes = served(langchain_service(named(monkeypatch, Fixed(k=9))))
+    documents[1:1] = [None, 5]  # type: ignore[list-item]  # what a retriever must not give
+    assert len(await contents(holes, query="x")) == 3
     assert (await refused(server, "recall", query="fail"))[1].endswith("raised ValueError: no index")
     for way in (store, store.as_retriever(search_kwargs={"k": 1}), lambda: store.as_retriever()):
         found = await contents(served(langchain_service(named(monkeypatch, way))), query="x", limit=3)
@@ -192,6 +195,9 @@ def chroma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FilePath,
         metadatas=[metadata for _, _, metadata in TEXTS.values()],
     )
     client.create_collection("empty", embedding_function=None, configuration={"hnsw": {"space": "ip"}})
+    holes = client.create_collection("holes", embedding_function=None)
+    holes.add(ids=["a", "b"], embeddings=[[1.0, 0.0], [0.6, 0.8]], metadatas=[{"team": "people"}, None])
+    holes.add(ids=["c"], embeddings=[[0.0, 1.0]], documents=["a page"])
     yield path, client
     importlib.import_module("chromadb.api.client").SharedSystemClient.clear_system_cache()
 
@@ -225,6 +231,15 @@ async def test_an_empty_chroma_collection_is_served(chroma: tuple[FilePath, Any]
     server = served(chroma_service(chroma[0], "empty", f"{__name__}:embed"))
     assert (await ask(server, "describe"))["embeddings"]["dimensions"] is None
     assert await contents(server, query="x") == await contents(server, "timeline") == []
+
+
+@pytest.mark.anyio
+async def test_rows_without_a_document_are_left_out(
+    chroma: tuple[FilePath, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    await check_holes(served(chroma_service(chroma[0], "holes", f"{__name__}:embed")))
+    [line] = [each for each in caplog.messages if "left out" in each]
+    assert "expected its content, a string, at 'content', got nothing" in line
 
 
 @pytest.mark.anyio
@@ -263,7 +278,7 @@ def test_a_chroma_database_that_is_not_there_is_not_made(chroma: tuple[FilePath,
     with pytest.raises(CannotStart, match="there is no Chroma database here"):
         chroma_service(tmp_path, "handbook", None)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CannotStart, match="there is no collection 'other'; there are: empty, handbook"):
+    with pytest.raises(CannotStart, match="there is no collection 'other'; there are: empty, handbook, holes"):
         chroma_service(chroma[0], "other", None)
 
 
@@ -291,6 +306,15 @@ def qdrant(tmp_path_factory: pytest.TempPathFactory) -> str:
                 for number, (text, vector, more) in points
             ],
         )
+    client.create_collection("holes", vectors_config=vectors)
+    payloads = {1: {}, 2: {"text": None}, 3: {"text": "a page"}, 4: None}
+    client.upsert(
+        "holes",
+        [
+            models.PointStruct(id=n, vector=[0.0, 1.0] if n == 3 else [1.0, 0.0], payload=payload)
+            for n, payload in payloads.items()
+        ],
+    )
     client.close()
     return path
 
@@ -318,6 +342,16 @@ async def test_a_qdrant_collection_is_served(qdrant: str, collection: str, vecto
 
 
 @pytest.mark.anyio
+async def test_points_without_a_text_are_left_out(qdrant: str, caplog: pytest.LogCaptureFixture) -> None:
+    service = qdrant_service(qdrant, "holes", f"{__name__}:embed")
+    try:
+        await check_holes(served(service, BY_PAYLOAD))
+    finally:
+        service.close()
+    assert len([each for each in caplog.messages if "left out" in each]) == 1
+
+
+@pytest.mark.anyio
 async def test_words_without_a_function_are_refused_by_qdrant_in_a_sentence(qdrant: str) -> None:
     service: QdrantService = qdrant_service(qdrant, "handbook", None)
     try:
@@ -331,7 +365,7 @@ async def test_words_without_a_function_are_refused_by_qdrant_in_a_sentence(qdra
 @pytest.mark.parametrize(
     ("collection", "vector", "said"),
     [
-        ("other", None, "there is no collection 'other'; there are: handbook, two"),
+        ("other", None, "there is no collection 'other'; there are: handbook, holes, two"),
         ("two", None, "the collection 'two' has several vectors, looks, words; say which is meant: --vector"),
         ("two", "sounds", "the collection 'two' has no vectors 'sounds'; there are: looks, words"),
     ],
@@ -352,6 +386,15 @@ def test_a_qdrant_that_is_not_there_is_not_made(tmp_path: FilePath) -> None:
 
 
 # --- what both have
+
+
+async def check_holes(server: Server) -> None:
+    """A collection of which one row is a record, which is not the nearest to anything."""
+    for params in ({"query": "x"}, {"query": "x", "limit": 1}, {"embedding": [1.0, 0.0], "limit": 1}, {}):
+        assert await contents(server, **params) == ["a page"]
+    assert await contents(server, "timeline") == ["a page"]
+    [record] = (await ask(server, "timeline"))["records"]
+    assert await contents(server, where={"id": record["id"]}) == ["a page"]
 
 
 async def check_vectors(server: Server) -> None:
