@@ -3,11 +3,12 @@
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -272,6 +273,112 @@ async def test_a_chroma_collection_is_asked_by_its_own_function(chroma: tuple[Fi
         own.add(ids=list(TEXTS), documents=[text for text, _, _ in TEXTS.values()])
     server = served(chroma_service(chroma[0], "own", None))
     assert await contents(server, query="Tea", limit=1) == ["Tea is in the kitchen."]
+
+
+OTHERS: Final = """
+import sys, chromadb
+from chromadb import EmbeddingFunction
+from chromadb.utils.embedding_functions import (
+    OpenAIEmbeddingFunction, SentenceTransformerEmbeddingFunction, register_embedding_function,
+)
+
+@register_embedding_function
+class Letters(EmbeddingFunction):
+    def __init__(self):
+        pass
+    def __call__(self, input):
+        return [[1.0, 0.0] if "15th" in text else [0.0, 1.0] for text in input]
+    @staticmethod
+    def name():
+        return "letters-of-another-process"
+    @staticmethod
+    def build_from_config(config):
+        return Letters()
+    def get_config(self):
+        return {}
+
+client = chromadb.PersistentClient(path=sys.argv[1])
+for name, function in (
+    ("custom", Letters()),
+    ("package", SentenceTransformerEmbeddingFunction("m" * 400)),
+    ("key", OpenAIEmbeddingFunction(api_key_env_var="KEY_OF_ANOTHER_PROCESS")),
+):
+    client.create_collection(name, embedding_function=function).add(
+        ids=["expenses", "office"],
+        embeddings=[[1.0, 0.0], [0.0, 1.0]],
+        documents=["Expenses are paid on the 15th.", "The office opens at eight."],
+    )
+"""
+# packages with no more in them than the functions look for when they are made
+PACKAGES: Final = {
+    "sentence_transformers.py": "class SentenceTransformer:\n    def __init__(self, *_, **__):\n        pass\n",
+    "openai.py": "class OpenAI:\n    def __init__(self, **_):\n        pass\n",
+}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> FilePath:
+    """A database whose collections were made by a process that had what their embedding functions need."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "db").mkdir()
+    for name, source in PACKAGES.items():
+        (folder / name).write_text(source)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "KEY_OF_ANOTHER_PROCESS": "a-key",
+        "ANONYMIZED_TELEMETRY": "0",
+    }
+    subprocess.run(
+        [sys.executable, "-c", OTHERS, str(folder / "db")],
+        check=True,
+        env=environment,
+        timeout=PATIENCE,
+        capture_output=True,
+    )
+    return folder / "db"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("collection", ["custom", "package", "key"])
+async def test_a_collection_whose_function_is_missing_is_served_by_another(
+    collection: str, elsewhere: FilePath
+) -> None:
+    server = served(chroma_service(elsewhere, collection, f"{__name__}:embed"))
+    assert (await ask(server, "describe"))["embeddings"]["dimensions"] == 2
+    assert await contents(server, query="Expenses", limit=1) == ["Expenses are paid on the 15th."]
+    assert await contents(server, embedding=[0.0, 1.0], limit=1) == ["The office opens at eight."]
+    assert len(await contents(server, "timeline")) == 2
+    assert await contents(server, where={"id": "office"}) == ["The office opens at eight."]
+
+
+@pytest.mark.parametrize(
+    ("collection", "said"),
+    [
+        ("custom", "'letters-of-another-process', which cannot be made here: nothing of that name is registered"),
+        (
+            "package",
+            "'sentence_transformer', which cannot be made here: The sentence_transformers python package is not",
+        ),
+        ("key", "'openai', which cannot be made here: The (openai python package|KEY_OF_ANOTHER_PROCESS environment)"),
+    ],
+)
+def test_a_collection_whose_function_is_missing_says_what_is_missing(
+    collection: str, said: str, elsewhere: FilePath
+) -> None:
+    with pytest.raises(CannotStart, match=said) as refusal:
+        chroma_service(elsewhere, collection, None)
+    assert str(refusal.value).startswith(f"{elsewhere}: the collection {collection!r} ")
+    assert "--embed MODULE:FUNCTION" in str(refusal.value)
+
+
+def test_a_key_that_is_missing_is_named(elsewhere: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(elsewhere.parent))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(CannotStart, match="The KEY_OF_ANOTHER_PROCESS environment variable is not set"):
+        chroma_service(elsewhere, "key", None)
+    monkeypatch.setenv("KEY_OF_ANOTHER_PROCESS", "a-key")
+    chroma_service(elsewhere, "key", None)
 
 
 def test_a_chroma_database_that_is_not_there_is_not_made(chroma: tuple[FilePath, Any], tmp_path: FilePath) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from backends.rag.importing import library
 from backends.rag.over_python import Embedding
-from backends.rag.service import CannotStart, Result, ServiceFailure, starting
+from backends.rag.service import CannotStart, Result, ServiceFailure, starting, told
 from backends.rag.threads import Threads
 
 _METRICS: Final = {"cosine": "cosine", "ip": "dot", "l2": "l2"}
@@ -42,7 +42,39 @@ def chroma_service(path: Path, collection: str, embed: str | None) -> "ChromaSer
             raise CannotStart(f"{path}: there is no collection {collection!r}; {there}")
         # without a function of its own it would take one that is downloaded, and whose vectors mean something else
         found = client.get_collection(collection, embedding_function=None)
+        if embedding is None:
+            _check_embedding_function(f"{path}: the collection {collection!r}", found)
         return ChromaService(collection, found, embedding, threads)
+
+
+def _check_embedding_function(what: str, collection: Any) -> None:
+    """Raises CannotStart where a collection has an embedding function of its own that cannot be made here."""
+    function = _embedding_function(collection)
+    if function is None:
+        return
+    known = library("chromadb.utils.embedding_functions", "chroma").known_embedding_functions
+    if function in known:
+        try:
+            _ = collection.configuration  # this makes the function
+            return
+        except Exception as problem:  # noqa: BLE001 - the function may be anybody's
+            # Chroma puts the configuration before the reason, at any length
+            why = told(problem.__context__ or problem)
+    else:
+        why = "nothing of that name is registered with Chroma in this process"
+    raise CannotStart(
+        f"{what} makes vectors with the embedding function {function!r}, which cannot be made here: {why}; provide "
+        "what is missing, or give a function that makes the same vectors: --embed MODULE:FUNCTION"
+    )
+
+
+def _embedding_function(collection: Any) -> str | None:
+    """The name of the embedding function that a collection was made with, None where it has none.
+
+    It is read from the configuration as JSON: to read that as an object makes the function, which may be missing here.
+    """
+    registered = collection.configuration_json.get("embedding_function") or {"type": "legacy"}
+    return None if registered["type"] == "legacy" else str(registered.get("name"))
 
 
 class ChromaService:
@@ -56,7 +88,7 @@ class ChromaService:
         self._embedding = embedding
         self._threads = threads
         self._dimensions: int | None = None
-        index = collection.configuration.get("hnsw") or collection.configuration.get("spann") or {}
+        index = collection.configuration_json.get("hnsw") or collection.configuration_json.get("spann") or {}
         self.metric = _METRICS.get(index.get("space") or "l2")
 
     async def dimensions(self) -> int | None:
@@ -81,7 +113,7 @@ class ChromaService:
         return results
 
     def _asked_in_words(self, query: str) -> dict[str, Any]:
-        if self._collection.configuration.get("embedding_function") is None:
+        if _embedding_function(self._collection) is None:
             raise ServiceFailure(
                 f"{self._what} has no embedding function of its own, so that a query in words cannot be searched for; "
                 "give one: --embed MODULE:FUNCTION"
