@@ -20,6 +20,7 @@ from uuid import UUID
 import jmespath
 import msgspec
 from jmespath.exceptions import ArityError, JMESPathError, UnknownFunctionError
+from jmespath.visitor import TreeInterpreter
 from msgspec import UNSET, Raw, UnsetType
 
 from backends.rag import moments
@@ -73,6 +74,18 @@ class Path:
         except (JMESPathError, RecursionError) as problem:
             said = " ".join(str(problem).split())
             raise ServiceFailure(f"the path {self.text!r} cannot be followed: {said}") from None
+
+    def passed_over(self, value: Any) -> list[Any] | None:
+        """For a path that finds an empty list: the elements of a list on its way that all lack what it takes of each,
+        as hits without a `document` do for `hits[].document`. None where there is no such list."""
+        node, find = self._compiled.parsed, TreeInterpreter().visit
+        while node["type"] in ("projection", "flatten") and find(node, value) == []:
+            before = node["children"][0]
+            elements = find(before, value)
+            if node["type"] == "projection" and isinstance(elements, list) and elements:
+                return elements
+            node = before
+        return None
 
 
 def _choices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

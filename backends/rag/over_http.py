@@ -2,12 +2,14 @@
 
 - Redirects are not followed: the headers would go along, to whomever. The environment's proxies are not used.
 - What comes is JSON in UTF-8, and no more than a number of bytes; it is read no further.
-- Headers, and what the service says in an error, appear in no message: they may hold tokens.
+- Headers appear in no message: they may hold tokens. Of an error, one line of its body is quoted, without what was sent
+  in a header.
 """
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -17,13 +19,20 @@ import httpx
 import msgspec
 from msgspec import Raw
 
+from backends.rag.answers import results_at
 from backends.rag.filling import asks, filled, filled_text
 from backends.rag.mapping import Path, shown
-from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure
+from backends.rag.service import SHORTEST_SECRET, ByWords, CannotStart, Result, ServiceFailure, on_one_line
 from router.a2m.equality import atom, number_atom
 
 MAX_ANSWER: Final = 16 * 2**20
 """Bytes in an answer, if nothing else is said."""
+
+# of an error, enough for its first line; a service that has failed may never end what it says
+_MAX_ERROR: Final = 4096
+_PATIENCE_WITH_AN_ERROR: Final = 1.0
+
+_PARTS: Final = re.compile(r"[\s;,=]+")
 
 _INT64: Final = range(-(2**63), 2**63)
 
@@ -55,7 +64,7 @@ async def connect_http(
     async with httpx.AsyncClient(
         headers=headers, timeout=None, follow_redirects=False, trust_env=False, limits=limits
     ) as client:
-        yield HttpService(client, search, listing, max_answer)
+        yield HttpService(client, search, listing, max_answer, _secrets(headers))
 
 
 def check(endpoint: Endpoint) -> None:
@@ -95,26 +104,40 @@ class HttpService(ByWords):
 
     Args:
         client: without a timeout of its own, and not following redirects.
+        secrets: what appears in no message.
     """
 
-    def __init__(self, client: httpx.AsyncClient, search: Endpoint, listing: Endpoint | None, max_answer: int) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        search: Endpoint,
+        listing: Endpoint | None,
+        max_answer: int,
+        secrets: Sequence[str] = (),
+    ) -> None:
         self._client = client
         self._search = search
         self._listing = listing
         self._max_answer = max_answer
+        self._secrets = secrets
 
     @property
     def lists(self) -> bool:
         return self._listing is not None
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
-        return await self._asked(self._search, query, limit)
+        return await self._asked(self._search, query, limit, "--results")
 
     async def listed(self, most: int, *, vectors: bool) -> list[Result]:
         assert self._listing is not None, "asked only where it lists"
-        return await self._asked(self._listing, "", most + 1)
+        return await self._asked(self._listing, "", most + 1, "--list-results")
 
-    async def _asked(self, endpoint: Endpoint, query: str, limit: int) -> list[Result]:
+    async def _asked(self, endpoint: Endpoint, query: str, limit: int, option: str) -> list[Result]:
+        """What an endpoint answers.
+
+        Args:
+            option: by which it was said where its results are.
+        """
         try:
             query.encode()
             request = self._request(endpoint, query, limit)
@@ -130,16 +153,17 @@ class HttpService(ByWords):
         except httpx.HTTPError as problem:
             raise ServiceFailure(f"{where} broke off before its answer was whole ({type(problem).__name__})") from None
         if status != 200:
-            raise ServiceFailure(f"{where} answered {_status(status)}")
+            said = self._quoted(media_type, body or b"")
+            raise ServiceFailure(f"{where} answered {_status(status)}" + (f"; it says: {said}" if said else ""))
         if body is None:
             raise ServiceFailure(
                 f"{where} answered with more than {self._max_answer:,} bytes; ask for less, or raise --max-answer"
             )
-        found = endpoint.results.find(_json(where, media_type, body))
-        if not isinstance(found, list):
-            raise ServiceFailure(
-                f"{where}: expected a list of results at {endpoint.results.text!r} of its answer, got {shown(found)}"
-            )
+        answer = _json(where, media_type, body)
+        try:
+            found = results_at(endpoint.results, answer, option=option)
+        except ServiceFailure as failure:
+            raise ServiceFailure(f"{where}: {failure}") from None
         return [Result(each) for each in found]
 
     def _request(self, endpoint: Endpoint, query: str, limit: int) -> httpx.Request:
@@ -163,22 +187,57 @@ class HttpService(ByWords):
         return self._client.build_request(endpoint.method, address, content=content, headers=headers)
 
     async def _sent(self, request: httpx.Request) -> tuple[int, str, bytes | None]:
-        """The answer's status, media type and body; None for a body that is longer than it may be."""
-        body = bytearray()
+        """The answer's status, media type and body; None for a body that is longer than it may be.
+
+        Of an error's body it is no more than the beginning, and of the bodies of other statuses nothing.
+        """
         response = await self._client.send(request, stream=True)
         try:
             if response.status_code == 200:
-                with anyio.CancelScope() as reading:
-                    async for chunk in response.aiter_bytes():
-                        body += chunk
-                        if len(body) > self._max_answer:
-                            # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
-                            reading.cancel()
+                body = await _read(response, self._max_answer + 1)
+            elif response.status_code >= 400 and "content-encoding" not in response.headers:
+                body = b""
+                # a body that does not come, or breaks off, must not hide the status
+                with suppress(httpx.HTTPError), anyio.move_on_after(_PATIENCE_WITH_AN_ERROR):
+                    body = await _read(response, _MAX_ERROR)
+            else:
+                body = b""
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
         media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        return response.status_code, media_type, bytes(body) if len(body) <= self._max_answer else None
+        return response.status_code, media_type, body if len(body) <= self._max_answer else None
+
+    def _quoted(self, media_type: str, body: bytes) -> str:
+        """The first line of an error's body, or all of it where that is JSON; on one printable line, of bounded length,
+        without what was sent in a header."""
+        text = body.decode("utf-8", "replace").removeprefix("\ufeff")
+        for secret in self._secrets:
+            text = text.replace(secret, "…")
+        if "json" not in media_type:
+            text = next((line for line in text.splitlines() if line.strip()), "")
+        return on_one_line(text)
+
+
+async def _read(response: httpx.Response, most: int) -> bytes:
+    """The first bytes of a body, up to `most` or a few more."""
+    body = bytearray()
+    with anyio.CancelScope() as reading:
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) >= most:
+                # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
+                reading.cancel()
+    return bytes(body)
+
+
+def _secrets(headers: Mapping[str, str]) -> list[str]:
+    """What of the headers' values may be a token, the longest first: a whole one, and its parts after a scheme."""
+    found: set[str] = set()
+    for value in headers.values():
+        found.add(value)
+        found.update(_PARTS.split(value)[1:])
+    return sorted((each for each in found if len(each) >= SHORTEST_SECRET), key=len, reverse=True)
 
 
 def _parameter(value: Any) -> str:

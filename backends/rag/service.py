@@ -11,8 +11,9 @@ import msgspec
 # of what foreign code says in an exception, enough to see what was wrong
 _LONGEST_SAID: Final = 300
 _SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
-# a value that is shorter stands in too many words that give nothing away
-_SHORTEST_SECRET: Final = 6
+
+SHORTEST_SECRET: Final = 6
+"""Characters. A value that is shorter stands in too many words that give nothing away."""
 
 
 class CannotStart(Exception):
@@ -119,7 +120,7 @@ def on_one_line(said: str) -> str:
     """A text of foreign code, on one printable line of bounded length, without the values of environment variables that
     look like secrets."""
     for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
+        if _SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET:
             said = said.replace(value, "…")
     line = " ".join(said.split()).encode("utf-8", "replace").decode()
     line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
