@@ -265,9 +265,31 @@ def test_a_file_says_the_same_and_the_command_line_wins(endpoints: Endpoints, tm
     assert endpoints.asked[0][1]["authorization"] == f"Bearer {TOKEN}"
 
 
+@pytest.mark.parametrize("where", ["line", "file"])
+def test_a_threshold_leaves_out_what_is_not_near(where: str, endpoints: Endpoints, tmp_path: FilePath) -> None:
+    scores = b'"a": 0.8300000131130218507, "b": 0.2, "c": 7.5e-1'
+    hits = [{"text": name, "score": None} for name in "abcd"]
+    body = json.dumps({"hits": hits}).encode()
+    for part in scores.split(b", "):
+        name, _, score = part.partition(b": ")
+        body = body.replace(b'{"text": %b, "score": null}' % name, b'{"text": %b, "score": %b}' % (name, score))
+    url = f"{endpoints.url}/raw?hex={body.hex()}&q={{query}}"
+    arguments = ["--url", url, "--results", "hits", "--content", "text", "--metadata", "*", "--log-level", "error"]
+    if where == "line":
+        arguments += ["--score", "score", "--min-score", "0.75"]
+    else:
+        (tmp_path / "near.toml").write_text("score = 'score'\nmin_score = 0.75\n")
+        arguments = ["--config", str(tmp_path / "near.toml"), *arguments]
+    environment = {"PYTHONPATH": str(FilePath.cwd())}
+    [recalled] = talk(arguments, ("recall", {"query": "x"}), environment=environment)
+    assert [(record["content"], record["score"]) for record in recalled["records"]] == [("a", 1.0), ("c", 0.5)]
+    assert all("metadata" not in record for record in recalled["records"])
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ("url = 'http://x?q={query}'\nmin_score = 'near'", "argument --min-score: expected a number, got 'near'"),
         ("url = 'http://x?q={query}'\nresuts = 'hits'", "resuts: unknown key; did you mean results?"),
         ("url = 'http://x?q={query}'\ntimeout = true", "timeout: expected a string or a number"),
         ("url = 'http://x?q={query}'\ntimeout = 'soon'", "argument --timeout: expected a number of seconds"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from backends.rag.chroma import chroma_service
@@ -19,6 +20,7 @@ from backends.rag.mapping import THE_REST, Path, Paths
 from backends.rag.qdrant import QdrantService, qdrant_service
 from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Service
+from backends.rag.thresholds import NearService, Threshold
 from tests.test_rag import answer, ask, contents, refused
 
 TEXTS = {
@@ -40,6 +42,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:legacy embedding function config
 
 def served(service: Service, paths: Paths = BY_METADATA, **limits: Any) -> Server:
     return Server(service, paths, name="handbook", limits=Limits(timeout=PATIENCE, **limits))
+
+
+def near(service: Service, path: str, least: float) -> Server:
+    return served(NearService(service, Path(path), Threshold("--min-score", least)))
 
 
 def embed(texts: list[str]) -> list[list[float]]:
@@ -110,11 +116,12 @@ async def test_a_langchain_retriever_is_served(monkeypatch: pytest.MonkeyPatch) 
 
     class Fixed(BaseRetriever):
         k: int = 1
+        found: list[Any] = documents
 
         def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
             if query == "fail":
                 raise ValueError("no index")
-            return documents[: self.k]
+            return self.found[: self.k]
 
     server = served(langchain_service(named(monkeypatch, Fixed())))
     assert await ask(server, "recall", query="x", limit=1) == {
@@ -140,6 +147,12 @@ async def test_a_langchain_retriever_is_served(monkeypatch: pytest.MonkeyPatch) 
     for way in (store, store.as_retriever(search_kwargs={"k": 1}), lambda: store.as_retriever()):
         found = await contents(served(langchain_service(named(monkeypatch, way))), query="x", limit=3)
         assert len(found) == 3
+    ranked = [
+        Document(page_content=str(score), metadata={"relevance_score": score})
+        for score in (0.75, np.float32(0.5), 0.25)
+    ]
+    close = near(langchain_service(named(monkeypatch, Fixed(found=ranked))), "metadata.relevance_score", 0.5)
+    assert await contents(close, query="x") == ["0.75", "0.5"]
     with pytest.raises(CannotStart, match="is a list, and no LangChain retriever"):
         langchain_service(named(monkeypatch, [1]))
 
@@ -151,7 +164,8 @@ async def test_a_langchain_retriever_is_served(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_llamaindex_retriever_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     from llama_index.core import VectorStoreIndex
     from llama_index.core.embeddings import MockEmbedding
-    from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 
     of = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="handbook.pdf")}
     nodes = [
@@ -159,6 +173,12 @@ async def test_a_llamaindex_retriever_is_served(monkeypatch: pytest.MonkeyPatch)
         for id, (text, vector, more) in TEXTS.items()
     ]
     index = VectorStoreIndex(nodes=nodes, embed_model=MockEmbedding(embed_dim=2))
+
+    class Scored(BaseRetriever):
+        def _retrieve(self, query: Any) -> Any:
+            scores = (0.5, 0.25, None)
+            return [NodeWithScore(node=node, score=score) for node, score in zip(nodes, scores, strict=True)]
+
     server = served(llamaindex_service(named(monkeypatch, index.as_retriever(similarity_top_k=1))))
     [record] = (await ask(server, "recall", query="x", limit=3, where={"id": "tea"}))["records"]
     assert record == {
@@ -171,6 +191,9 @@ async def test_a_llamaindex_retriever_is_served(monkeypatch: pytest.MonkeyPatch)
     }
     assert len(await contents(server, query="x", limit=2)) == 2
     assert len(await contents(served(llamaindex_service(named(monkeypatch, lambda: index))), query="x", limit=3)) == 3
+    assert await contents(near(llamaindex_service(named(monkeypatch, Scored())), "score", 0.5), query="x") == [
+        "Expenses are paid on the 15th."
+    ]
     with pytest.raises(CannotStart, match="is an object, and no LlamaIndex retriever"):
         llamaindex_service(named(monkeypatch, {}))
 
@@ -232,6 +255,23 @@ async def test_an_empty_chroma_collection_is_served(chroma: tuple[FilePath, Any]
     server = served(chroma_service(chroma[0], "empty", f"{__name__}:embed"))
     assert (await ask(server, "describe"))["embeddings"]["dimensions"] is None
     assert await contents(server, query="x") == await contents(server, "timeline") == []
+
+
+@pytest.mark.anyio
+async def test_a_chroma_collection_leaves_out_what_is_too_far(chroma: tuple[FilePath, Any]) -> None:
+    def within(distance: float) -> Server:
+        threshold = Threshold("--max-distance", distance)
+        return served(chroma_service(chroma[0], "handbook", f"{__name__}:embed", threshold))
+
+    assert await contents(within(0.5), query="Expenses") == ["Expenses are paid on the 15th.", "Tea is in the kitchen."]
+    assert await contents(within(0.25), embedding=[0.6, 0.8]) == [
+        "Tea is in the kitchen.",
+        "The office opens at eight.",
+    ]
+    assert await contents(within(-0.5), query="Expenses") == []
+    assert len(await contents(within(0.0), "timeline")) == 3
+    with pytest.raises(CannotStart, match="Chroma measures distances"):
+        chroma_service(chroma[0], "handbook", None, Threshold("--min-score", 0.5))
 
 
 @pytest.mark.anyio
@@ -444,6 +484,46 @@ async def test_a_qdrant_collection_is_served(qdrant: str, collection: str, vecto
                 "score": 1.0,
             }
         ]
+    finally:
+        service.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("distance", "option", "value", "other"),
+    [
+        ("Cosine", "--min-score", 0.5, "--max-distance"),
+        ("Dot", "--min-score", 0.5, "--max-distance"),
+        ("Euclid", "--max-distance", 1.0, "--min-score"),
+        ("Manhattan", "--max-distance", 1.3, "--min-score"),
+    ],
+)
+async def test_a_qdrant_collection_leaves_out_what_is_too_far(
+    distance: str, option: str, value: float, other: str, tmp_path: FilePath
+) -> None:
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(tmp_path))
+    client.create_collection("c", vectors_config=models.VectorParams(size=2, distance=models.Distance(distance)))
+    client.upsert(
+        "c",
+        [
+            models.PointStruct(id=number, vector=vector, payload={"text": text})
+            for number, (text, vector, _) in enumerate(TEXTS.values())
+        ],
+    )
+    client.close()
+    with pytest.raises(CannotStart, match=f"compares vectors by {distance}; say {option} X instead of {other}"):
+        qdrant_service(str(tmp_path), "c", None, threshold=Threshold(other, value))
+    service = qdrant_service(str(tmp_path), "c", f"{__name__}:embed", threshold=Threshold(option, value))
+    try:
+        server = served(service, BY_PAYLOAD)
+        found = (await ask(server, "recall", query="Expenses"))["records"]
+        assert [(record["content"], record["score"]) for record in found] == [
+            ("Expenses are paid on the 15th.", 1.0),
+            ("Tea is in the kitchen.", 0.5),
+        ]
+        assert len(await contents(server, "timeline")) == 3
     finally:
         service.close()
 

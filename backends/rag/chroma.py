@@ -13,6 +13,7 @@ from backends.rag.importing import library
 from backends.rag.over_python import Embedding
 from backends.rag.service import CannotStart, Result, ServiceFailure, starting, told
 from backends.rag.threads import Threads
+from backends.rag.thresholds import DISTANCE, Threshold
 
 _METRICS: Final = {"cosine": "cosine", "ip": "dot", "l2": "l2"}
 
@@ -20,16 +21,23 @@ _METRICS: Final = {"cosine": "cosine", "ip": "dot", "l2": "l2"}
 _PAGE: Final = 1000
 
 
-def chroma_service(path: Path, collection: str, embed: str | None) -> "ChromaService":
+def chroma_service(
+    path: Path, collection: str, embed: str | None, threshold: Threshold | None = None
+) -> "ChromaService":
     """The service of a collection.
 
     Args:
         embed: `module:function`, from texts to vectors; None takes the collection's own embedding function.
+        threshold: a distance, as Chroma measures it.
 
     Raises CannotStart: there is no such database, or no such collection in it.
     """
     chromadb = library("chromadb", "chroma")
     settings = library("chromadb.config", "chroma").Settings(anonymized_telemetry=False)
+    if threshold is not None and threshold.option != DISTANCE:
+        raise CannotStart(
+            f"Chroma measures distances, and no similarities; say {DISTANCE} X instead of {threshold.option}"
+        )
     if not (path / "chroma.sqlite3").is_file():  # else one would be made
         raise CannotStart(f"{path}: there is no Chroma database here; expected the folder that holds chroma.sqlite3")
     threads = Threads()
@@ -44,7 +52,7 @@ def chroma_service(path: Path, collection: str, embed: str | None) -> "ChromaSer
         found = client.get_collection(collection, embedding_function=None)
         if embedding is None:
             _check_embedding_function(f"{path}: the collection {collection!r}", found)
-        return ChromaService(collection, found, embedding, threads)
+        return ChromaService(collection, found, embedding, threads, threshold)
 
 
 def _check_embedding_function(what: str, collection: Any) -> None:
@@ -82,11 +90,19 @@ class ChromaService:
 
     lists = True
 
-    def __init__(self, name: str, collection: Any, embedding: Embedding | None, threads: Threads) -> None:
+    def __init__(
+        self,
+        name: str,
+        collection: Any,
+        embedding: Embedding | None,
+        threads: Threads,
+        threshold: Threshold | None,
+    ) -> None:
         self._what = f"the collection {name!r}"
         self._collection = collection
         self._embedding = embedding
         self._threads = threads
+        self._threshold = threshold
         self._dimensions: int | None = None
         index = collection.configuration_json.get("hnsw") or collection.configuration_json.get("spann") or {}
         self.metric = _METRICS.get(index.get("space") or "l2")
@@ -106,8 +122,12 @@ class ChromaService:
         asked = self._asked_in_words(query) if vector is None else {"query_embeddings": [list(vector)]}
 
         def found() -> list[Result]:
-            answer = self._collection.query(**asked, n_results=limit, include=_included(vectors))
-            return _results({name: rows[0] if rows else rows for name, rows in answer.items() if name in _ROWS})
+            answer = self._collection.query(**asked, n_results=limit, include=[*_included(vectors), "distances"])
+            results = _results({name: rows[0] if rows else rows for name, rows in answer.items() if name in _ROWS})
+            if self._threshold is None:
+                return results
+            admits = self._threshold.admits
+            return [each for each, distance in zip(results, answer["distances"][0], strict=True) if admits(distance)]
 
         results: list[Result] = await self._threads.run(self._what, found)
         return results

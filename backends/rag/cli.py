@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,6 +24,7 @@ from backends.rag.qdrant import API_KEY, qdrant_service
 from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Service
 from backends.rag.settings import BadFile, arguments_in
+from backends.rag.thresholds import DISTANCE, SIMILARITY, NearService, Threshold
 from backends.serving import add_log_level, log_to_stderr, loopback, positive, run, serve
 from router import __version__
 from router.a2m.descriptors import open_missing_streams
@@ -60,8 +62,12 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[Server]:
         uri=options.uri,
         role=options.role,
         group=options.group,
+        score=options.score,
     )
-    async with options.opened(options) as service:
+    async with options.opened(options) as found:
+        threshold = _threshold(options)
+        near = None if threshold is None or options.score is None else NearService(found, options.score, threshold)
+        service: Service = near or found
         yield Server(service, paths, name=options.name or options.named(options), limits=limits)
 
 
@@ -97,7 +103,12 @@ async def _qdrant(options: argparse.Namespace) -> AsyncIterator[Service]:
     if options.embed is None:
         log.warning("without --embed, only callers that bring a vector are answered")
     service = qdrant_service(
-        options.place, options.collection, options.embed, vector=options.vector, timeout=options.timeout
+        options.place,
+        options.collection,
+        options.embed,
+        vector=options.vector,
+        timeout=options.timeout,
+        threshold=_threshold(options),
     )
     try:
         yield service
@@ -122,9 +133,26 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     if arguments[:1] == ["http"]:
         arguments = ["http", *_from_file(arguments, http), *arguments[1:]]
     options = parser.parse_args(arguments)
+    _check_threshold(options)
     if arguments[:1] == ["http"] and options.url is None:
         http.error("the following arguments are required: --url (here or in --config FILE)")
     return options
+
+
+def _check_threshold(options: argparse.Namespace) -> None:
+    wanted = _threshold(options)
+    if not options.scored or (options.score is None) == (wanted is None):
+        return
+    if wanted is not None:
+        options.parser.error(f"argument {wanted.option}: say where a result has its score: --score PATH")
+    if options.score is not options.parser.get_default("score"):
+        options.parser.error(f"argument --score: say how near a result must be: {SIMILARITY} X, or {DISTANCE} X")
+
+
+def _threshold(options: argparse.Namespace) -> Threshold | None:
+    if options.min_score is not None:
+        return Threshold(SIMILARITY, options.min_score)
+    return None if options.max_distance is None else Threshold(DISTANCE, options.max_distance)
 
 
 def _from_file(arguments: list[str], http: _Parser) -> list[str]:
@@ -193,6 +221,7 @@ def _http_parser(kinds: Any) -> _Parser:
         "--max-answer", type=positive, default=MAX_ANSWER, metavar="N", help="bytes in an answer (default: %(default)s)"
     )
     _add_paths(parser, id="id", created_at="created_at", metadata="metadata")
+    _add_threshold(parser)
     _add_common(parser, _http, lambda options: str(urlsplit(options.url).hostname))
     return parser
 
@@ -202,6 +231,7 @@ def _python_parser(kinds: Any) -> None:
     parser.add_argument("search", metavar="MODULE:FUNCTION", help="(query, limit) -> dicts or strings; sync or async")
     parser.add_argument("--list", metavar="MODULE:FUNCTION", help="a function without arguments: everything there is")
     _add_paths(parser, id="id", created_at="created_at", metadata="metadata", uri="uri", role="role", group="group")
+    _add_threshold(parser)
     _add_common(
         parser, _ready(lambda options: python_service(options.search, options.list)), lambda options: options.search
     )
@@ -211,6 +241,7 @@ def _langchain_parser(kinds: Any) -> None:
     parser = kinds.add_parser("langchain", help="a LangChain retriever", allow_abbrev=False)
     parser.add_argument("retriever", metavar="MODULE:RETRIEVER", help="a retriever or vector store, or what makes one")
     _add_paths(parser, created_at="metadata.created_at", metadata="metadata")
+    _add_threshold(parser)
     _add_common(parser, _ready(lambda options: langchain_service(options.retriever)), lambda options: options.retriever)
 
 
@@ -218,6 +249,7 @@ def _llamaindex_parser(kinds: Any) -> None:
     parser = kinds.add_parser("llamaindex", help="a LlamaIndex retriever", allow_abbrev=False)
     parser.add_argument("retriever", metavar="MODULE:RETRIEVER", help="a retriever or index, or what makes one")
     _add_paths(parser, created_at="metadata.created_at", metadata="metadata", group="document")
+    _add_threshold(parser, score="score")
     _add_common(
         parser, _ready(lambda options: llamaindex_service(options.retriever)), lambda options: options.retriever
     )
@@ -231,9 +263,10 @@ def _chroma_parser(kinds: Any) -> None:
         "--embed", metavar="MODULE:FUNCTION", help="texts -> vectors (default: the collection's own function)"
     )
     _add_paths(parser, created_at="metadata.created_at", metadata="metadata")
+    _add_threshold(parser, scored=False)
     _add_common(
         parser,
-        _ready(lambda options: chroma_service(options.path, options.collection, options.embed)),
+        _ready(lambda options: chroma_service(options.path, options.collection, options.embed, _threshold(options))),
         lambda options: options.collection,
     )
 
@@ -255,6 +288,7 @@ def _qdrant_parser(kinds: Any) -> None:
         created_at="created_at",
         metadata=mapping.THE_REST,
     )
+    _add_threshold(parser, scored=False)
     _add_common(parser, _qdrant, lambda options: options.collection)
 
 
@@ -280,6 +314,29 @@ def _add_paths(parser: argparse.ArgumentParser, *, content: str = "content", **d
         )
 
 
+def _add_threshold(parser: argparse.ArgumentParser, *, score: str | None = None, scored: bool = True) -> None:
+    """The options that say how near a result must be.
+
+    Args:
+        score: where a result has its score if nothing is said.
+        scored: whether its results have scores that a path finds; else the service itself knows them.
+    """
+    parser.set_defaults(scored=scored, score=None)
+    group = parser.add_argument_group("how near a result must be to be one (default: as near as it is)")
+    if scored:
+        place = "where a result has its similarity or distance, a number (JMESPath)"
+        group.add_argument(
+            "--score",
+            type=_path,
+            default=None if score is None else _path(score),
+            metavar="PATH",
+            help=place if score is None else f"{place} (default: {score})",
+        )
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(SIMILARITY, type=_number, metavar="X", help="its similarity is X or more")
+    either.add_argument(DISTANCE, type=_number, metavar="X", help="its distance is X or less")
+
+
 def _add_common(
     parser: argparse.ArgumentParser,
     opened: Callable[[argparse.Namespace], AbstractAsyncContextManager[Service]],
@@ -287,7 +344,7 @@ def _add_common(
 ) -> None:
     """The options that every kind has; how its service is opened, and what it is called if nobody says it."""
     limits = Limits()
-    parser.set_defaults(opened=opened, named=named)
+    parser.set_defaults(opened=opened, named=named, parser=parser)
     parser.add_argument("--name", metavar="N", help="the name that `describe` reports")
     parser.add_argument("--serve", type=loopback, metavar="HOST:PORT", help="serve HTTP there")
     parser.add_argument(
@@ -324,6 +381,16 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise argparse.ArgumentTypeError(f'expected JSON, like \'{{"q": "{{query}}"}}\': {problem}') from None
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return number
 
 
 def _seconds(text: str) -> float:

@@ -98,7 +98,10 @@ def _choices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a result has the fields of a record. What has no path is not there; `metadata` may be THE_REST."""
+    """Where a result has the fields of a record. What has no path is not there; `metadata` may be THE_REST.
+
+    score: no field of a record; what it takes is no part of THE_REST.
+    """
 
     content: Path
     id: Path | None = None
@@ -107,6 +110,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     uri: Path | None = None
     role: Path | None = None
     group: Path | None = None
+    score: Path | None = None
 
 
 FIELDS: Final = frozenset(("id", "content", "created_at", "role", "metadata", "group", "uri", "embedding"))
@@ -209,7 +213,7 @@ def _metadata(value: Mapping[str, Any], paths: Paths) -> Raw | UnsetType:
             return UNSET
         where = f"at {path.text!r}"
     else:
-        others = (paths.content, paths.id, paths.created_at, paths.uri, paths.role, paths.group)
+        others = (paths.content, paths.id, paths.created_at, paths.uri, paths.role, paths.group, paths.score)
         taken = {other.member(value) for other in others if other is not None}
         found = {name: member for name, member in value.items() if name not in taken}
         where = "in all that is no other field"
