@@ -1,17 +1,49 @@
-"""Where in a JSON answer the results are. Pure."""
+"""A JSON answer, and where in it the results are. Pure."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from msgspec import Raw
+
 from backends.rag.mapping import Path, has, shown
 from backends.rag.service import ServiceFailure, on_one_line
+from router.a2m.equality import atom, number_atom
 
 # results lie a few objects deep at most; to look deeper would not be worth its time
 _DEEPEST: Final = 4
 _MOST_LISTS: Final = 5
+_INT64: Final = range(-(2**63), 2**63)
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def decoded(text: str) -> Any:
+    """The value that a JSON text is; a number that no 64-bit integer and no float holds as it is written is a `Raw`.
+
+    Raises ValueError, and RecursionError for what is nested too deeply.
+    """
+    return _decoder.decode(text)
+
+
+def _integer(digits: str) -> int | Raw:
+    # metadata goes on as it came: what a 64-bit integer does not hold stays as it is written
+    if len(digits) < 20 and (number := int(digits)) in _INT64:
+        return number
+    return Raw(digits.encode())
+
+
+def _float(text: str) -> float | Raw:
+    number = float(text)
+    exact = number - number == 0 and (repr(number) == text or number_atom(number) == atom(text.encode()))
+    return number if exact else Raw(text.encode())
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decoder: Final = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_no_constant)
 
 
 def results_at(path: Path, answer: Any, *, option: str) -> list[Any]:

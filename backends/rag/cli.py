@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from backends.rag.chroma import chroma_service
 from backends.rag.headers import headers_from
 from backends.rag.langchain import langchain_service
 from backends.rag.llamaindex import llamaindex_service
+from backends.rag.mcp_tools import Call, arguments_from
 from backends.rag.over_http import MAX_ANSWER, Endpoint, connect_http
+from backends.rag.over_mcp import connect_mcp
 from backends.rag.over_python import python_service
 from backends.rag.qdrant import API_KEY, qdrant_service
 from backends.rag.server import Limits, Server
@@ -41,8 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(sys.argv[1:] if arguments is None else list(arguments))
     log_to_stderr(options.log_level)
     # their own lines say nothing that ours do not, and show addresses with what is asked
-    for library in ("httpx", "httpcore"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    for library, level in (
+        *(("httpx", logging.WARNING), ("httpcore", logging.WARNING)),
+        *(("httpx2", logging.WARNING), ("httpcore2", logging.WARNING)),
+        # with a traceback for each line that a server writes and that is no message
+        *(("mcp", logging.CRITICAL), ("client", logging.CRITICAL)),
+    ):
+        logging.getLogger(library).setLevel(level)
     return run("a2m-rag", partial(serve, "a2m-rag", _opened(options), options.serve), (CannotStart,))
 
 
@@ -83,6 +90,22 @@ async def _http(options: argparse.Namespace) -> AsyncIterator[Service]:
         listing = Endpoint(url=options.list, method="GET", results=options.list_results or options.results)
     headers = headers_from(options.header, os.environ)
     async with connect_http(search, listing, headers=headers, max_answer=options.max_answer) as service:
+        yield service
+
+
+@asynccontextmanager
+async def _mcp(options: argparse.Namespace) -> AsyncIterator[Service]:
+    call = Call(
+        tool=options.tool,
+        query=options.query_argument,
+        limit=options.limit_argument,
+        arguments=options.arguments,
+        results=options.results,
+        content=options.content,
+    )
+    headers = headers_from(options.header, os.environ)
+    connecting = connect_mcp(options.command, options.url, call, headers=headers, timeout=options.timeout)
+    async with connecting as service:
         yield service
 
 
@@ -130,13 +153,30 @@ class _Parser(argparse.ArgumentParser):
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser, http = _parsers()
+    command: list[str] = []
+    if arguments[:1] == ["mcp"] and "--" in arguments:
+        # what comes after it is not ours to read, further -- least of all
+        after = arguments.index("--")
+        arguments, command = arguments[:after], arguments[after + 1 :]
     if arguments[:1] == ["http"]:
         arguments = ["http", *_from_file(arguments, http), *arguments[1:]]
     options = parser.parse_args(arguments)
     _check_threshold(options)
+    if arguments[:1] == ["mcp"]:
+        _check_mcp(options, command)
     if arguments[:1] == ["http"] and options.url is None:
         http.error("the following arguments are required: --url (here or in --config FILE)")
     return options
+
+
+def _check_mcp(options: argparse.Namespace, command: list[str]) -> None:
+    options.command = command
+    if options.url is None and not command:
+        options.parser.error("give the MCP server: its command at the end, after --, or its address with --url")
+    if options.url is not None and command:
+        options.parser.error("argument --url: not allowed with a command after --; the MCP server is one of them")
+    if options.header and command:
+        options.parser.error("argument --header: goes with --url; a command has this environment")
 
 
 def _check_threshold(options: argparse.Namespace) -> None:
@@ -187,6 +227,7 @@ def _parsers() -> tuple[_Parser, _Parser]:
     kinds = parser.add_subparsers(metavar="KIND", required=True)
     http = _http_parser(kinds)
     _python_parser(kinds)
+    _mcp_parser(kinds)
     _langchain_parser(kinds)
     _llamaindex_parser(kinds)
     _chroma_parser(kinds)
@@ -208,13 +249,7 @@ def _http_parser(kinds: Any) -> _Parser:
     parser.add_argument(
         "--results", type=_path, default="@", metavar="PATH", help="the list of results (default: the whole answer)"
     )
-    parser.add_argument(
-        "--header",
-        action="append",
-        default=[],
-        metavar="'NAME: VALUE'",
-        help="sent with every request; ${VARIABLE} is filled in from the environment",
-    )
+    _add_headers(parser)
     parser.add_argument("--list", metavar="URL", help="an endpoint whose answer to GET is everything there is")
     parser.add_argument("--list-results", type=_path, metavar="PATH", help="its results (default: as --results)")
     parser.add_argument(
@@ -234,6 +269,61 @@ def _python_parser(kinds: Any) -> None:
     _add_threshold(parser)
     _add_common(
         parser, _ready(lambda options: python_service(options.search, options.list)), lambda options: options.search
+    )
+
+
+def _mcp_parser(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "mcp",
+        help="a search tool of an MCP server",
+        usage="%(prog)s --tool NAME [options] (--url URL | -- COMMAND ...)",
+        epilog="After -- comes the command that starts the MCP server. It has this environment, and this stderr.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--tool", required=True, metavar="NAME", help="the tool that is called for each search")
+    parser.add_argument("--url", help="the MCP server's address (streamable HTTP), where it is not a command")
+    _add_headers(parser)
+    parser.add_argument(
+        "--query-argument", metavar="NAME", help="the tool's argument for the query (default: query, q, or the like)"
+    )
+    parser.add_argument(
+        "--limit-argument",
+        metavar="NAME",
+        help="the one for the number of results (default: limit, k, top_k, or the like, if the tool has one)",
+    )
+    parser.add_argument(
+        "--arguments",
+        type=_arguments,
+        default={},
+        metavar="JSON",
+        help="an object, the tool's other arguments; {query} and {limit} are filled in",
+    )
+    parser.add_argument(
+        "--results",
+        type=_path,
+        metavar="PATH",
+        help="the list of results in the structured content, or in text that is JSON (default: all of it; each text "
+        "where it is none)",
+    )
+    _add_paths(
+        parser,
+        content="content || text || page_content || document",
+        id="id",
+        created_at="created_at",
+        metadata="metadata",
+        uri="uri",
+    )
+    _add_threshold(parser)
+    _add_common(parser, _mcp, lambda options: options.tool)
+
+
+def _add_headers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="sent with every request; ${VARIABLE} is filled in from the environment",
     )
 
 
@@ -381,6 +471,13 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise argparse.ArgumentTypeError(f'expected JSON, like \'{{"q": "{{query}}"}}\': {problem}') from None
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    try:
+        return arguments_from(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
 
 
 def _number(text: str) -> float:

@@ -7,7 +7,6 @@
 """
 
 import json
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -17,13 +16,12 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import anyio
 import httpx
 import msgspec
-from msgspec import Raw
 
-from backends.rag.answers import results_at
+from backends.rag.answers import decoded, results_at
 from backends.rag.filling import asks, filled, filled_text
+from backends.rag.headers import secrets_in
 from backends.rag.mapping import Path, shown
-from backends.rag.service import SHORTEST_SECRET, ByWords, CannotStart, Result, ServiceFailure, on_one_line
-from router.a2m.equality import atom, number_atom
+from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, on_one_line
 
 MAX_ANSWER: Final = 16 * 2**20
 """Bytes in an answer, if nothing else is said."""
@@ -31,10 +29,6 @@ MAX_ANSWER: Final = 16 * 2**20
 # of an error, enough for its first line; a service that has failed may never end what it says
 _MAX_ERROR: Final = 4096
 _PATIENCE_WITH_AN_ERROR: Final = 1.0
-
-_PARTS: Final = re.compile(r"[\s;,=]+")
-
-_INT64: Final = range(-(2**63), 2**63)
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,15 +58,22 @@ async def connect_http(
     async with httpx.AsyncClient(
         headers=headers, timeout=None, follow_redirects=False, trust_env=False, limits=limits
     ) as client:
-        yield HttpService(client, search, listing, max_answer, _secrets(headers))
+        yield HttpService(client, search, listing, max_answer, secrets_in(headers))
 
 
 def check(endpoint: Endpoint) -> None:
     """Raises CannotStart for an address or a request that cannot be sent."""
+    check_address(endpoint.url)
+    if endpoint.method == "GET":
+        _check_parameters(endpoint.request)
+
+
+def check_address(url: str) -> None:
+    """Raises CannotStart for an address that cannot be asked, or that holds what does not belong there."""
     try:
-        parts = urlsplit(endpoint.url)
+        parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        httpx.URL(endpoint.url)
+        httpx.URL(url)
         _ = parts.port
     except (ValueError, httpx.InvalidURL):
         usable = False
@@ -82,8 +83,6 @@ def check(endpoint: Endpoint) -> None:
         raise CannotStart("the address holds a name or a password, which everybody sees; send it in a --header")
     if asks(parts.path) or "{limit}" in parts.path:
         raise CannotStart("{query} and {limit} may stand in an address only after its ?")
-    if endpoint.method == "GET":
-        _check_parameters(endpoint.request)
 
 
 def _check_parameters(request: Any) -> None:
@@ -231,15 +230,6 @@ async def _read(response: httpx.Response, most: int) -> bytes:
     return bytes(body)
 
 
-def _secrets(headers: Mapping[str, str]) -> list[str]:
-    """What of the headers' values may be a token, the longest first: a whole one, and its parts after a scheme."""
-    found: set[str] = set()
-    for value in headers.values():
-        found.add(value)
-        found.update(_PARTS.split(value)[1:])
-    return sorted((each for each in found if len(each) >= SHORTEST_SECRET), key=len, reverse=True)
-
-
 def _parameter(value: Any) -> str:
     match value:
         case str():
@@ -281,29 +271,9 @@ def _json(where: str, media_type: str, body: bytes) -> Any:
     except UnicodeDecodeError as problem:
         raise ServiceFailure(f"{where} answered with what is not UTF-8, at byte {problem.start}") from None
     try:
-        return _decoder.decode(text)
+        return decoded(text)
     except RecursionError:
         raise ServiceFailure(f"{where} answered with JSON that is nested too deeply") from None
     except ValueError as problem:
         what = f"{media_type}, not JSON" if media_type and "json" not in media_type else f"what is not JSON: {problem}"
         raise ServiceFailure(f"{where} answered with {what}; see --url") from None
-
-
-def _integer(digits: str) -> int | Raw:
-    # metadata goes on as it came: what a 64-bit integer does not hold stays as it is written
-    if len(digits) < 20 and (number := int(digits)) in _INT64:
-        return number
-    return Raw(digits.encode())
-
-
-def _float(text: str) -> float | Raw:
-    number = float(text)
-    exact = number - number == 0 and (repr(number) == text or number_atom(number) == atom(text.encode()))
-    return number if exact else Raw(text.encode())
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-_decoder: Final = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_no_constant)
