@@ -82,7 +82,7 @@ def test_no_library_is_loaded_that_is_not_used(tmp_path: FilePath) -> None:
     (tmp_path / "loaded.py").write_text(
         "import sys\n"
         "def search(query, limit):\n"
-        "    wanted = ('chromadb', 'qdrant_client', 'langchain_core', 'llama_index')\n"
+        "    wanted = ('chromadb', 'qdrant_client', 'langchain_core', 'llama_index', 'mcp', 'jsonschema')\n"
         "    return ['loaded: ' + name for name in wanted if name in sys.modules]\n"
     )
     command = [sys.executable, "-m", "backends.rag.cli", "python", "loaded:search"]

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backends.rag import over_mcp
 from backends.rag.cli import main
 from backends.rag.mapping import Path, Paths
 from backends.rag.mcp_tools import Call, asking, results_in
@@ -415,6 +417,19 @@ async def test_a_tool_that_fails_is_quoted(tmp_path: FilePath) -> None:
         assert f"handbook: {sys.executable}: the tool 'search' answered with an error: " in sentence
         assert sentence.isprintable()
         assert await contents(server, query="x", limit=1) == [EXPENSES]
+
+
+@pytest.mark.anyio
+async def test_what_never_answers_is_no_mcp_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_mcp, "_LONGEST_START", 0.2)
+    with pytest.raises(CannotStart, match=r"^sleep: no MCP server has answered within 0\.2 s$"):
+        async with served(["sleep", "1000000"], "search"):
+            raise AssertionError
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/mcp"
+        with pytest.raises(CannotStart, match="no MCP server has answered within 0"):
+            async with served(url, "search"):
+                raise AssertionError
 
 
 # --- the command

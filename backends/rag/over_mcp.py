@@ -10,6 +10,7 @@ The protocol is the official SDK's. What is here is how a connection comes and g
 """
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -152,11 +153,15 @@ class _Connection:
     async def run(self) -> None:
         """Opens it, and holds it until it is to end or ends by itself."""
         try:
-            async with self._open() as client:
-                self._asking = asking(self._call, await _tools(client))
-                self._client = client
-                self.settled.set()
-                await self._ending.wait()
+            with anyio.CancelScope(deadline=anyio.current_time() + _LONGEST_START) as scope:
+                async with self._open() as client:
+                    self._asking = asking(self._call, await _tools(client))
+                    self._client = client
+                    scope.deadline = math.inf
+                    self.settled.set()
+                    await self._ending.wait()
+            if scope.cancelled_caught:
+                self.failure = f"{self._where}: no MCP server has answered within {_LONGEST_START:g} s"
         except CannotStart as problem:
             self.failure = self.failure or f"{self._where}: {problem}"
         except Exception as problem:  # noqa: BLE001 - whatever has gone wrong, it is gone
@@ -241,13 +246,10 @@ class McpService(ByWords):
 
     async def start(self) -> None:
         """Opens the first connection. Raises CannotStart."""
-        with anyio.move_on_after(_LONGEST_START):
-            try:
-                await self._open()
-            except ServiceFailure as failure:
-                raise CannotStart(str(failure)) from None
-            return
-        raise CannotStart(f"{self._where}: no MCP server has answered within {_LONGEST_START:g} s")
+        try:
+            await self._open()
+        except ServiceFailure as failure:
+            raise CannotStart(str(failure)) from None
 
     async def end(self) -> None:
         """Ends all connections."""
