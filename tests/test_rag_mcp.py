@@ -11,10 +11,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path as FilePath
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -341,19 +344,29 @@ async def test_a_server_that_cannot_be_started_again_is_a_sentence(tmp_path: Fil
         assert await contents(server, query="x", limit=1) == [EXPENSES]
 
 
+async def give_up_on(server: Server, folder: FilePath) -> None:
+    """Asks a question that the server hangs at, until it does; then nobody waits for the answer any more."""
+    os.mkfifo(folder / "hanging")
+    (folder / "hang").touch()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(contents, server, query="x"))
+        await anyio.to_thread.run_sync((folder / "hanging").read_bytes)
+        tasks.cancel_scope.cancel()
+
+
 @pytest.mark.anyio
-async def test_a_server_that_hangs_times_out_and_is_started_anew(
-    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_hangs_is_started_anew(tmp_path: FilePath) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
-    async with served([sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)], "search") as server:
-        hasty = Server(server._service, PATHS, name="handbook", limits=Limits(timeout=0.2))
-        server._service._patience = 0.2  # type: ignore[attr-defined]  # of a server that answers nothing any more
-        assert await contents(server, query="x") == ["x"]
-        (tmp_path / "hang").touch()
+    command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
+    async with connect_mcp(command, None, Call(tool="search"), headers={}, timeout=0.8) as service:
+        patient = Server(service, PATHS, name="handbook", limits=Limits(timeout=PATIENCE))
+        hasty = Server(service, PATHS, name="handbook", limits=Limits(timeout=0.2))
+        assert await contents(patient, query="x") == ["x"]
+        await give_up_on(patient, tmp_path)
+        # it is started while this one waits, and goes on with it when this one waits no more
         code, sentence = await refused(hasty, "recall", query="x")
         assert (code, "no answer within 0.2 s" in sentence) == (-32603, True)
-        assert await contents(server, query="x") == ["x"]
+        assert await contents(patient, query="x") == ["x"]
         assert started(tmp_path) == 2
     assert not any(map(alive, pids(tmp_path)))
 
@@ -370,6 +383,7 @@ server = MCPServer("stuck")
 async def search(query: str) -> list[str]:
     if (marks / "hang").exists():
         (marks / "hang").unlink()
+        (marks / "hanging").write_bytes(b"")
         time.sleep(10**6)
     return [query]
 
@@ -381,9 +395,7 @@ server.run("stdio")
 @pytest.mark.anyio
 async def test_a_slow_answer_does_not_cost_the_server(tmp_path: FilePath) -> None:
     async with served([*PROGRAM, "--marks", str(tmp_path)], "search") as server:
-        hasty = Server(server._service, PATHS, name="handbook", limits=Limits(timeout=0.2))
-        (tmp_path / "hang").touch()  # on a thread of its own: the server answers others
-        assert (await refused(hasty, "recall", query="x"))[0] == -32603
+        await give_up_on(server, tmp_path)  # on a thread of its own: the server answers others
         assert await contents(server, query="x", limit=1) == [EXPENSES]
         assert started(tmp_path) == 1
 
@@ -417,6 +429,54 @@ async def test_a_tool_that_fails_is_quoted(tmp_path: FilePath) -> None:
         assert f"handbook: {sys.executable}: the tool 'search' answered with an error: " in sentence
         assert sentence.isprintable()
         assert await contents(server, query="x", limit=1) == [EXPENSES]
+
+
+@contextmanager
+def answering(status: int, body: str, media_type: str) -> Iterator[str]:
+    """The address of what answers all with one error."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", media_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as http:
+        threading.Thread(target=http.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{http.server_address[1]}/mcp"
+        finally:
+            http.shutdown()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("status", "body", "media_type", "said"),
+    [
+        (401, f"not {TOKEN}\nat all", "text/plain", "answered 401 Unauthorized: it wants to know who asks, or another "
+         "token; see --header; it says: not …"),
+        (403, '{\n"error": "no"}', "application/json", '; see --header; it says: { "error": "no"}'),
+        (500, "", "text/plain", "answered 500 Internal Server Error: its own log may say why"),
+        (503, "soon", "text/html", "its own log may say why; it says: soon"),
+        (404, "nothing", "text/plain", ": the MCP server answered with an error: Not Found"),
+        (200, "<html>", "text/html", ": the MCP server answered with an error: Unexpected content type: text/html"),
+        (200, "{}", "application/json", ": the MCP server answered with an error: Failed to parse JSON response: "),
+    ],
+)  # fmt: skip
+async def test_an_address_with_something_else_is_a_sentence(status: int, body: str, media_type: str, said: str) -> None:
+    with answering(status, body, media_type) as url, pytest.raises(CannotStart) as refusal:
+        async with served(url, "search", headers={"Authorization": f"Bearer {TOKEN}"}):
+            raise AssertionError
+    sentence = str(refusal.value)
+    assert sentence.startswith(url)
+    assert said in sentence
+    assert TOKEN not in sentence
+    assert sentence.isprintable()
 
 
 @pytest.mark.anyio

@@ -7,7 +7,7 @@
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final, Literal
@@ -152,8 +152,7 @@ class HttpService(ByWords):
         except httpx.HTTPError as problem:
             raise ServiceFailure(f"{where} broke off before its answer was whole ({type(problem).__name__})") from None
         if status != 200:
-            said = self._quoted(media_type, body or b"")
-            raise ServiceFailure(f"{where} answered {_status(status)}" + (f"; it says: {said}" if said else ""))
+            raise ServiceFailure(f"{where} {answered(status, media_type, body or b'', self._secrets)}")
         if body is None:
             raise ServiceFailure(
                 f"{where} answered with more than {self._max_answer:,} bytes; ask for less, or raise --max-answer"
@@ -194,31 +193,41 @@ class HttpService(ByWords):
         try:
             if response.status_code == 200:
                 body = await _read(response, self._max_answer + 1)
-            elif response.status_code >= 400 and "content-encoding" not in response.headers:
-                body = b""
-                # a body that does not come, or breaks off, must not hide the status
-                with suppress(httpx.HTTPError), anyio.move_on_after(_PATIENCE_WITH_AN_ERROR):
-                    body = await _read(response, _MAX_ERROR)
             else:
-                body = b""
+                body = await beginning(response) if response.status_code >= 400 else b""
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
-        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        return response.status_code, media_type, body if len(body) <= self._max_answer else None
-
-    def _quoted(self, media_type: str, body: bytes) -> str:
-        """The first line of an error's body, or all of it where that is JSON; on one printable line, of bounded length,
-        without what was sent in a header."""
-        text = body.decode("utf-8", "replace").removeprefix("\ufeff")
-        for secret in self._secrets:
-            text = text.replace(secret, "…")
-        if "json" not in media_type:
-            text = next((line for line in text.splitlines() if line.strip()), "")
-        return on_one_line(text)
+        return response.status_code, media_type_of(response), body if len(body) <= self._max_answer else None
 
 
-async def _read(response: httpx.Response, most: int) -> bytes:
+def answered(status: int, media_type: str, body: bytes, secrets: Iterable[str]) -> str:
+    """What an endpoint answered that is no success: the status, what to do about it, and the first line of the body, or
+    all of it where that is JSON; on one printable line, of bounded length, without the secrets."""
+    text = body.decode("utf-8", "replace").removeprefix("\ufeff")
+    for secret in secrets:
+        text = text.replace(secret, "…")
+    if "json" not in media_type:
+        text = next((line for line in text.splitlines() if line.strip()), "")
+    said = on_one_line(text)
+    return f"answered {_status(status)}" + (f"; it says: {said}" if said else "")
+
+
+async def beginning(response: Any) -> bytes:
+    """How the body of an error begins, as far as that comes soon; it must not hide the status."""
+    body = b""
+    if "content-encoding" not in response.headers:
+        with suppress(Exception), anyio.move_on_after(_PATIENCE_WITH_AN_ERROR):
+            body = await _read(response, _MAX_ERROR)
+    return body
+
+
+def media_type_of(response: Any) -> str:
+    """The media type of a body, without its parameters."""
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
+async def _read(response: Any, most: int) -> bytes:
     """The first bytes of a body, up to `most` or a few more."""
     body = bytearray()
     with anyio.CancelScope() as reading:

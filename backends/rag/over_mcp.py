@@ -20,12 +20,13 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
+import msgspec
 
 from backends.rag.headers import secrets_in
 from backends.rag.importing import library
 from backends.rag.mapping import shown
 from backends.rag.mcp_tools import Asking, Call, asking, results_in
-from backends.rag.over_http import check_address
+from backends.rag.over_http import answered, beginning, check_address, media_type_of
 from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, on_one_line
 from router.a2m.child import executable
 
@@ -47,6 +48,15 @@ class _Gone(Exception):
     """The connection has ended before the answer was there; the message says why."""
 
 
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the server is: its program, or its address without the query."""
+
+    name: str
+    is_command: bool
+    open: Callable[[], AbstractAsyncContextManager[Any]]
+    """Makes the SDK's client anew, each time."""
+
+
 @asynccontextmanager
 async def connect_mcp(
     command: Sequence[str], url: str | None, call: Call, *, headers: Mapping[str, str], timeout: float
@@ -61,14 +71,15 @@ async def connect_mcp(
     Raises CannotStart: the server cannot be reached, or has no such tool, or one with other arguments.
     """
     library("mcp", "mcp")
+    secrets = secrets_in(headers)
     if url is None:
-        where, client = command[0], _started(command)
+        place = _Place(name=command[0], is_command=True, open=_started(command))
     else:
         check_address(url)
-        where, client = url.partition("?")[0], _connected(url, headers)
+        place = _Place(name=url.partition("?")[0], is_command=False, open=_connected(url, headers, secrets))
     cannot_start: CannotStart | None = None
     async with anyio.create_task_group() as tasks:
-        service = McpService(tasks, where, client, call, secrets_in(headers), timeout)
+        service = McpService(tasks, place, call, secrets, timeout)
         try:
             try:
                 await service.start()
@@ -100,15 +111,24 @@ def _started(command: Sequence[str]) -> Callable[[], AbstractAsyncContextManager
     return client
 
 
-def _connected(url: str, headers: Mapping[str, str]) -> Callable[[], AbstractAsyncContextManager[Any]]:
+def _connected(
+    url: str, headers: Mapping[str, str], secrets: Sequence[str]
+) -> Callable[[], AbstractAsyncContextManager[Any]]:
     """Connects to the address anew, each time. The environment's proxies are not used."""
     mcp = library("mcp", "mcp")
     streamable = library("mcp.client.streamable_http", "mcp")
     httpx = library("httpx2", "mcp")
 
+    async def refuse(response: Any) -> None:
+        # the SDK does not say which error it was; others are part of how two versions of the protocol find each other
+        status = response.status_code
+        if status in (401, 403) or status >= 500:
+            raise ServiceFailure(answered(status, media_type_of(response), await beginning(response), secrets))
+
     @asynccontextmanager
     async def client() -> AsyncIterator[Any]:
-        async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as http:
+        hooks = {"response": [refuse]}
+        async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, event_hooks=hooks) as http:
             transport = streamable.streamable_http_client(url, http_client=http)
             async with mcp.Client(transport, message_handler=_Strays(), cache=None) as opened:
                 yield opened
@@ -133,9 +153,8 @@ class _Strays:
 class _Connection:
     """A connection, from when it is begun. Mutable state: how far it is, and the questions under way on it."""
 
-    def __init__(self, where: str, client: Callable[[], AbstractAsyncContextManager[Any]], call: Call) -> None:
-        self._where = where
-        self._open = client
+    def __init__(self, place: _Place, call: Call) -> None:
+        self._place = place
         self._call = call
         self._client: Any = None
         self._asking: Asking | None = None
@@ -154,20 +173,20 @@ class _Connection:
         """Opens it, and holds it until it is to end or ends by itself."""
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _LONGEST_START) as scope:
-                async with self._open() as client:
+                async with self._place.open() as client:
                     self._asking = asking(self._call, await _tools(client))
                     self._client = client
                     scope.deadline = math.inf
                     self.settled.set()
                     await self._ending.wait()
             if scope.cancelled_caught:
-                self.failure = f"{self._where}: no MCP server has answered within {_LONGEST_START:g} s"
+                self.failure = f"{self._place.name}: no MCP server has answered within {_LONGEST_START:g} s"
         except CannotStart as problem:
-            self.failure = self.failure or f"{self._where}: {problem}"
+            self.failure = self.failure or f"{self._place.name}: {problem}"
         except Exception as problem:  # noqa: BLE001 - whatever has gone wrong, it is gone
-            self.failure = self.failure or _failure(self._where, problem)
+            self.failure = self.failure or _failure(self._place, problem)
         finally:
-            self.end(f"{self._where}: the connection has ended")
+            self.end(f"{self._place.name}: the connection has ended")
             self.settled.set()
             self.over.set()
 
@@ -191,13 +210,20 @@ class _Connection:
         except _Gone:
             raise
         except mcp.MCPError as problem:
-            if problem.code in _codes_of_an_end():
-                raise _Gone(_failure(self._where, problem)) from None
-            raise ServiceFailure(_failure(self._where, problem)) from None
+            if problem.code in self._codes_of_an_end():
+                raise _Gone(_failure(self._place, problem)) from None
+            raise ServiceFailure(_failure(self._place, problem)) from None
         except RuntimeError as problem:  # the answer is none that the tool's own schema allows
-            raise ServiceFailure(f"{self._where}: {_told(problem)}") from None
+            raise ServiceFailure(f"{self._place.name}: {_told(problem)}") from None
         except Exception as problem:  # noqa: BLE001 - of the transport, of whatever kind
-            raise _Gone(_failure(self._where, problem)) from None
+            raise _Gone(_failure(self._place, problem)) from None
+
+    def _codes_of_an_end(self) -> Sequence[int]:
+        """The codes of errors that another connection need not have: it is closed, or the address does not know the
+        session."""
+        types = library("mcp_types", "mcp")
+        closed, invalid = types.CONNECTION_CLOSED, types.INVALID_REQUEST
+        return (closed,) if self._place.is_command else (closed, invalid)
 
     async def answers(self, seconds: float) -> bool:
         """Whether the server still answers anything, within so many seconds."""
@@ -220,7 +246,7 @@ class _Connection:
                 return await asked()
             finally:
                 self._under_way.discard(scope)
-        raise _Gone(self.failure or f"{self._where}: the connection has ended")
+        raise _Gone(self.failure or f"{self._place.name}: the connection has ended")
 
 
 class McpService(ByWords):
@@ -229,15 +255,13 @@ class McpService(ByWords):
     def __init__(
         self,
         tasks: anyio.abc.TaskGroup,
-        where: str,
-        client: Callable[[], AbstractAsyncContextManager[Any]],
+        place: _Place,
         call: Call,
         secrets: Sequence[str],
         timeout: float,
     ) -> None:
         self._tasks = tasks
-        self._where = where
-        self._client = client
+        self._place = place
         self._call = call
         self._secrets = secrets
         self._patience = timeout * _SHARE_FOR_A_SIGN
@@ -254,7 +278,7 @@ class McpService(ByWords):
     async def end(self) -> None:
         """Ends all connections."""
         for connection in list(self._all):
-            connection.end(f"{self._where}: the connection is closed")
+            connection.end(f"{self._place.name}: the connection is closed")
         for connection in list(self._all):
             await connection.over.wait()
 
@@ -263,11 +287,11 @@ class McpService(ByWords):
         texts = list(_texts(answer.content))
         if answer.is_error:
             said = on_one_line(self._without_secrets("\n".join(text for text in texts if isinstance(text, str))))
-            raise ServiceFailure(f"{self._where}: the tool {self._call.tool!r} answered with an error: {said}")
+            raise ServiceFailure(f"{self._place.name}: the tool {self._call.tool!r} answered with an error: {said}")
         try:
             found = results_in(answer.structured_content, texts, self._call)
         except ServiceFailure as failure:
-            raise ServiceFailure(f"{self._where}: the tool {self._call.tool!r}: {failure}") from None
+            raise ServiceFailure(f"{self._place.name}: the tool {self._call.tool!r}: {failure}") from None
         return [Result(each) for each in found]
 
     async def _answer(self, query: str, limit: int) -> Any:
@@ -288,7 +312,7 @@ class McpService(ByWords):
         """The connection in use, opened anew if there is none. Raises ServiceFailure."""
         connection = self._connection
         if connection is not None and connection.in_doubt and not await connection.answers(self._patience):
-            connection.end(f"{self._where}: the MCP server answers no more")
+            connection.end(f"{self._place.name}: the MCP server answers no more")
         if connection is None or connection.failure is not None:
             # another caller may have begun one while this one asked for a sign
             if self._connection is connection:
@@ -301,7 +325,7 @@ class McpService(ByWords):
         return connection
 
     def _begun(self) -> _Connection:
-        connection = _Connection(self._where, self._client, self._call)
+        connection = _Connection(self._place, self._call)
         self._all.add(connection)
 
         async def held() -> None:
@@ -341,28 +365,24 @@ def _texts(content: Sequence[Any]) -> Any:
             yield {"content": block.resource.text, "uri": str(block.resource.uri)}
 
 
-def _codes_of_an_end() -> tuple[int, int]:
-    """The codes of errors that another connection may not have: it is closed, or its session is not known."""
-    types = library("mcp_types", "mcp")
-    return types.CONNECTION_CLOSED, types.INVALID_REQUEST
-
-
-def _failure(where: str, problem: BaseException) -> str:
+def _failure(place: _Place, problem: BaseException) -> str:
     """The sentence about what has gone wrong with a connection."""
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
-    said = _told(problem)
+    said, kind = _told(problem), type(problem).__name__
     match problem:
+        case ServiceFailure():
+            return f"{place.name} {said}"
         case OSError(strerror=str(why)):
-            return f"{where} cannot be started: {why}"
-        case _ if type(problem).__name__ == "MCPError" and "Connection closed" in said:
-            return f"{where}: the MCP server has ended; its stderr may say why"
-        case _ if type(problem).__name__ == "MCPError":
-            return f"{where}: the MCP server answered with an error: {said}"
-        case _ if type(problem).__name__.startswith("Connect"):
-            return f"{where} cannot be reached: {said}; see that it runs"
+            return f"{place.name} cannot be started: {why}"
+        case _ if kind == "MCPError" and place.is_command and "Connection closed" in said:
+            return f"{place.name}: the MCP server has ended; its stderr may say why"
+        case _ if kind == "MCPError":
+            return f"{place.name}: the MCP server answered with an error: {said}"
+        case _ if kind.startswith("Connect"):
+            return f"{place.name} cannot be reached: {said}; see that it runs"
         case _:
-            return f"{where}: {said}"
+            return f"{place.name}: {said}"
 
 
 def _told(problem: BaseException) -> str:
