@@ -21,6 +21,7 @@ import anyio.to_thread
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mcp.types import ListToolsResult, Tool
 
 from backends.rag import over_mcp
 from backends.rag.cli import main
@@ -398,6 +399,38 @@ async def test_a_slow_answer_does_not_cost_the_server(tmp_path: FilePath) -> Non
         await give_up_on(server, tmp_path)  # on a thread of its own: the server answers others
         assert await contents(server, query="x", limit=1) == [EXPENSES]
         assert started(tmp_path) == 1
+
+
+class Unyielding:
+    """A client that takes its time to give up a question."""
+
+    def __init__(self) -> None:
+        self.let_go = anyio.Event()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator["Unyielding"]:
+        yield self
+
+    async def list_tools(self, cursor: str | None = None) -> Any:
+        return ListToolsResult(tools=[Tool(name="search", input_schema={"properties": {"query": {}}})])
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        with anyio.CancelScope(shield=True):
+            await self.let_go.wait()
+        await anyio.sleep_forever()
+
+
+@pytest.mark.anyio
+async def test_nobody_waits_until_a_question_is_given_up() -> None:
+    client = Unyielding()
+    place = over_mcp._Place(name="handbook", is_command=True, open=client.opened)
+    async with anyio.create_task_group() as tasks:
+        service = over_mcp.McpService(tasks, place, Call(tool="search"), (), PATIENCE)
+        hasty = Server(service, PATHS, name="handbook", limits=Limits(timeout=0.05))
+        for _ in range(2):
+            assert "no answer within 0.05 s" in (await refused(hasty, "recall", query="x"))[1]
+        client.let_go.set()
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio

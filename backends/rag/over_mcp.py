@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path as FilePath
 from typing import Any, Final
@@ -153,12 +153,13 @@ class _Strays:
 class _Connection:
     """A connection, from when it is begun. Mutable state: how far it is, and the questions under way on it."""
 
-    def __init__(self, place: _Place, call: Call) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup, place: _Place, call: Call) -> None:
+        self._tasks = tasks
         self._place = place
         self._call = call
         self._client: Any = None
         self._asking: Asking | None = None
-        self._under_way: set[anyio.CancelScope] = set()
+        self._under_way: set[_Question] = set()
         self._ending = anyio.Event()
         self.settled = anyio.Event()
         """It is open, or never will be."""
@@ -194,8 +195,9 @@ class _Connection:
         """It is not used any more; what is under way on it ends."""
         self.failure = self.failure or why
         self._ending.set()
-        for scope in self._under_way:
-            scope.cancel()
+        for question in self._under_way:
+            question.scope.cancel()
+            question.done.set()
 
     async def ask(self, query: str, limit: int) -> Any:
         """The tool's answer. Raises _Gone where the connection ends first, and ServiceFailure for an error."""
@@ -236,17 +238,49 @@ class _Connection:
             return True
         return False
 
-    async def _until_the_end(self, asked: Callable[[], Any]) -> Any:
-        """What comes of a question. Raises _Gone when the connection ends before."""
+    async def _until_the_end(self, asked: Callable[[], Awaitable[Any]]) -> Any:
+        """What comes of a question. Raises _Gone when the connection ends before.
+
+        The question is a task of its own: the SDK may take seconds to give one up, longer than a caller waits.
+        """
         if self.failure is not None:
             raise _Gone(self.failure)
-        with anyio.CancelScope() as scope:
-            self._under_way.add(scope)
-            try:
-                return await asked()
-            finally:
-                self._under_way.discard(scope)
+        question = _Question(asked)
+        self._under_way.add(question)
+        try:
+            self._tasks.start_soon(question.run)
+            await question.done.wait()
+        finally:
+            self._under_way.discard(question)
+            question.scope.cancel()
+        if question.failure is not None:
+            raise question.failure
+        if question.is_answered:
+            return question.answer
         raise _Gone(self.failure or f"{self._place.name}: the connection has ended")
+
+
+class _Question:
+    """A question under way. Mutable state: what has come of it."""
+
+    def __init__(self, asked: Callable[[], Awaitable[Any]]) -> None:
+        self._asked = asked
+        self.scope = anyio.CancelScope()
+        self.done = anyio.Event()
+        """There is an answer, or a failure; or nobody waits for them any more."""
+        self.answer: Any = None
+        self.is_answered = False
+        self.failure: Exception | None = None
+
+    async def run(self) -> None:
+        try:
+            with self.scope:
+                self.answer = await self._asked()
+                self.is_answered = True
+        except Exception as problem:  # noqa: BLE001 - for whoever asked
+            self.failure = problem
+        finally:
+            self.done.set()
 
 
 class McpService(ByWords):
@@ -325,7 +359,7 @@ class McpService(ByWords):
         return connection
 
     def _begun(self) -> _Connection:
-        connection = _Connection(self._place, self._call)
+        connection = _Connection(self._tasks, self._place, self._call)
         self._all.add(connection)
 
         async def held() -> None:
