@@ -35,6 +35,9 @@ from tests.conformance.__main__ import main as conformance
 from tests.test_rag import ask, contents, refused
 
 PATIENCE = 60
+
+# what goes from one call to the next takes its turns in one way only
+on_one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 TOKEN = "a-token-that-is-nobody's-business"
 PROGRAM: Final = [sys.executable, str(FilePath(__file__).parent / "servers" / "mcp_search.py")]
 COMMAND: Final = [sys.executable, "-m", "backends.rag.cli", "mcp"]
@@ -88,6 +91,7 @@ async def served(
 
 
 @pytest.mark.anyio
+@on_one_loop
 @pytest.mark.parametrize(
     ("tool", "results", "expected"),
     [
@@ -119,6 +123,7 @@ async def test_answers_of_every_shape_are_results(
 
 
 @pytest.mark.anyio
+@on_one_loop
 @pytest.mark.parametrize(
     ("tool", "results", "said"),
     [
@@ -147,6 +152,7 @@ async def test_an_answer_without_a_list_names_what_it_has(tool: str, results: st
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_an_embedded_resource_is_a_result_with_its_uri(url: str) -> None:
     async with served(url, "resources") as server:
         found = (await ask(server, "recall", query="x"))["records"]
@@ -280,6 +286,7 @@ def started(folder: FilePath) -> int:
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_a_server_that_dies_is_started_anew(tmp_path: FilePath) -> None:
     async with served([*PROGRAM, "--marks", str(tmp_path)], "search") as server:
         assert await contents(server, query="x", limit=1) == [EXPENSES]
@@ -325,6 +332,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_a_server_that_cannot_be_started_again_is_a_sentence(tmp_path: FilePath) -> None:
     (tmp_path / "once.py").write_text(
         "import pathlib, runpy, sys\n"
@@ -394,6 +402,7 @@ server.run("stdio")
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_a_slow_answer_does_not_cost_the_server(tmp_path: FilePath) -> None:
     async with served([*PROGRAM, "--marks", str(tmp_path)], "search") as server:
         await give_up_on(server, tmp_path)  # on a thread of its own: the server answers others
@@ -434,6 +443,7 @@ async def test_nobody_waits_until_a_question_is_given_up() -> None:
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_a_server_at_an_address_may_go_and_come_back() -> None:
     with reserved_port() as port:
         with listening(port=port) as url:
@@ -454,6 +464,7 @@ async def test_a_server_at_an_address_may_go_and_come_back() -> None:
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_a_tool_that_fails_is_quoted(tmp_path: FilePath) -> None:
     async with served([*PROGRAM, "--marks", str(tmp_path)], "search") as server:
         (tmp_path / "fail").touch()
@@ -488,6 +499,7 @@ def answering(status: int, body: str, media_type: str) -> Iterator[str]:
 
 
 @pytest.mark.anyio
+@on_one_loop
 @pytest.mark.parametrize(
     ("status", "body", "media_type", "said"),
     [
@@ -513,6 +525,7 @@ async def test_an_address_with_something_else_is_a_sentence(status: int, body: s
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_what_never_answers_is_no_mcp_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(over_mcp, "_LONGEST_START", 0.2)
     with pytest.raises(CannotStart, match=r"^sleep: no MCP server has answered within 0\.2 s$"):
@@ -648,6 +661,7 @@ def test_mistakes_at_the_start_are_sentences(
 
 
 @pytest.mark.anyio
+@on_one_loop
 async def test_an_sdk_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(CannotStart, match=re.escape("mcp is not installed; pip install 'a2m-router[mcp]'")):
