@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +21,7 @@ import anyio.to_thread
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mcp import MCPError
 from mcp.types import ListToolsResult, Tool
 
 from backends.rag import over_mcp
@@ -410,36 +411,80 @@ async def test_a_slow_answer_does_not_cost_the_server(tmp_path: FilePath) -> Non
         assert started(tmp_path) == 1
 
 
-class Unyielding:
-    """A client that takes its time to give up a question."""
+class Fake:
+    """A client of a server that does what `answer` does. It notes how often it was opened."""
 
-    def __init__(self) -> None:
-        self.let_go = anyio.Event()
+    def __init__(self, answer: Callable[[], Awaitable[Any]]) -> None:
+        self.answer = answer
+        self.opened = 0
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator["Unyielding"]:
+    async def open(self) -> AsyncIterator["Fake"]:
+        self.opened += 1
         yield self
 
     async def list_tools(self, cursor: str | None = None) -> Any:
         return ListToolsResult(tools=[Tool(name="search", input_schema={"properties": {"query": {}}})])
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        with anyio.CancelScope(shield=True):
-            await self.let_go.wait()
-        await anyio.sleep_forever()
+        return await self.answer()
+
+    @asynccontextmanager
+    async def served(self, timeout: float) -> AsyncIterator[Server]:
+        place = over_mcp._Place(name="program", is_command=True, open=self.open)
+        async with anyio.create_task_group() as tasks:
+            service = over_mcp.McpService(tasks, place, Call(tool="search"), (), PATIENCE)
+            yield Server(service, PATHS, name="handbook", limits=Limits(timeout=timeout))
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio
 async def test_nobody_waits_until_a_question_is_given_up() -> None:
-    client = Unyielding()
-    place = over_mcp._Place(name="handbook", is_command=True, open=client.opened)
-    async with anyio.create_task_group() as tasks:
-        service = over_mcp.McpService(tasks, place, Call(tool="search"), (), PATIENCE)
-        hasty = Server(service, PATHS, name="handbook", limits=Limits(timeout=0.05))
+    let_go = anyio.Event()
+
+    async def take_time() -> None:
+        with anyio.CancelScope(shield=True):
+            await let_go.wait()
+
+    async with Fake(take_time).served(timeout=0.05) as server:
         for _ in range(2):
-            assert "no answer within 0.05 s" in (await refused(hasty, "recall", query="x"))[1]
-        client.let_go.set()
-        tasks.cancel_scope.cancel()
+            assert "no answer within 0.05 s" in (await refused(server, "recall", query="x"))[1]
+        let_go.set()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("problem", "said", "opened"),
+    [
+        (ValueError("no such\nfield"), "the answer of the tool 'search' cannot be used: no such field", 1),
+        (RuntimeError("no schema"), "the answer of the tool 'search' cannot be used: no schema", 1),
+        (MCPError(-32602, "no such tool"), "the MCP server answered with an error: no such tool", 1),
+        (MCPError(-32600, "no request"), "the MCP server answered with an error: no request", 1),
+        (MCPError(-32000, "Connection closed"), "the MCP server has ended; its stderr may say why", 2),
+        (anyio.BrokenResourceError(), "BrokenResourceError", 2),
+        (ExceptionGroup("two", [OSError("no pipe")]), "no pipe", 2),
+    ],
+)
+async def test_only_a_connection_that_has_ended_is_replaced(problem: Exception, said: str, opened: int) -> None:
+    async def fail() -> None:
+        raise problem
+
+    client = Fake(fail)
+    async with client.served(timeout=PATIENCE) as server:
+        assert await refused(server, "recall", query="x") == (-32603, f"handbook: program: {said}")
+    assert client.opened == opened
+
+
+@pytest.mark.anyio
+@on_one_loop
+async def test_a_query_that_is_no_text_costs_no_connection(tmp_path: FilePath) -> None:
+    async with connect_mcp(
+        [*PROGRAM, "--marks", str(tmp_path)], None, Call(tool="search"), headers={}, timeout=PATIENCE
+    ) as service:
+        with pytest.raises(ServiceFailure, match="the query cannot be sent"):
+            await service.search("\ud800", None, 1, vectors=False)
+        assert len(await service.search("x", None, 1, vectors=False)) == 1
+    assert started(tmp_path) == 1
 
 
 @pytest.mark.anyio

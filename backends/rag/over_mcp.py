@@ -215,8 +215,9 @@ class _Connection:
             if problem.code in self._codes_of_an_end():
                 raise _Gone(_failure(self._place, problem)) from None
             raise ServiceFailure(_failure(self._place, problem)) from None
-        except RuntimeError as problem:  # the answer is none that the tool's own schema allows
-            raise ServiceFailure(f"{self._place.name}: {_told(problem)}") from None
+        except (RuntimeError, ValueError) as problem:  # none that the protocol or the tool's own schema allows
+            said = f"the answer of the tool {self._call.tool!r} cannot be used: {_told(problem)}"
+            raise ServiceFailure(f"{self._place.name}: {said}") from None
         except Exception as problem:  # noqa: BLE001 - of the transport, of whatever kind
             raise _Gone(_failure(self._place, problem)) from None
 
@@ -317,6 +318,10 @@ class McpService(ByWords):
             await connection.over.wait()
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
+        try:
+            query.encode()
+        except UnicodeError as problem:  # the SDK would lose its connection by it
+            raise ServiceFailure(f"the query cannot be sent: {problem}") from None
         answer = await self._answer(query, limit)
         texts = list(_texts(answer.content))
         if answer.is_error:
