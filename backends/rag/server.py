@@ -172,8 +172,8 @@ class Server:
     ) -> list[Record]:
         most = max(limit, self._limits.asked)
         asked = min(limit * _MORE, most) if where else limit
-        vectors = embeddings or "embedding" in where
-        results = await self._service.search(query, vector, asked, vectors=vectors)
+        full = embeddings or "embedding" in where
+        results = await self._service.search(query, vector, asked, vectors=full)
         while True:
             found, failure = [], None
             try:
@@ -184,7 +184,7 @@ class Server:
                 break
             asked = min(asked * _MORE, most)
             try:
-                results = await self._service.search(query, vector, asked, vectors=vectors)
+                results = await self._service.search(query, vector, asked, vectors=full)
             except ServiceFailure:
                 if where:
                     raise
