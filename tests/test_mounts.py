@@ -906,3 +906,41 @@ def _beside_memory(router: Stdio) -> None:
     assert ask("forget", query="storm harbour rope lamp") == {"forgotten": 3}
     assert ask("forget", where={"session": "s"}) == {"forgotten": 0}
     assert ids() == manual
+
+
+WITH_A_TOOL: Final = """
+state = "router.db"
+[tiers.working]
+kind = "working"
+command = ["a2m-store", "working.db"]
+[tiers.tool]
+kind = "semantic"
+mount = true
+command = {tool}
+timeout = "60s"
+"""
+
+
+def test_a_search_tool_stands_beside_memory_and_comes_back_when_it_has_died(tmp_path: Path) -> None:
+    server = [sys.executable, str(Path(__file__).parent / "servers" / "mcp_search.py"), "--marks", str(tmp_path)]
+    near = ["--score", "score", "--min-score", "0.3"]
+    rag = [sys.executable, "-m", "backends.rag.cli", "mcp", "--tool", "search", "--timeout", "60", *near, "--", *server]
+    config = tmp_path / "federation.toml"
+    config.write_text(WITH_A_TOOL.format(tool=json.dumps(rag)))
+    router = Stdio([str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)], PATIENCE)
+    try:
+        router.request("memory/remember", {"records": [{"id": "a", "content": "The office closes at six."}]})
+        for mark in ("print", "die", "fail"):
+            (tmp_path / mark).touch()
+            answer = router.request("memory/recall", {"query": "when does the office open"})["result"]
+            ids = {record["id"] for record in answer["records"]}
+            if mark == "fail":
+                (missing,) = answer["degraded"]
+                assert missing["tier"] == "tool"
+                assert "the tool 'search' answered with an error" in missing["reason"]
+                assert ids == {"a"}
+            else:
+                assert (ids, answer.get("degraded")) == ({"a", "tool/pay", "tool/doors"}, None)
+        assert len(list(tmp_path.glob("started-*"))) == 2
+    finally:
+        router.close()

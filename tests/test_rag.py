@@ -9,12 +9,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path as FilePath
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import msgspec
+import numpy as np
 import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis import given
@@ -29,6 +32,7 @@ from backends.rag.over_python import PythonService, python_service
 from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Result, ServiceFailure, told
 from backends.rag.threads import Threads
+from backends.rag.thresholds import NearService, Threshold
 from router.a2m.equality import parse_where
 from router.a2m.matching import matches
 from router.a2m.records import Record
@@ -283,6 +287,104 @@ def test_a_recall_is_the_services_order_filtered_deduplicated_and_cut(
     assert found == expected
 
 
+# --- thresholds
+
+
+def near(corpus: Corpus, option: str, value: float, path: str = "score") -> Server:
+    return server(NearService(corpus, Path(path), Threshold(option, value)))
+
+
+@pytest.mark.anyio
+async def test_what_is_not_near_enough_is_gone_before_ranks_are_made() -> None:
+    corpus = Corpus(note(1, score=0.9), note(2, score=0.2), note(3, score=0.5), note(4, score=0.49))
+    similar = near(corpus, "--min-score", 0.5)
+    found = (await ask(similar, "recall", query="x"))["records"]
+    assert [(record["id"], record["score"]) for record in found] == [("1", 1.0), ("3", 1 / 2)]
+    assert await contents(near(corpus, "--max-distance", 0.49), query="x") == ["note 2", "note 4"]
+    assert await contents(near(corpus, "--min-score", 1), query="x") == []
+    # what is listed has no score that means anything
+    assert len(await contents(similar, "timeline")) == len(await contents(similar)) == 4
+    assert await contents(similar, where={"id": "2"}) == ["note 2"]
+
+
+@pytest.mark.anyio
+async def test_a_service_is_not_asked_for_more_where_nothing_more_is_near() -> None:
+    corpus = Corpus(*(note(n, score=-n, metadata={"even": n % 2 == 0}) for n in range(300)))
+    assert len(await contents(near(corpus, "--min-score", -4), query="x")) == 5
+    assert await contents(near(corpus, "--min-score", -4), query="x", where={"even": True}, limit=2) == [
+        "note 0",
+        "note 2",
+    ]
+    assert await contents(near(corpus, "--min-score", -4), query="x", where={"even": None}, limit=2) == []
+    assert [asked for _, asked in corpus.asked] == [8, 8, 8]
+
+
+readable_scores: st.SearchStrategy[Any] = (
+    st.floats(allow_nan=False)
+    | st.integers(-3, 3)
+    | st.sampled_from([Decimal("0.5"), Fraction(1, 2), np.float32(0.25), np.int64(1), np.array(0.75)])
+    | st.sampled_from(["0.50", "1e400", "-3", "0.30000000000000004001"]).map(lambda text: msgspec.Raw(text.encode()))
+)
+unreadable_scores = st.sampled_from([None, "0.9", True, float("nan"), [0.9], {"score": 0.9}, np.array([0.9]), ""])
+
+
+@given(
+    scores=st.lists(readable_scores | unreadable_scores, max_size=12),
+    value=st.sampled_from([-1, 0, 0.25, 0.5, 1, 2.5]),
+    option=st.sampled_from(["--min-score", "--max-distance"]),
+)
+def test_a_result_is_there_if_its_score_can_be_read_and_is_near(scores: list[Any], value: float, option: str) -> None:
+    def number(score: Any) -> float | None:
+        if isinstance(score, msgspec.Raw):
+            return float(bytes(score))
+        if (
+            score is None
+            or isinstance(score, str | bool | list | dict)
+            or getattr(score, "shape", ())
+            or score != score
+        ):
+            return None
+        return float(score)
+
+    served = near(Corpus(*(note(n, score=score) for n, score in enumerate(scores))), option, value)
+    numbers = list(map(number, scores))
+    if scores and all(each is None for each in numbers):
+        code, sentence = anyio.run(lambda: refused(served, "recall", query="x", limit=50))
+        assert (code, "expected its score, a number, at 'score', got " in sentence) == (-32603, True)
+        return
+    kept = [
+        n
+        for n, each in enumerate(numbers)
+        if each is not None and (each >= value if "min" in option else each <= value)
+    ]
+    assert anyio.run(lambda: contents(served, query="x", limit=50)) == [f"note {n}" for n in kept]
+
+
+@pytest.mark.anyio
+async def test_a_score_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    served = near(
+        Corpus(note(1, score="0.9"), "a text", None, note(2, score=0.9), note(3, score=0.1)), "--min-score", 0.5
+    )
+    for _ in range(2):
+        assert await contents(served, query="x") == ["note 2"]
+        assert await contents(served, query="x", limit=1) == ["note 2"]
+    [line] = [line for line in caplog.messages if line.startswith("--min-score")]
+    assert line == (
+        "--min-score 0.5: a result is left out, and so is every later one like it: expected its score, a number, at "
+        "'score', got the string '0.9'; it has 'id', 'content', 'score'; to_number(…) takes a number out of a string"
+    )
+    assert await contents(near(Corpus(note(1, score="0.9")), "--min-score", 0.5, "to_number(score)"), query="x") == [
+        "note 1"
+    ]
+    wrong = near(Corpus(note(1, rank=1), note(2, rank=2)), "--min-score", 0.5)
+    assert "got nothing; it has 'id', 'content', 'rank'" in (await refused(wrong, "recall", query="x"))[1]
+
+
+def test_a_score_that_has_a_path_is_not_of_the_rest() -> None:
+    paths = Paths(content=Path("content"), metadata="*", score=Path("score"))
+    assert only({"content": "x", "score": 0.5}, paths).metadata is UNSET
+
+
 # --- timeline
 
 
@@ -346,10 +448,14 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
     assert (code, "no answer within 0.02 s" in sentence) == (-32603, True)
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(
+each_that_is_no_record = pytest.mark.parametrize(
     ("value", "said"),
     [
+        (None, "expected an object or a string, got nothing"),
+        (True, "expected an object or a string, got True"),
+        ({"content": None}, "expected its content, a string, at 'content', got nothing; it has 'content'"),
+        ({"content": ["x"]}, "got a list; it has 'content'"),
+        ({str(n): 0 for n in range(14)}, "'10', '11' and 2 more"),
         ({"text": "x"}, "expected its content, a string, at 'content', got nothing; it has 'text'"),
         ({}, "got nothing; it is empty"),
         ({"content": 5}, "got 5"),
@@ -364,11 +470,79 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
         ({"content": "x", "metadata": {"a": json.loads("[" * 120 + "]" * 120)}}, "nested more than 100 deep"),
     ],
 )
-async def test_a_result_that_makes_no_sense_is_an_error(value: Any, said: str) -> None:
-    code, sentence = await refused(server(Corpus("one", value)), "recall", query="x")
-    assert code == -32603
-    assert "corpus: result 2 of 2: " in sentence
-    assert said in sentence
+
+
+@pytest.mark.anyio
+@each_that_is_no_record
+async def test_a_result_that_is_no_record_is_left_out_and_the_log_says_so_once(
+    value: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = server(Corpus(note(1), value, note(2), value))
+    for _ in range(2):
+        assert await contents(served, query="x") == ["note 1", "note 2"]
+        assert await contents(served, query="x", limit=2) == ["note 1", "note 2"]
+        assert await contents(served, "timeline") == ["note 1", "note 2"]
+        assert await contents(served, where={"id": "2"}) == ["note 2"]
+        assert await contents(served) == ["note 1", "note 2"]
+    [line] = caplog.messages
+    assert line.startswith("corpus: result 2 of 4: ")
+    assert said in line
+    assert "it is left out" in line
+
+
+@pytest.mark.anyio
+@each_that_is_no_record
+async def test_an_answer_in_which_nothing_is_a_record_is_an_error(value: Any, said: str) -> None:
+    served = server(Corpus(value, value))
+    for method, params in (("recall", {"query": "x"}), ("recall", {"query": "x", "limit": 1}), ("timeline", {})):
+        code, sentence = await refused(served, method, **params)
+        assert code == -32603
+        assert "corpus: result 1 of 2: " in sentence
+        assert said in sentence
+
+
+@pytest.mark.anyio
+async def test_what_is_left_out_does_not_use_up_the_limit() -> None:
+    corpus = Corpus(None, {"id": "no content"}, "one", 5, "two")
+    assert await contents(server(corpus), query="x", limit=1) == ["one"]
+    assert await contents(server(corpus), query="x", limit=2) == ["one", "two"]
+
+
+class Small(Corpus):
+    """It takes no limit over 2."""
+
+    async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
+        if limit > 2:
+            raise ServiceFailure("no such limit")
+        return await super().search(query, vector, limit, vectors=vectors)
+
+
+@pytest.mark.anyio
+async def test_what_is_left_out_of_a_service_with_a_small_limit_leaves_the_rest() -> None:
+    assert await contents(server(Small("one", None, "two")), query="x", limit=2) == ["one"]
+    assert "result 1 of 2" in (await refused(server(Small(None, None, "two")), "recall", query="x", limit=2))[1]
+    assert (await refused(server(Small("one", "two", "three")), "recall", query="x"))[1] == "corpus: no such limit"
+
+
+@given(
+    st.lists(
+        st.builds(note, st.integers(0, 5))
+        | st.sampled_from(["a text", None, 7, {}, {"content": None}, {"content": "bare", "id": None, "metadata": None}])
+    )
+)
+def test_whatever_is_among_the_results_the_others_are_the_records(values: list[Any]) -> None:
+    kept: dict[Any, str] = {}
+    for value in values:
+        content = value if isinstance(value, str) else value.get("content") if isinstance(value, dict) else None
+        if content is not None:
+            id = value.get("id") if isinstance(value, dict) else None
+            kept.setdefault(id or content, content)
+    served = server(Corpus(*values))
+    if values and not kept:
+        assert anyio.run(lambda: refused(served, "recall", query="x", limit=100))[0] == -32603
+        return
+    assert anyio.run(lambda: contents(served, query="x", limit=100)) == [*kept.values()]
+    assert anyio.run(lambda: contents(served, "timeline")) == [*kept.values()]
 
 
 # --- results as records
@@ -671,6 +845,31 @@ def test_a_function_that_hangs_does_not_keep_the_process(handbook: FilePath) -> 
         (("python", "handbook:search", "--serve", "0.0.0.0:80"), 2, "can be reached from elsewhere"),
         (("python", "handbook:search", "--timeout", "0"), 2, "expected a number of seconds"),
         (("python", "handbook:search", "--max-asked", "none"), 2, "expected 1 or more"),
+        (("python", "handbook:search", "--min-score", "0.5"), 2, "say where a result has its score: --score PATH"),
+        (
+            ("langchain", "handbook:search", "--max-distance", "0.5"),
+            2,
+            "argument --max-distance: say where a result has",
+        ),
+        (
+            ("python", "handbook:search", "--score", "s"),
+            2,
+            "argument --score: say how near a result must be: --min-score",
+        ),
+        (("python", "handbook:search", "--score", "[", "--min-score", "1"), 2, "is no JMESPath"),
+        (("python", "handbook:search", "--score", "s", "--min-score", "nan"), 2, "expected a number, got 'nan'"),
+        (("chroma", "x", "--collection", "c", "--max-distance", "near"), 2, "expected a number, got 'near'"),
+        (
+            ("qdrant", "x", "--collection", "c", "--max-distance", "1", "--min-score", "1"),
+            2,
+            "argument --min-score: not allowed with argument --max-distance",
+        ),
+        (("chroma", "x", "--collection", "c", "--score", "s"), 2, "unrecognized arguments: --score s"),
+        (
+            ("chroma", "x", "--collection", "c", "--min-score", "1"),
+            1,
+            "Chroma measures distances, and no similarities; say --max-distance X instead of --min-score",
+        ),
     ],
 )
 def test_mistakes_at_the_start_are_sentences(

@@ -4,6 +4,7 @@ Rules:
 - Writes are refused whatever they carry; reads answer, or say why they cannot. No failure looks like an empty answer.
 - The order is the service's. Its scores are not: a record's score says only at which place of the answer it is.
 - A query that is blank is not sent to a service: the newest of what it can list is the answer, or nothing.
+- A result that cannot be a record is left out. The log says so once; an answer without any other result is a failure.
 - A service cannot test a `where`. So it is asked for more, and again for more, until enough of what it gives fits.
 """
 
@@ -78,13 +79,17 @@ class VectorTimeline(Timeline):
 
 
 class Server:
-    """An `Answering`. It has no state of its own: what it says is what the service says now."""
+    """An `Answering`: what it says is what the service says now.
+
+    Mutable state: whether the log has said that a result is left out.
+    """
 
     def __init__(self, service: Service, paths: Paths, *, name: str, limits: Limits) -> None:
         self._service = service
         self._paths = paths
         self._name = name
         self._limits = limits
+        self._has_left_out = False
         self._capabilities = ("core",) if service.metric is None else ("core", "embeddings")
         recall, timeline = (Recall, Timeline) if service.metric is None else (VectorRecall, VectorTimeline)
         self._dispatcher = Dispatcher(
@@ -167,12 +172,26 @@ class Server:
     ) -> list[Record]:
         most = max(limit, self._limits.asked)
         asked = min(limit * _MORE, most) if where else limit
+        full = embeddings or "embedding" in where
+        results = await self._service.search(query, vector, asked, vectors=full)
         while True:
-            results = await self._service.search(query, vector, asked, vectors=embeddings or "embedding" in where)
-            found = self._fitting(records(results, self._paths), where, embeddings)
+            found, failure = [], None
+            try:
+                found = self._fitting(records(results, self._paths, self._left_out), where, embeddings)
+            except ServiceFailure as problem:  # no result is a record; a later one may be
+                failure = problem
             if len(found) >= limit or len(results) < asked or asked >= most:
-                return found[:limit]
+                break
             asked = min(asked * _MORE, most)
+            try:
+                results = await self._service.search(query, vector, asked, vectors=full)
+            except ServiceFailure:
+                if where:
+                    raise
+                break  # a service that does not take such a limit has answered for the one that was wanted
+        if failure is not None:
+            raise failure
+        return found[:limit]
 
     async def _timeline(self, params: Timeline) -> dict[str, Any]:
         if params.limit == 0:
@@ -193,7 +212,12 @@ class Server:
                 f"it holds more than {most:,} results, too many to be listed at each call; raise --max-listed, or ask "
                 "with a query"
             )
-        return self._fitting(records(results, self._paths), where, embeddings)
+        return self._fitting(records(results, self._paths, self._left_out), where, embeddings)
+
+    def _left_out(self, why: str) -> None:
+        if not self._has_left_out:
+            self._has_left_out = True
+            log.warning("%s: %s; it is left out, and so is every later result that is no record", self._name, why)
 
     def _fitting(self, found: Sequence[Record], where: Where, embeddings: bool) -> list[Record]:
         """Those that meet `where`; without their vectors unless these are wanted."""

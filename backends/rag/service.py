@@ -11,8 +11,9 @@ import msgspec
 # of what foreign code says in an exception, enough to see what was wrong
 _LONGEST_SAID: Final = 300
 _SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
-# a value that is shorter stands in too many words that give nothing away
-_SHORTEST_SECRET: Final = 6
+
+SHORTEST_SECRET: Final = 6
+"""Characters. A value that is shorter stands in too many words that give nothing away."""
 
 
 class CannotStart(Exception):
@@ -29,11 +30,13 @@ class Result(msgspec.Struct, frozen=True):
     value: a string, or an object of JSON's kinds from which the fields of a record are taken.
     id: what the service itself knows it by, if it has such a thing.
     embedding: its vector, where it was asked for.
+    unusable: why it cannot be used whatever its value is; one sentence, None where nothing is known against it.
     """
 
     value: Any
     id: str | None = None
     embedding: Sequence[float] | None = None
+    unusable: str | None = None
 
 
 class Service(Protocol):
@@ -105,14 +108,20 @@ def _turned_into(failure: type[Exception], beginning: str) -> Iterator[None]:
 
 
 def told(problem: BaseException) -> str:
-    """What an exception of foreign code says, on one line, without the values of environment variables that look like
-    secrets; empty if it says nothing."""
+    """What an exception of foreign code says, as `on_one_line` gives it; empty if it says nothing."""
     try:
         said = str(problem)
     except Exception:  # noqa: BLE001 - foreign code, and this is about another of its mistakes
         return ""
+    return on_one_line(said)
+
+
+def on_one_line(said: str) -> str:
+    """A text of foreign code, on one printable line of bounded length, without the values of environment variables that
+    look like secrets."""
     for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET:
+        if _SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET:
             said = said.replace(value, "…")
     line = " ".join(said.split()).encode("utf-8", "replace").decode()
+    line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
     return line if len(line) <= _LONGEST_SAID else line[: _LONGEST_SAID - 1] + "…"
