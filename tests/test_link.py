@@ -655,7 +655,7 @@ def test_what_another_server_calls_its_store_is_no_matter(store: Any) -> None:
         ({"protocol": None}, "protocol: expected a string, got null"),
         ({"capabilities": ["keys"]}, "'core' is required"),
         ({"capabilities": "core"}, "capabilities: expected an array"),
-        ({"limits": {"max_recall_limit": "8"}}, "limits.max_recall_limit: expected an integer or null"),
+        ({"limits": {"max_recall_limit": 8.5}}, "limits.max_recall_limit: expected an integer or null"),
         ({"capabilities": ["core", "embeddings"]}, "embeddings: required"),
     ],
 )

@@ -122,9 +122,11 @@ def parse_request(message: bytes) -> Request:
 def parse_reply(message: bytes) -> Reply | Notification:
     """The reply or the notification in one message of a server.
 
+    Half of a surrogate pair, as a server leaves it that cuts a text in two, counts as U+FFFD.
+
     Raises MalformedMessage for anything else; a client must not trust what it cannot read.
     """
-    envelope = _open(message)
+    envelope = _open(_with_whole_pairs(message))
     if envelope.method is not UNSET and envelope.id is UNSET:
         params = _NO_PARAMS if envelope.params is UNSET else envelope.params
         try:
@@ -264,6 +266,17 @@ def _open(message: bytes) -> _Envelope:
 def _has_half_a_pair(message: bytes) -> bool:
     escapes = message.replace(rb"\\", b"--")  # what follows an escaped backslash is no escape
     return _SURROGATE.search(_SURROGATE_PAIR.sub(b"", escapes)) is not None
+
+
+def _with_whole_pairs(message: bytes) -> bytes:
+    if b"\\u" not in message or not _has_half_a_pair(message):
+        return message
+    # of the same length, so that a place in the one is a place in the other
+    escapes = _SURROGATE_PAIR.sub(b"-" * 12, message.replace(rb"\\", b"--"))
+    whole = bytearray(message)
+    for half in _SURROGATE.finditer(escapes):
+        whole[half.start() : half.start() + 6] = rb"\ufffd"
+    return bytes(whole)
 
 
 def _is_too_deep(message: bytes) -> bool:

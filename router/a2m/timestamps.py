@@ -2,11 +2,20 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 _FORM = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
-_RFC_3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:[Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+_MOMENT = re.compile(
+    r"(?P<day>\d{4}-\d{2}-\d{2})[Tt ](?P<time>\d{2}:\d{2}):(?P<second>\d{2})(?P<fraction>\.\d+)?"
+    r"(?P<offset>[Zz]|[+-]\d{2}:?\d{2})?",
+    re.ASCII,
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+
+
+UNDATED: Final = "1970-01-01T00:00:00.000Z"
+"""The moment of a record whose server names none: `created_at` is required (§3.1)."""
 
 
 def parse(text: str) -> int:
@@ -27,13 +36,18 @@ def render(milliseconds: int) -> str:
     return (_EPOCH + milliseconds * _MILLISECOND).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
-def normalised(text: str) -> str:
-    """The wire form of a moment that another server writes as RFC 3339 allows: with an offset, without a fraction or
-    with a longer one, which is cut. What names no moment comes back as it is."""
-    if _FORM.fullmatch(text) or not _RFC_3339.fullmatch(text):
-        return text
+def normalised(text: str) -> str | None:
+    """The wire form of a moment that another server writes as RFC 3339 or ISO 8601 allow: with an offset or without
+    one, which is UTC, without a fraction or with a longer one, which is cut, in a leap second. None for what names no
+    moment."""
+    match = _MOMENT.fullmatch(text)
+    if match is None:
+        return None
+    second, leap = ("59", 1000) if match["second"] == "60" else (match["second"], 0)
     try:
-        moment = datetime.fromisoformat(text.upper())
-        return render((moment - _EPOCH) // _MILLISECOND)
+        moment = datetime.fromisoformat(
+            f"{match['day']}T{match['time']}:{second}{match['fraction'] or ''}{(match['offset'] or 'Z').upper()}"
+        )
+        return render((moment - _EPOCH) // _MILLISECOND + leap)
     except (ValueError, OverflowError):
-        return text
+        return None

@@ -10,7 +10,7 @@ A question is prepared for all tiers in one step that does not wait, so that a r
 is looked for where it was.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -174,6 +174,13 @@ class Asking:
             return []
         pending = [(tier, self._catalog.redo_in(tier.name)) for tier in tiers if tier not in self._mounts]
         return [(tier, ids) for tier, ids in pending if ids]
+
+    def check_riders(self, tier: str, records: Iterable[Record], entries: Mapping[str, Entry]) -> None:
+        """Raises Untrusted where a tier's server has returned one of its records without its rider."""
+        for record in records:
+            entry = entries.get(record.id)
+            if entry is not None:
+                self._copies.check_rider(tier, record, created_at=entry.created_at, owner=entry.owner, key=entry.key)
 
     # --- what nobody can tell yet
 
@@ -357,9 +364,10 @@ class Asking:
         return [record async for page in self._copies.pages(tier.name, asked) for record in page]
 
     async def _among(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        return self._keep(
-            tier, question, await self._copies.among(tier.name, ids, self._of_a_lifted_tier(tier, question))
-        )
+        """Those of `ids` that are meant. The server selects by no condition: what is listed or forgotten must not
+        depend on how it does that."""
+        asked = msgspec.structs.replace(self._of_a_lifted_tier(tier, question), where=None)
+        return self._keep(tier, question, await self._copies.among(tier.name, ids, asked))
 
     async def _mounted_timeline(self, tier: Tier, question: Question) -> list[Record]:
         where = _mounted(tier, question.where)
@@ -434,6 +442,7 @@ class Asking:
     def _keep(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a lifted tier's records that are meant."""
         entries = self._catalog.among((record.id for record in records), question.selection())
+        self.check_riders(tier.name, records, {entry.id: entry for entry in entries})
         meant = {entry.id for entry in self._told_by(tier, entries, question) if question.may_mean(entry)}
         return [record for record in records if record.id in meant and matches(record, question.where.rest)]
 

@@ -565,6 +565,11 @@ class Readings:
                 if not isinstance(answer, dict):
                     degraded[home] = Degraded(home, reason_of(answer))
                     continue
+                try:
+                    self._asking.check_riders(home, answer.values(), now)
+                except TierDown as untrusted:
+                    degraded[home] = Degraded(home, untrusted.reason)
+                    continue
                 for id, record in answer.items():
                     # it may have moved since, and what it left behind stays until the read has ended
                     if id in now and id not in found:

@@ -204,7 +204,8 @@ class Writing:
             if conversation is not None and conversation not in newest:
                 newest[conversation] = self._catalog.newest_of(*conversation) or now
             if draft.created_at is None:
-                moment = now if conversation is None else max(now, newest[conversation])
+                # a millisecond later each, where the clock is behind: their order is then in the records themselves
+                moment = now if conversation is None or newest[conversation] <= now else newest[conversation] + 1
                 draft = msgspec.structs.replace(draft, created_at=render(moment))
             if conversation is not None:
                 newest[conversation] = max(newest[conversation], parse(draft.created_at or ""))
@@ -357,19 +358,23 @@ class Writing:
         behind = self._catalog.behind(entry.id for _, _, entry in plan.known)  # these are readable here
         homes = _by_home([entry for _, _, entry in plan.known if entry.id not in behind])
         found = await outcomes(
-            [partial(self._copies.read, home, [e.id for e in there]) for home, there in homes.items()]
+            [partial(self._copies.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
         )
         there: set[str] = set()
-        for home, copies in zip(homes, found, strict=True):
+        for (home, entries), copies in zip(homes.items(), found, strict=True):
             if not isinstance(copies, dict):
                 raise _as_down(home, copies)
+            for entry in entries:
+                if entry.id in copies and digest(copies[entry.id]) != entry.digest:
+                    raise TierDown(home, f"it holds the record {entry.id!r} otherwise than it was given it", 60.0, None)
             there.update(copies)
         for _, draft, entry in plan.known:
             if entry.id in there or entry.id in behind:
                 continue
             if digest(draft) != entry.digest:
                 raise TierDown(entry.home, f"it has lost the record {entry.id!r}", 60.0, None)
-            await self._copies.write(entry.home, [draft])
+            for wrong in (await self._copies.write_seen(entry.home, [draft])).values():
+                raise TierDown(entry.home, wrong, 60.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""

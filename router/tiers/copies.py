@@ -20,7 +20,18 @@ from router.a2m.errors import Code, quota
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
 from router.a2m.records import Draft, Record, digest
-from router.tiers.lifting import RESERVED, NewerRider, Riderless, Told, lifted, lowered, shows_metadata
+from router.a2m.timestamps import render
+from router.tiers.lifting import (
+    RESERVED,
+    NewerRider,
+    Riderless,
+    Told,
+    escaped,
+    lifted,
+    lowered,
+    shows_metadata,
+    unescaped,
+)
 from router.tiers.link import AnswerTooLong, Link, Refused, TierDown
 from router.tiers.manner import Manner, manner_of
 from router.tiers.mounts import Mounts
@@ -33,6 +44,10 @@ _CHUNK: Final = 100
 _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
+
+# Records of an answer that are compared with what the server was sent, in a read that has another purpose; and all.
+_EXAMINED: Final = 3
+_ALL: Final = 1 << 31
 
 # Characters of a text that an error quotes.
 _EXCERPT: Final = 20
@@ -75,7 +90,7 @@ class _Next(msgspec.Struct):
 
 
 class _TellsRecords(msgspec.Struct):
-    records: list[Told]
+    records: list[msgspec.Raw]
 
 
 class _Session(msgspec.Struct):
@@ -90,8 +105,8 @@ class Copies:
     """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it.
 
     Args:
-        on_metadata: is called for each lifted record that is compared with what was given, or taken into the account:
-            the tier's name, and whether its server keeps the metadata that it is shown.
+        on_metadata: is called for lifted records that are read, among them all that are compared with what was given,
+            or are taken into the account: the tier's name, and whether its server keeps the metadata that it is shown.
     """
 
     def __init__(
@@ -172,9 +187,11 @@ class Copies:
     def _told(self, tier: str, drafts: Sequence[Draft]) -> Iterable[list[Draft]]:
         """Complete records as the tier's server is told them, those of a call at a time."""
         manner = self.manner(tier)
-        if not manner.native:
-            drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
-        return self._chunks(tier, drafts, bytes_of)
+        if manner.native:
+            told = [escaped(draft) for draft in drafts]
+        else:
+            told = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
+        return self._chunks(tier, told, bytes_of)
 
     async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
         """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
@@ -204,11 +221,7 @@ class Copies:
         """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
         each."""
         given = {draft.id: draft for draft in drafts if draft.id is not None}
-        found = {
-            record.id: record
-            async for records in self.parts(tier, list(given), Recall(embeddings=True), examine=True)
-            for record in records
-        }
+        found = await self.read(tier, given, embeddings=True)
         unkept = {}
         for id, draft in given.items():
             copy = found.get(id)
@@ -222,7 +235,8 @@ class Copies:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
         other records than those asked for is not trusted."""
         found: dict[str, Record] = {}
-        async for records in self.parts(tier, list(dict.fromkeys(ids)), Recall(embeddings=embeddings)):
+        question = Recall(embeddings=embeddings)
+        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL):
             found.update((record.id, record) for record in records)
         return found
 
@@ -257,7 +271,7 @@ class Copies:
                 return records, question.limit is None or len(records) < question.limit
 
     async def pages(
-        self, tier: str, question: Timeline, *, examine: bool = False
+        self, tier: str, question: Timeline, *, examine: int = _EXAMINED
     ) -> AsyncGenerator[list[Record], None]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
         own order."""
@@ -301,7 +315,7 @@ class Copies:
         """
         profile = self._links[tier].profile
         try:
-            async with aclosing(self.pages(tier, Timeline(embeddings=True), examine=True)) as pages:
+            async with aclosing(self.pages(tier, Timeline(embeddings=True), examine=_ALL)) as pages:
                 async for page in pages:
                     if profile is not None and not profile.store.pages and len(page) == profile.max_recall_limit:
                         raise CannotList(f"it answers at most {len(page):,} records at once")
@@ -316,7 +330,7 @@ class Copies:
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
             try:
-                async with aclosing(self.pages(tier, question, examine=True)) as pages:
+                async with aclosing(self.pages(tier, question, examine=_ALL)) as pages:
                     async for page in pages:
                         if len(page) == profile.max_recall_limit:
                             raise CannotList(f"it answers at most {len(page):,} records at once")
@@ -345,7 +359,7 @@ class Copies:
             raise
 
     async def parts(
-        self, tier: str, ids: Sequence[str], question: Recall, *, examine: bool = False
+        self, tier: str, ids: Sequence[str], question: Recall, *, examine: int = _EXAMINED
     ) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
         waiting = list(self._chunks(tier, ids))[::-1]
@@ -383,19 +397,25 @@ class Copies:
             asked = msgspec.structs.replace(asked, embedding=None)
         return asked
 
-    def _records(self, tier: str, raw: msgspec.Raw, *, examine: bool = False) -> list[Record]:
-        """The records in an answer, as they were before they were lifted. `examine`: note whether the server keeps the
-        metadata that it is shown."""
+    def _records(self, tier: str, raw: msgspec.Raw, *, examine: int = _EXAMINED) -> list[Record]:
+        """The records in an answer, as they were before they were lifted. Of so many it is noted whether the server
+        keeps the metadata that it is shown."""
         manner = self.manner(tier)
         if manner.native:
-            return self._decoded(raw, _Records, tier).records
-        told = self._decoded(raw, _TellsRecords, tier).records
-        try:
-            records = [lowered(each, vector=manner.vectors) for each in told]
-        except NewerRider as problem:
-            raise self._untrusted(tier, str(problem)) from None
-        if examine:
-            for each, record in zip(told, records, strict=True):
+            return [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
+        answered = self._decoded(raw, _TellsRecords, tier).records
+        is_mount = self._tiers[tier] in self._mounts
+        records = []
+        for each in answered:
+            told = self._decoded(each, Told, tier)
+            try:
+                records.append(lowered(told, vector=manner.vectors))
+            except NewerRider as problem:
+                if not is_mount:
+                    raise self._untrusted(tier, str(problem)) from None
+                records.append(lowered(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=manner.vectors))
+        if not is_mount:
+            for each, record in zip(answered[:examine], records, strict=False):
                 shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
                 if shown is not None:
                     self._on_metadata(tier, shown)
@@ -418,14 +438,23 @@ class Copies:
         except msgspec.MsgspecError as problem:
             raise self._untrusted(tier, f"gave an answer that cannot be read: {problem}") from None
 
+    def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
+        """Raises Untrusted for a record that has come without its rider, and is not as it is accounted for: what its
+        server says of it is not the record."""
+        told = (record.created_at, record.owner, record.key)
+        if isinstance(record, Riderless) and told != (render(created_at), owner, key):
+            raise self._untrusted(tier, _without_rider(record.id))
+
     def _untrusted(self, tier: str, reason: str) -> Untrusted:
         self._distrust(tier, reason)
         return Untrusted(tier, reason)
 
     def _distrust(self, tier: str, reason: str) -> None:
-        """Say in the log that a server is not what it says; not again until it is so in another way."""
-        if self._distrusted.get(tier) != reason:
-            self._distrusted[tier] = reason
+        """Say in the log that a server is not what it says; not again until it is so in another way, whichever record
+        shows it."""
+        kind = reason.partition(":")[0]
+        if self._distrusted.get(tier) != kind:
+            self._distrusted[tier] = kind
             log.error("%s: its server is not what it says: it %s", tier, reason)
 
     def _chunks(self, tier: str, items: Sequence[T], bytes_of: Callable[[T], int] | None = None) -> Iterable[list[T]]:
@@ -471,11 +500,15 @@ def _alteration(given: Draft, kept: Record) -> str:
             f"given {parts[0]}, and returned {parts[1]}"
         )
     if isinstance(kept, Riderless):
-        return (
-            f"returns a record that it was given without the metadata member {RESERVED!r}, which holds all that a "
-            f"tier's server need not keep: {given.id!r}; a server must keep metadata (§3.1)"
-        )
+        return _without_rider(kept.id)
     return f"has altered a record that it was given: {given.id!r}"
+
+
+def _without_rider(id: str) -> str:
+    return (
+        f"returns a record that it was given without the metadata member {RESERVED!r}, which holds all that a tier's "
+        f"server need not keep: {id!r}; a server must keep metadata (§3.1)"
+    )
 
 
 def _excerpt(text: str, at: int, quoted: Callable[[str], str]) -> str:
