@@ -1,11 +1,12 @@
 """The parameters of every method (§4), as msgspec Structs. Parameters that are not named here are ignored (§2)."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw
 
-from router.a2m.records import Draft
+from router.a2m.records import ConditionalDraft, Draft
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -27,9 +28,15 @@ class Describe(Params):
 class Remember(Params):
     """§4.2; `owner` and `session` are for records that carry none."""
 
-    records: list[Draft]
+    records: Sequence[Draft]
     owner: str | None = None
     session: str | None = None
+
+
+class ConditionalRemember(Remember):
+    """§4.2, for a server that knows `if_revision`; every other ignores it."""
+
+    records: Sequence[ConditionalDraft]
 
 
 class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from router.a2m.errors import invalid_params, quota
-from router.a2m.messages import Recall, Remember, Summarize, Timeline
-from router.a2m.records import Draft, Record, digest
+from router.a2m.messages import ConditionalRemember, Recall, Summarize, Timeline
+from router.a2m.records import ConditionalDraft, Draft, Record, digest
 from router.a2m.timestamps import render
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
@@ -136,7 +136,7 @@ class Summaries:
 
         check_length(summary, self._settings.limits.max_content_length)
         ids = [record.id for record in records] if len(records) <= _MOST_SOURCES and not target.shared else None
-        draft = Draft(
+        draft = ConditionalDraft(
             content=summary,
             role="memory",
             tier=target.name if page is None else params.into,
@@ -144,7 +144,7 @@ class Summaries:
             owner=owner,
             metadata=provenance(len(records), self._summarizer.model, ids),
         )
-        [id] = await self._writing.remember(Remember(records=[draft]), scope, still)
+        [id] = await self._writing.remember(ConditionalRemember(records=[draft]), scope, still)
         return Summarized(self._as_written(id, draft), len(records), 1)
 
     async def _read(self, params: Summarize, scope: Scope) -> list[Record]:
