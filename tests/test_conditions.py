@@ -3,7 +3,12 @@
 Of a batch all of it is written, or nothing. A call that is repeated after its answer was lost is told that it is done.
 """
 
+import json
+import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +34,7 @@ from tests.federated import (
 )
 from tests.histories import restless
 from tests.test_replacing import Trouble, fail, native_and_lesser, servers_of_all_kinds
+from tests.test_router_process import PATIENCE, federation, on_http, post, running
 from tests.test_rules_restart import CALM, joined, one_home_each, photograph
 
 pytestmark = pytest.mark.anyio
@@ -422,6 +428,77 @@ async def test_of_four_writers_with_twenty_increments_each_none_is_lost(servers:
         assert now is not None
         assert (now["content"], now["revision"]) == ("80", 79)
         await one_home_each(fed)
+
+
+ADDER: Final = """
+import sys
+from router import A2MError, blocking
+
+url, name, turns = sys.argv[1:]
+with blocking.connect(url) as memory:
+    for turn in range(int(turns)):
+        while True:
+            page = memory.fetch("k")
+            number, seen = (0, None) if page is None else (int(page.content), page.revision)
+            try:
+                memory.remember(str(number + 1), key="k", metadata={"by": name, "turn": turn}, if_revision=seen)
+                break
+            except A2MError as refused:
+                if (refused.data or {}).get("reason") != "revision":
+                    raise
+"""
+
+
+def test_of_four_processes_with_twenty_increments_each_none_is_lost(tmp_path: Path) -> None:
+    with on_http(federation(tmp_path)) as (_, client, _), ExitStack() as ending:
+        url = str(client.base_url)
+        arguments = [sys.executable, "-c", ADDER, url]
+        adders = [
+            ending.enter_context(subprocess.Popen([*arguments, name, str(TURNS)], stderr=subprocess.PIPE))
+            for name in CLIENTS
+        ]
+        for adder in adders:
+            ending.callback(adder.kill)
+        for adder in adders:
+            _, said = adder.communicate(timeout=PATIENCE)
+            assert adder.returncode == 0, said.decode()
+        record = post(client, "fetch", key="k")["record"]
+        assert (record["content"], record["revision"]) == ("80", 79)
+
+
+def test_a_call_whose_answer_nobody_read_is_repeated_over_http(tmp_path: Path) -> None:
+    """Whether it was carried out or not when its caller hung up."""
+    with on_http(federation(tmp_path)) as (_, client, _):
+        host, port = client.base_url.host, client.base_url.port
+        assert port is not None
+        for number in range(10):
+            edit = {"content": f"edit {number}", "key": "k", "if_revision": number - 1 if number else None}
+            message = {"jsonrpc": "2.0", "id": 1, "method": "memory/remember", "params": {"records": [edit]}}
+            body = json.dumps(message).encode()
+            head = f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            with socket.create_connection((host, port), timeout=PATIENCE) as hasty:
+                hasty.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            for _ in range(2):
+                assert "ids" in post(client, "remember", records=[edit])
+            record = post(client, "fetch", key="k")["record"]
+            assert (record["content"], record["revision"]) == (f"edit {number}", number)
+
+
+def test_a_call_whose_router_was_killed_is_repeated_at_the_next_one(tmp_path: Path) -> None:
+    config = federation(tmp_path)
+    for number in range(4):
+        edit = {"content": f"edit {number}", "key": "k", "if_revision": number - 1 if number else None}
+        with running(config) as router:
+            assert router.ask("describe")["result"]["store"]["if_revision"] is True
+            router.send("remember", records=[edit])
+            if number % 2:
+                router.answer()
+            router.popen.kill()
+        with running(config) as router:
+            answer = router.ask_until(lambda answer: "result" in answer, "remember", records=[edit])
+            record = router.ask("fetch", key="k")["result"]["record"]
+            assert answer["result"]["ids"] == [record["id"]]
+            assert (record["content"], record["revision"]) == (f"edit {number}", number)
 
 
 # --- what its tiers have to do with it

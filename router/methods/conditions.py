@@ -25,7 +25,11 @@ def unmet(slot: Slot, page: Entry | None) -> A2MError | None:
     left = _revisions(slot, revision)[index]
     if left != revision:
         came += f" ({left} after the earlier records of this call)"
-    todo = "to begin one, say null" if revision is None else "fetch it, and repeat the change on what it is now"
+    todo = "fetch it, and repeat the change on what it is now"
+    if revision is None:
+        todo = "to begin one, say that there must be none (null)"
+        if draft.owner is not None:
+            todo += f"; a page that is not of {draft.owner!r} is another one"
     return A2MError(
         Code.INVALID_PARAMS,
         f"records[{slot.places[index]}].if_revision: expected {wanted} at the key {draft.key!r}{whose}, and {came}; "
