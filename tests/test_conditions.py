@@ -405,8 +405,8 @@ CLIENTS: Final = "abcd"
 
 
 async def increments(remember: Callable[..., Awaitable[Any]], fetch: Callable[[], Awaitable[Any]], name: str) -> None:
-    """Adds to the number on a page, so many times. Who has added is said beside it: the same number of two writers
-    would be the same page."""
+    """Adds to the number on a page, so many times. Who has added is said beside it: the same number at one revision
+    would be taken for a call that is repeated."""
     for turn in range(TURNS):
         while True:
             now = await fetch()
