@@ -1,6 +1,5 @@
 """The parameters of every method (§4), as msgspec Structs. Parameters that are not named here are ignored (§2)."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -28,15 +27,17 @@ class Describe(Params):
 class Remember(Params):
     """§4.2; `owner` and `session` are for records that carry none."""
 
-    records: Sequence[Draft]
+    records: list[Draft]
     owner: str | None = None
     session: str | None = None
 
 
-class ConditionalRemember(Remember):
-    """§4.2, for a server that knows `if_revision`; every other ignores it."""
+class ConditionalRemember(Params):
+    """§4.2, for a server that heeds `if_revision`; every other one ignores it."""
 
-    records: Sequence[ConditionalDraft]
+    records: list[ConditionalDraft]
+    owner: str | None = None
+    session: str | None = None
 
 
 class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
