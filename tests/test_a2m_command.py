@@ -297,6 +297,20 @@ def test_what_is_wrong_is_said_in_a_sentence(
         (["summarize"], 2, "a2m: summarize: expected ids"),
         (["forget", "--tier", "semantic"], 2, "say --yes"),
         (["remember", "x", "--metadata", '{"n": 1e999}'], 2, "JSON"),
+        (["remember", "x", "--if-revision", "3"], 2, "a2m: remember: --if-revision says what must be at a key"),
+        *(
+            (
+                ["remember", "x", "--key", "k", "--if-revision", wrong],
+                2,
+                f"expected a whole number from 0, or new, got {wrong!r}",
+            )
+            for wrong in ("-1", "1.0", "null", "")
+        ),
+        (
+            ["remember", "x", "--key", "k", "--if-revision", "3"],
+            1,
+            "CAPABILITY_NOT_SUPPORTED: this server does not say",
+        ),
         (["import", "/no/such/file"], 1, "No such file"),
         (["import", "/"], 1, "Is a directory"),
         (["export", "/no/such/folder/file"], 1, "No such file"),
@@ -990,6 +1004,30 @@ def test_a_federation_that_a_router_has_is_reached_through_it(
     monkeypatch.chdir(tmp_path)
     found = json.loads(call("timeline").stdout)["records"]
     assert [record["content"] for record in found] == ["before", "meanwhile"]
+
+
+def test_a_page_is_written_at_the_revision_that_the_command_line_names(
+    tmp_path: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "federation.toml").write_text(FEDERATION)
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, condition: str) -> Called:
+        return call("remember", text, "--key", "k", "--if-revision", condition)
+
+    with serving(tmp_path / "federation.toml"):
+        assert write("one", "0").stderr == (
+            "a2m: INVALID_PARAMS: records[0].if_revision: expected a page at revision 0 at the key 'k', and there is "
+            "none; to begin one, say that there must be none (null)\n"
+        )
+        assert write("one", "new").returncode == write("one", "new").returncode == 0
+        assert write("two", "0").returncode == 0
+        for condition, wanted in (("new", "no page"), ("0", "a page at revision 0"), ("7", "a page at revision 7")):
+            refused = write("three", condition)
+            assert (refused.returncode, refused.stdout) == (1, "")
+            assert f"expected {wanted} at the key 'k', and it is at revision 1; fetch it, and repeat" in refused.stderr
+        record = json.loads(call("fetch", "k").stdout)["record"]
+        assert (record["content"], record["revision"]) == ("two", 1)
 
 
 def test_a_router_with_principals_is_asked_with_a_token(

@@ -38,7 +38,7 @@ def anyio_backend() -> str:
 
 PARAMS: Final[dict[str, type[messages.Params]]] = {
     "describe": messages.Describe,
-    "remember": messages.Remember,
+    "remember": messages.ConditionalRemember,
     "recall": messages.PromptedRecall,
     "timeline": messages.PromptedPages,
     "forget": messages.Forget,

@@ -111,7 +111,7 @@ def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_ba
 key_writes = st.builds(h.Write, st.lists(h.key_drafts, min_size=1, max_size=2), h.owners)
 
 
-replacing = histories(st.one_of(key_writes, h.moves, h.promotes, h.full_reads, h.full_reads), first=key_writes)
+replacing = histories(st.one_of(key_writes, h.edits, h.moves, h.promotes, h.full_reads, h.full_reads), first=key_writes)
 
 
 @examples(15)

@@ -132,7 +132,12 @@ class PromptOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself (§4.1)."""
+    """What a server says of itself (§4.1).
+
+    Attributes:
+        store: where a2m-router and a2m-store say what they do beyond the protocol; as it came, since another server may
+            mean something else by it.
+    """
 
     protocol: str
     name: str
@@ -144,6 +149,12 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     events: EventsOffer | None = None
     summarize: SummarizeOffer | None = None
     prompt: PromptOffer | None = None
+    store: Any = None
+
+    @property
+    def heeds_if_revision(self) -> bool:
+        """Whether it writes a page only at the revision that its writer names; any other server ignores that."""
+        return isinstance(self.store, dict) and self.store.get("if_revision") is True
 
 
 class Consolidated(msgspec.Struct, frozen=True, kw_only=True):

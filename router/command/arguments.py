@@ -7,6 +7,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import UNSET
+
 from router import __version__
 from router.a2m.memory import INTERVAL, TIMEOUT
 
@@ -107,6 +109,13 @@ def _remember(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", metavar=letter, help=help)
     parser.add_argument("--metadata", type=_object, metavar="JSON", help="an object")
+    parser.add_argument(
+        "--if-revision",
+        type=_revision,
+        default=UNSET,
+        metavar="N",
+        help="write only if what is at the key is at revision N, as fetch shows it; or new: if there is nothing",
+    )
 
 
 def _recall(parser: argparse.ArgumentParser) -> None:
@@ -228,6 +237,15 @@ def _finite(text: str) -> float:
     if number is None or not isfinite(number):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return number
+
+
+def _revision(text: str) -> int | None:
+    number = _number(int, text)
+    if text == "new":
+        return None
+    if number is None or number < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, or new, got {text!r}")
+    return int(number)
 
 
 def _seconds(text: str) -> float:

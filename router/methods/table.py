@@ -11,6 +11,7 @@ from router.a2m.capabilities import METHODS, PROTOCOL, methods_of, speaks
 from router.a2m.errors import A2MError, Code, invalid_params
 from router.a2m.event_log import EventLog
 from router.a2m.messages import (
+    ConditionalRemember,
     Consolidate,
     Describe,
     Fetch,
@@ -20,7 +21,6 @@ from router.a2m.messages import (
     PromptedPages,
     PromptedRecall,
     Reinforce,
-    Remember,
     SessionClose,
     SessionList,
     Summarize,
@@ -101,9 +101,11 @@ class Embeddings(msgspec.Struct):
 
 
 class Extensions(msgspec.Struct):
-    """What the router does beyond the protocol, as a2m-store says it: `memory/timeline` takes `after` and `page`."""
+    """What the router does beyond the protocol, where a2m-store says what it does: `memory/timeline` takes `after` and
+    `page`, and `records[].if_revision` of `memory/remember` is heeded."""
 
     pages: bool = True
+    if_revision: bool = True
 
 
 class Description(msgspec.Struct):
@@ -154,7 +156,7 @@ class Methods:
         writable = partial(refuse_if_read_only, self._mounts)
         table = {
             "memory/describe": Method(Describe, self.describe),
-            "memory/remember": Method(Remember, self.remember, writable),
+            "memory/remember": Method(ConditionalRemember, self.remember, writable),
             "memory/recall": Method(PromptedRecall, self.recall),
             "memory/timeline": Method(PromptedPages, self.timeline),
             "memory/forget": Method(Forget, self.forget, writable),
@@ -202,7 +204,7 @@ class Methods:
             store=Extensions(),
         )
 
-    async def remember(self, params: Remember, caller: Caller) -> Ids:
+    async def remember(self, params: ConditionalRemember, caller: Caller) -> Ids:
         if not _tells_owners_apart(caller):
             params.records = [msgspec.structs.replace(draft, owner=None) for draft in params.records]
         return Ids(await self._writing.remember(params, scope_of(caller, params.owner)))

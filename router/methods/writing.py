@@ -3,6 +3,9 @@
 A new record is two notes around one call: it is reserved before its tier hears of it, and becomes true when the tier
 has it. What replaces a record is true when it is noted, and its tier catches up. All of a batch becomes true in one
 step, or nothing of it does. A forget never waits for a tier that need not be asked: it is true when it is noted.
+
+Conditions (`if_revision`) are looked at under the claim, so of several writers who have seen the same revision one is
+first, and the others are refused. No tier hears of them.
 """
 
 import logging
@@ -16,6 +19,7 @@ from typing import Final
 
 import anyio
 import msgspec
+from msgspec import UNSET
 
 from router.a2m.budget import left
 from router.a2m.errors import (
@@ -31,8 +35,8 @@ from router.a2m.errors import (
     overloaded,
 )
 from router.a2m.events import Event, Forgotten, Place, Written, named
-from router.a2m.messages import Forget, Remember
-from router.a2m.records import Draft, digest
+from router.a2m.messages import ConditionalRemember, Forget
+from router.a2m.records import ConditionalDraft, Draft, digest
 from router.a2m.timestamps import parse, render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
@@ -41,12 +45,15 @@ from router.catalog.entries import Entry, entry_of
 from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
+from router.methods.asking import Asking
+from router.methods.conditions import unmet, was_met
 from router.methods.drafting import (
     Slot,
     complete_drafts,
     destination,
     embedding_mismatch,
     new_id,
+    not_at_key,
     refuse_if_read_only,
     slots_of,
     width_of,
@@ -100,6 +107,7 @@ class Writing:
         moves: Moves,
         redoing: Redoing,
         resolving: Resolving,
+        asking: Asking,
         mounts: Mounts,
         tell: Callable[[Event], None],
         clock: Callable[[], int],
@@ -113,6 +121,7 @@ class Writing:
         self._moves = moves
         self._redoing = redoing
         self._resolving = resolving
+        self._asking = asking
         self._mounts = mounts
         self._tell = tell
         self._clock = clock
@@ -121,14 +130,17 @@ class Writing:
         # how long a write waits for another change of the same ids, keys or groups: no longer than for an answer
         self._patience = max((tier.timeout for tier in settings.managed), default=0.0)
 
-    async def remember(self, params: Remember, scope: Scope, still: Callable[[], bool] | None = None) -> list[str]:
+    async def remember(
+        self, params: ConditionalRemember, scope: Scope, still: Callable[[], bool] | None = None
+    ) -> list[str]:
         """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
 
         With `still`, only as long as that holds: it is asked in the step in which the batch becomes true, and if it
         does not hold, Overtaken is raised and nothing was written.
 
-        Raises A2MError as `complete_drafts` does, and INTERNAL_ERROR with `data: {tier, reason, retry_after}` where a
-        tier does not take its part.
+        Raises A2MError as `complete_drafts` does; INVALID_PARAMS with `data: {reason: "revision", revision}` where a
+        page is not at the revision that its writer has seen; INTERNAL_ERROR with `data: {tier, reason, retry_after}`
+        where a tier does not take its part.
         """
         drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.dimensions())
         slots, places = slots_of(self._dated(drafts))
@@ -171,7 +183,9 @@ class Writing:
 
     async def _take_groups_along(self, slots: Sequence[Slot]) -> None:
         """A replacement that names another tier moves its record there; if that stays in its group, the whole group."""
-        for slot in slots:
+        if not any(slot.last.tier is not None and slot.last.group is not None for slot in slots):
+            return
+        for slot, _, _ in self._plan(slots).replaced:  # a batch that is refused moves nothing
             draft = slot.last
             # a forget in the middle of a move makes it let go, and leaves less to be moved
             while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
@@ -187,7 +201,7 @@ class Writing:
         members = self._catalog.unit(entry)
         return list(members) if len(members) > 1 else []
 
-    def _dated(self, drafts: Iterable[Draft]) -> list[Draft]:
+    def _dated(self, drafts: Iterable[ConditionalDraft]) -> list[ConditionalDraft]:
         """The drafts with the moment of each: the clock's, but never before the newest of its own conversation, so that
         a conversation is replayed as it was written."""
         now = self._clock()
@@ -238,6 +252,9 @@ class Writing:
             by_id = entry is not None
             if entry is None and draft.key is not None:
                 entry = self._catalog.by_key(draft.owner, draft.key)
+            if by_id and entry is not None and entry.owner is not None and entry.owner != draft.owner:
+                raise A2MError(Code.SCOPE_DENIED, f"records: the id {entry.id!r} belongs to another owner")
+            is_done = slot.is_conditional and self._is_done(slot, entry)
             if entry is None:
                 slot.id = slot.id or new_id()
                 mount = self._mounts.of(slot.id)
@@ -251,9 +268,11 @@ class Writing:
                 self._copies.check(home, whole)
                 plan.new.append((slot, whole, entry_of(whole, home)))
                 continue
-            if by_id and entry.owner is not None and entry.owner != draft.owner:
-                raise A2MError(Code.SCOPE_DENIED, f"records: the id {entry.id!r} belongs to another owner")
-            rewrites = _rewrites(slot.drafts, entry) if by_id else len(slot.drafts)
+            rewrites = len(slot.drafts)
+            if is_done:
+                rewrites = 0
+            elif by_id and not slot.is_conditional:
+                rewrites = _rewrites(slot.drafts, entry)
             if rewrites == 0:
                 plan.known.append((slot, _whole(draft, entry.id, render(entry.created_at), entry.revision), entry))
             else:
@@ -262,6 +281,25 @@ class Writing:
                 self._copies.check(new.home, whole)
                 plan.replaced.append((slot, whole, Replacement(new, entry.version, draft.salience)))
         return plan
+
+    def _is_done(self, slot: Slot, page: Entry | None) -> bool:
+        """Whether a slot whose conditions are not met any more has been written before, and is there: then the call is
+        a repeated one. Raises INVALID_PARAMS if they are not met and it is not; INTERNAL_ERROR if that cannot be told
+        yet."""
+        draft = slot.last
+        assert draft.key is not None, "a condition is about a key"
+        if page is None:
+            self._asking.refuse_unaccounted_key(self._settings.managed, Scope(draft.owner), draft.key)
+        elif (page.owner, page.key) != (draft.owner, draft.key):
+            raise not_at_key(slot.places[-1], draft, f"there is a record with the id {page.id!r}")
+        error = unmet(slot, page)
+        if error is None:
+            return False
+        if page is not None and was_met(slot, page):
+            there = _whole(draft, page.id, render(page.created_at), page.revision)
+            if digest(there) == page.digest:
+                return True
+        raise error
 
     def _names(self, plan: _Plan) -> set[Name]:
         names: set[Name] = set()
@@ -309,7 +347,7 @@ class Writing:
                 lost = self._catalog.commit_write(new, replacements, vectors, redo)
                 is_true = True
                 self._tell_written(plan, lost)
-            if replacements:
+            if replacements or self._catalog.behind(entry.id for _, _, entry in plan.known):
                 # recovery finds new records at their tiers, but a replacement is nowhere else yet
                 await self._catalog.synced()
         except InTheWay:
@@ -467,14 +505,20 @@ def _check(still: Callable[[], bool] | None) -> None:
         raise Overtaken
 
 
-def _whole(draft: Draft, id: str, created_at: str | None, revision: int) -> Draft:
+def _whole(draft: ConditionalDraft, id: str, created_at: str | None, revision: int) -> Draft:
     """The draft as a tier is given it."""
     return msgspec.structs.replace(
-        draft, id=id, content=draft.content or "", created_at=created_at, revision=revision, tier=None
+        draft,
+        id=id,
+        content=draft.content or "",
+        created_at=created_at,
+        revision=revision,
+        tier=None,
+        if_revision=UNSET,
     )
 
 
-def _rewrites(drafts: Iterable[Draft], entry: Entry) -> int:
+def _rewrites(drafts: Iterable[ConditionalDraft], entry: Entry) -> int:
     """How often these writes under a known id replace its record: each that carries its owner's key, with another
     content. The same key under another owner is another key."""
     rewrites = 0

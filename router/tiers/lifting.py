@@ -18,14 +18,14 @@ import math
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m.equality import NULL, integer_of, members, number_atom, parse_where
 from router.a2m.matching import FIELDS
-from router.a2m.records import Draft, Record, vector_bytes, vector_from_bytes
+from router.a2m.records import Draft, Record, Revision, vector_bytes, vector_from_bytes
 from router.a2m.timestamps import UNDATED, normalised, parse
 from router.a2m.vectors import MAX_WIDTH
 
@@ -42,8 +42,6 @@ VERSION: Final = 1
 # of a mount's own record all of core
 _KEPT: Final = frozenset({"content"})
 _CORE: Final = frozenset({"content", "role", "group"})
-
-Revision = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class NewerRider(Exception):
