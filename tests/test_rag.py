@@ -24,7 +24,7 @@ from msgspec import UNSET
 from backends.rag import moments
 from backends.rag.filling import filled
 from backends.rag.headers import headers_from
-from backends.rag.mapping import FIELDS, UNDATED, Path, Paths, records
+from backends.rag.mapping import FIELDS, Path, Paths, records
 from backends.rag.over_python import PythonService, python_service
 from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Result, ServiceFailure, told
@@ -33,7 +33,7 @@ from router.a2m.equality import parse_where
 from router.a2m.matching import matches
 from router.a2m.records import Record
 from router.a2m.stdio import LOCAL
-from router.a2m.timestamps import parse, render
+from router.a2m.timestamps import UNDATED, parse, render
 from tests.conformance.__main__ import main as conformance
 from tests.conformance.checking import Target
 from tests.conformance.client import InProcess

@@ -2,6 +2,11 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Final
+
+UNDATED: Final = "1970-01-01T00:00:00.000Z"
+"""The `created_at` of a record of which nobody knows when it was made: the wire requires one (§3.1), and by this one it
+sorts before all others. People and models are told that there is none: see `is_dated`."""
 
 _FORM = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -19,6 +24,11 @@ def parse(text: str) -> int:
     except ValueError:
         pass  # a day or an hour that does not exist: the same sentence serves
     raise ValueError('expected an RFC 3339 timestamp in UTC with milliseconds, like "2026-07-28T10:15:30.123Z"')
+
+
+def is_dated(timestamp: str) -> bool:
+    """Whether a record's `created_at` says when it was made."""
+    return timestamp != UNDATED
 
 
 def render(milliseconds: int) -> str:

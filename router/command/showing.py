@@ -11,11 +11,14 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from router.a2m.answers import Consolidated, Description, Record, Session
+from router.a2m.timestamps import is_dated
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+_UNDATED: Final = "undated"
 
 # the narrowest that content is made
 _CONTENT: Final = 30
@@ -68,6 +71,8 @@ def records(found: Sequence[Record]) -> bytes:
 def record(found: Record) -> bytes:
     """One record, a field a line."""
     told = [(name, getattr(found, name)) for name in found.__struct_fields__]
+    if not is_dated(found.created_at):
+        told = [(name, _UNDATED if name == "created_at" else value) for name, value in told]
     return _fields((name, value) for name, value in told if value not in (None, {}))
 
 
@@ -132,7 +137,9 @@ def event(happened: Mapping[str, Any]) -> bytes:
 
 def _moment(timestamp: str | None) -> str | None:
     """A timestamp to the second, without what is the same in all of them."""
-    return None if timestamp is None else timestamp[:19].replace("T", " ")
+    if timestamp is None:
+        return None
+    return timestamp[:19].replace("T", " ") if is_dated(timestamp) else _UNDATED
 
 
 def _counts(tiers: Mapping[str, int] | None) -> str | None:
