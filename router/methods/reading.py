@@ -170,10 +170,24 @@ class Readings:
 
     async def _best_now(self, params: Recall, scope: Scope) -> Records:
         limit = self._limit(params.limit)
-        self._check_vector(params.embedding)
         where = read_where(params.where)
-        tiers = tiers_in_question(params.tier, where, self._settings)
+        in_question = tiers_in_question(params.tier, where, self._settings)
+        self._check_vector(params.embedding, in_question)
         terms = query_tokens(params.query or "")
+        barred = self._asking.barred(
+            Question(
+                tiers=in_question,
+                scope=scope,
+                where=where,
+                key_prefix=params.key_prefix,
+                query=params.query if terms else None,
+                embedding=params.embedding,
+            )
+        )
+        for tier in in_question:
+            if tier.name in barred and (tier.required or len(barred) == len(in_question)):
+                raise barred[tier.name].error
+        tiers = [tier for tier in in_question if tier.name not in barred]
         looked: _Look | None = None
         for _ in range(_LOOKS):
             began = anyio.current_time()
@@ -215,6 +229,7 @@ class Readings:
                 records.append(_laid_over(shown[id], now[id], score, params.embeddings))
             elif id not in entries:
                 records.append(_as_mounted(shown[id], score, params.embeddings))
+        degraded = [*degraded, *(Degraded(name, why.reason) for name, why in barred.items())]
         return Records(records, self._with_unaccounted(tiers, degraded, scope, unaccounted))
 
     def _left_of(self, looked: "_Look") -> "_Look":
@@ -399,8 +414,10 @@ class Readings:
             raise quota("limit", most, limit, "records")
         return limit
 
-    def _check_vector(self, embedding: Sequence[float] | None) -> None:
-        width = self._catalog.dimensions()
+    def _check_vector(self, embedding: Sequence[float] | None, tiers: Sequence[Tier]) -> None:
+        """Raises INVALID_PARAMS for what is no vector; EMBEDDING_MISMATCH for one of another width than the vectors
+        that are kept, unless only mounts are in question, of which each has a width of its own."""
+        width = self._catalog.dimensions() if any(tier not in self._mounts for tier in tiers) else None
         if embedding is None:
             return
         if not embedding:
