@@ -209,8 +209,8 @@ def _label(name: str | None) -> str:
 
 
 def _day(record: Record) -> str:
-    """The day of `created_at`. A tier may answer what is no timestamp: that must not reach the head of an entry; nor may
-    the one that stands for none."""
+    """The day of `created_at`. A tier may answer what is no timestamp: that must not reach the head of an entry, nor
+    must the one that stands for none."""
     try:
         timestamps.parse(record.created_at)
     except ValueError:

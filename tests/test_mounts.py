@@ -6,9 +6,12 @@ whether it takes writes, by a forget of what nobody has.
 """
 
 import json
+import re
 import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -28,7 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from backends.rag import server as rag
-from backends.rag.service import Result, ServiceFailure
+from backends.rag.service import Result, ServiceFailure, ServiceSilent
 from router.a2m.errors import A2MError, Code
 from router.a2m.timestamps import parse, render
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
@@ -37,7 +40,7 @@ from tests.conformance.client import InProcess, Stdio
 from tests.conformance.running import ALL_CHECKS, State, outcomes
 from tests.federated import LOCAL, START, Foreign, Trial, filled, settings_of, told_by, trial
 from tests.servers.core_only import CoreOnly
-from tests.test_rag import Corpus, server
+from tests.test_rag import Corpus, Moody, server
 
 Records = list[dict[str, Any]]
 
@@ -610,6 +613,82 @@ async def test_a_service_that_fails_behind_its_mount_is_told_with_its_reason() -
             assert "its index is being rebuilt" in missing["reason"]
 
 
+# --- a mount whose service does not answer
+
+
+def moody(**options: Any) -> tuple[Moody, rag.Server]:
+    service = Moody(*({**page, "at": page["created_at"]} for page in PAGES), **options)
+    return service, server(service)
+
+
+@pytest.mark.anyio
+async def test_a_service_that_is_silent_time_after_time_is_not_waited_for_any_more() -> None:
+    service, manual = moody(lists=False)
+    async with mounted(manual) as fed:
+        service.failure = ServiceSilent("no answer within 1 s")
+        for number in range(5):
+            answer = await fed.call("recall", query="storm")
+            assert "a" in {record["id"] for record in answer["records"]}
+            assert answer["degraded"] == [{"tier": "handbook", "reason": "corpus: no answer within 1 s"}]
+            if number < 4:
+                assert await fed.ids() == ["a", "b", "c"]  # it cannot be listed, which needs no answer of the service
+        asked = len(fed.told_to("handbook", "recall", "timeline"))
+        for method, params in READINGS:
+            answer = await fed.call(method, **params)
+            (missing,) = answer["degraded"]
+            assert missing["tier"] == "handbook"
+            assert missing["reason"].endswith("corpus: no answer within 1 s")
+        assert (await fed.refused("recall", query="storm", tier="handbook")).code == Code.INTERNAL_ERROR
+        assert len(fed.told_to("handbook", "recall", "timeline")) == asked
+        service.failure = None
+        await fed.federation.links["handbook"].wait_up()
+        assert "handbook/1" in await fed.ids("recall", query="storm", limit=20)
+
+
+@pytest.mark.anyio
+async def test_what_a_service_refuses_again_and_again_leaves_its_mount_up() -> None:
+    service, manual = moody()
+    async with mounted(manual) as fed:
+        service.failure = ServiceFailure("422: no such query")
+        for _ in range(12):
+            (missing,) = (await fed.call("recall", query="storm"))["degraded"]
+            assert missing["reason"] == "corpus: 422: no such query"
+        assert (await fed.call("describe"))["tiers"][2]["status"] == "up"
+        service.failure = None
+        assert "handbook/1" in await fed.ids("recall", query="storm", limit=20)
+
+
+@pytest.mark.anyio
+async def test_describe_tells_a_mount_s_health_by_its_service_s() -> None:
+    service, manual = moody()
+    async with mounted(manual) as fed:
+        assert (await fed.call("describe"))["tiers"][2]["status"] == "up"
+        service.failure = ServiceSilent("it cannot be reached")
+        handbook = (await fed.call("describe"))["tiers"][2]
+        assert (handbook["status"], handbook["reason"]) == ("down", "corpus: it cannot be reached")
+        assert (handbook["server"], handbook["mount"]) == ("corpus", True)
+        asked = len(fed.told_to("handbook", "recall"))
+        (missing,) = (await fed.call("recall", query="storm"))["degraded"]
+        assert missing == {"tier": "handbook", "reason": "corpus: it cannot be reached"}
+        assert len(fed.told_to("handbook", "recall")) == asked
+        service.failure = None
+        await fed.federation.links["handbook"].wait_up()
+        assert (await fed.call("describe"))["tiers"][2]["status"] == "up"
+
+
+@pytest.mark.anyio
+async def test_a_mount_whose_service_is_down_at_the_start_joins_when_it_is_back() -> None:
+    service, manual = moody()
+    service.failure = ServiceSilent("it cannot be reached")
+    async with mounted(manual) as fed:
+        handbook = (await fed.call("describe"))["tiers"][2]
+        assert (handbook["status"], handbook["server"]) == ("down", "corpus")
+        assert (await fed.call("recall", query="storm"))["degraded"][0]["tier"] == "handbook"
+        service.failure = None
+        await fed.federation.links["handbook"].wait_up()
+        assert "handbook/1" in await fed.ids("recall", query="storm", limit=20)
+
+
 # --- vectors
 
 
@@ -982,7 +1061,14 @@ def site() -> Iterator[str]:
     async def everything(_: Request) -> Response:
         return JSONResponse({"hits": HITS})
 
-    app = Starlette(routes=[Route("/search", search, methods=["POST"]), Route("/all", everything)])
+    with listening(Route("/search", search, methods=["POST"]), Route("/all", everything)) as url:
+        yield url
+
+
+@contextmanager
+def listening(*routes: Route) -> Iterator[str]:
+    """The address of a server with these routes."""
+    app = Starlette(routes=routes)
     served = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]})
@@ -1097,3 +1183,87 @@ def _beside_memory(router: Stdio) -> None:
     assert ask("forget", query="storm harbour rope lamp") == {"forgotten": 3}
     assert ask("forget", where={"session": "s"}) == {"forgotten": 0}
     assert ids() == manual
+
+
+HANGING: Final = """
+state = "router.db"
+[tiers.working]
+kind = "working"
+command = ["a2m-store", "working.db"]
+[tiers.site]
+kind = "semantic"
+mount = true
+command = {http}
+timeout = "60s"
+"""
+
+
+class Hanging:
+    """A search endpoint that answers, or hangs; and what it was asked."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.asked: list[str] = []
+
+    async def search(self, request: Request) -> Response:
+        self.asked.append(request.query_params["q"])
+        if self.hangs:
+            await anyio.sleep_forever()
+        return JSONResponse(HITS)
+
+
+def test_a_service_that_hangs_is_left_alone_until_it_is_back(tmp_path: Path) -> None:
+    site = Hanging()
+    with ExitStack() as stack:
+        url = stack.enter_context(listening(Route("/search", site.search)))
+        http = [sys.executable, "-m", "backends.rag.cli", "http", "--url", f"{url}/search?q={{query}}"]
+        http += ["--content", "text", "--timeout", "0.5"]
+        config = tmp_path / "federation.toml"
+        config.write_text(HANGING.format(http=json.dumps(http)))
+        command = [str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)]
+        with ExitStack() as while_it_runs:
+            router = Stdio(command, PATIENCE)
+            while_it_runs.callback(router.close)
+
+            def ask(method: str, **params: Any) -> Any:
+                return router.request(f"memory/{method}", params)["result"]
+
+            def described() -> Any:
+                return ask("describe")["tiers"][1]
+
+            def until(wanted: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + PATIENCE
+                while not wanted():
+                    assert time.monotonic() < deadline
+
+            ask("remember", records=[{"id": "a", "content": "The storm closed the harbour."}])
+            until(lambda: "degraded" not in ask("recall", query="storm"))
+
+            site.hangs = True
+            site.asked.clear()
+
+            def is_without_it() -> bool:
+                asked = site.asked.count("storm")
+                answer = ask("recall", query="storm")
+                assert [record["id"] for record in answer["records"]] == ["a"]
+                assert [missing["tier"] for missing in answer["degraded"]] == ["site"]
+                return site.asked.count("storm") == asked
+
+            until(is_without_it)
+            assert site.asked.count("storm") <= 5
+            assert all(is_without_it() for _ in range(20))
+            down = described()
+            assert (down["status"], down["mount"]) == ("down", True)
+            assert "no answer within 0.5 s" in down["reason"]
+
+            site.hangs = False
+            until(lambda: "degraded" not in ask("recall", query="storm"))
+            until(lambda: described()["status"] == "up")
+
+        site.hangs = True
+        checked = subprocess.run([*command, "--check"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert checked.returncode == 1
+        (line,) = (line for line in checked.stdout.splitlines() if line.strip().startswith("site "))
+        assert {"semantic, mounted", "down"} <= {cell.strip() for cell in re.split(r"\s{2,}", line)}
+        assert "site: 127.0.0.1: no answer within 0.5 s" in checked.stdout
+        site.hangs = False

@@ -133,7 +133,12 @@ class PromptOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself (§4.1)."""
+    """What a server says of itself (§4.1).
+
+    Attributes:
+        service: how the service is that the server stands before: a2m-rag says `{"status": "up"}`, or "down" with a
+            `reason`. An extension; another server may mean something else by it.
+    """
 
     protocol: str
     name: str
@@ -145,6 +150,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     events: EventsOffer | None = None
     summarize: SummarizeOffer | None = None
     prompt: PromptOffer | None = None
+    service: Any = None
 
 
 class Consolidated(msgspec.Struct, frozen=True, kw_only=True):

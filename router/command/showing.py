@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from router.a2m.answers import Consolidated, Description, Record, Session
+from router.a2m.answers import Consolidated, Description, Record, Session, Tier
 from router.a2m.timestamps import is_dated
 
 if TYPE_CHECKING:
@@ -104,14 +104,21 @@ def description(described: Description) -> bytes:
         "characters in a record": limits and limits.max_content_length,
         "vectors": embeddings and f"{embeddings.metric}, {embeddings.dimensions or 'any'} dimensions",
         "events come by themselves": None if described.events is None else ("no", "yes")[described.events.push],
+        "the service behind it": _health(described.service),
         "text for prompts": described.prompt and ", ".join(described.prompt.styles),
     }
     shown = _fields((name, value) for name, value in lines.items() if value is not None)
-    return shown + _table(
-        described.tiers or (),
+    tiers = described.tiers or ()
+    reasons = _fields((tier.name, tier.reason) for tier in tiers if tier.reason is not None)
+    return shown + _tiers(tiers) + reasons
+
+
+def _tiers(tiers: Sequence[Tier]) -> bytes:
+    return _table(
+        tiers,
         (
             ("tier", lambda tier: tier.name),
-            ("kind", lambda tier: tier.kind),
+            ("kind", lambda tier: f"{tier.kind or ''}, mounted".removeprefix(", ") if tier.mount else tier.kind),
             ("records", lambda tier: f"{tier.count:,}"),
             ("capacity", lambda tier: None if tier.capacity is None else f"{tier.capacity:,}"),
             ("spills to", lambda tier: tier.spill_to),
@@ -119,6 +126,15 @@ def description(described: Description) -> bytes:
             ("status", lambda tier: tier.status),
         ),
     )
+
+
+def _health(service: Any) -> str | None:
+    match service:
+        case {"status": "down", "reason": str(reason)}:
+            return f"down: {reason}"
+        case {"status": "up" | "down" as status}:
+            return str(status)
+    return None
 
 
 def consolidated(did: Consolidated) -> bytes:

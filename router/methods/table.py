@@ -42,6 +42,7 @@ from router.nearest import METRICS
 from router.tiers.copies import Copies
 from router.tiers.link import Link
 from router.tiers.mounts import Mounts
+from router.tiers.together import outcomes
 
 CAPABILITIES: Final = tuple(METHODS)  # all of them
 
@@ -185,7 +186,9 @@ class Methods:
                 {"supported": [PROTOCOL]},
             )
         capabilities = [name for name in CAPABILITIES if name != "scopes" or _tells_owners_apart(caller)]
-        counts = self._catalog.counts(scope_of(caller, params.owner))
+        scope = scope_of(caller, params.owner)
+        await self._look_at_mounts()
+        counts = self._catalog.counts(scope)
         limits = self._settings.limits
         metric = self._catalog.metric()
         return Description(
@@ -201,6 +204,12 @@ class Methods:
             prompt=self._prompting.describe(),
             store=Extensions(),
         )
+
+    async def _look_at_mounts(self) -> None:
+        """Learn how the services behind the mounts are: nobody else may have asked them for long."""
+        mounts = [tier for tier in self._mounts.tiers if tier in self._mounts]
+        links = [self._copies.link(tier.name) for tier in mounts]
+        await outcomes([link.look for link in links if link.status == "up"])
 
     async def remember(self, params: Remember, caller: Caller) -> Ids:
         if not _tells_owners_apart(caller):
