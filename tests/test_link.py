@@ -315,6 +315,19 @@ async def test_a_service_that_does_not_answer_its_server_opens_the_breaker_and_i
         assert len(tier.starts) == 1
 
 
+@simulated
+async def test_a_service_whose_silence_is_told_too_late_is_not_taken_for_slow() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        behind(tier, silent=True)
+        tier.takes = 8.0
+        for _ in range(5):
+            with pytest.raises(TierDown, match="no answer within 5 s"):
+                await link.call("memory/recall", {})
+        assert link.status == "down"
+
+
 @pytest.mark.parametrize("data", [{}, {"reason": "no answer"}, {"reason": "x", "silent": 9}])
 @simulated
 async def test_what_a_service_refuses_is_no_failure(data: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from starlette.routing import Route
 from backends.rag import server as rag
 from backends.rag.service import Result, ServiceFailure, ServiceSilent
 from router.a2m.errors import A2MError, Code
-from router.a2m.timestamps import parse, render
+from router.a2m.timestamps import UNDATED, parse, render
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from tests.conformance.checking import Target, same
 from tests.conformance.client import InProcess, Stdio
@@ -258,6 +258,22 @@ async def test_of_a_mount_s_records_only_what_a_corpus_can_know_is_shown() -> No
         (session,) = (await fed.call("session/list"))["sessions"]
         assert (session["records"], session["tiers"]) == (2, {"working": 2})
         assert await fed.ids(key_prefix="k") == await fed.ids("recall", key_prefix="k") == []
+
+
+@pytest.mark.anyio
+async def test_a_page_without_a_date_is_undated_in_a_prompt_and_sorts_before_all_others() -> None:
+    async with federation(
+        MEMORY + MOUNT, {"handbook": server(Corpus({"id": "tea", "content": "Tea is here."}))}
+    ) as fed:
+        await fed.call("remember", records=SAID)
+        found = await fed.call("timeline", prompt={"style": "facts"})
+        assert found["prompt_ids"] == ["handbook/tea", "a", "b", "c"]
+        assert found["prompt"].startswith("- undated: Tea is here.\n- 20")
+        assert found["records"][0]["created_at"] == UNDATED
+        assert (await fed.ids("recall"))[-1] == "handbook/tea"
+        found = await fed.call("recall", query="tea", prompt={"style": "transcript"})
+        assert "1970" not in found["prompt"]
+        assert "undated\n-: Tea is here." in found["prompt"]
 
 
 @pytest.mark.anyio

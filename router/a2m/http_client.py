@@ -28,7 +28,7 @@ from msgspec import Raw
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
 from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, TooLate, Unanswered, settled
-from router.a2m.errors import A2MError
+from router.a2m.errors import A2MError, unanswered_in
 from router.a2m.http_exchange import Answer, Broken, Exchange, Posting
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
@@ -131,7 +131,8 @@ class HttpClient:
             body = self._plain(answer)
             answered = answer.status < 500  # a gateway's 502 or 504 does not end what is behind it
             reply = self._read(answer.status, body)
-            self.heard = anyio.current_time()
+            if reply.error is None or not unanswered_in(reply.error):
+                self.heard = anyio.current_time()
             if bytes(reply.id) == str(id).encode():
                 answered = self._speaks = True  # whatever its status: only the server itself knows the id
             elif not answered:
