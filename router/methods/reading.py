@@ -174,26 +174,19 @@ class Readings:
         in_question = tiers_in_question(params.tier, where, self._settings)
         self._check_vector(params.embedding, in_question)
         terms = query_tokens(params.query or "")
-        barred = self._asking.barred(
-            Question(
-                tiers=in_question,
-                scope=scope,
-                where=where,
-                key_prefix=params.key_prefix,
-                query=params.query if terms else None,
-                embedding=params.embedding,
-            )
-        )
+        asked = self._question(params, where, limit, terms, scope, in_question)
+        barred = self._asking.barred(asked)
         for tier in in_question:
             if tier.name in barred and (tier.required or len(barred) == len(in_question)):
                 raise barred[tier.name].error
         tiers = [tier for tier in in_question if tier.name not in barred]
+        asked = msgspec.structs.replace(asked, tiers=tiers)
         looked: _Look | None = None
         for _ in range(_LOOKS):
             began = anyio.current_time()
             with self._catalog.readers.reading() as read:
                 unaccounted = self._asking.unaccounted(tiers, scope)
-                question = self._question(params, where, limit, terms, scope, tiers, read)
+                question = self._as_of(asked, read)
                 behind = self._asking.behind(tiers)
                 found = await outcomes(self._asking.recalls(question))
                 silent = _silent(tiers, found)
@@ -433,10 +426,9 @@ class Readings:
         terms: Sequence[str],
         scope: Scope,
         tiers: Sequence[Tier],
-        read: Reading,
     ) -> Question:
         """What every tier is asked: more than the limit, since fusion chooses."""
-        question = Question(
+        return Question(
             tiers=tiers,
             scope=scope,
             where=where,
@@ -446,9 +438,12 @@ class Readings:
             limit=min(limit * self._settings.recall.candidates, max(limit, _MOST_CANDIDATES)),
             wanted=limit,
             embeddings=params.embeddings,
-            read=read,
         )
-        if not where.needs_catalog:
+
+    def _as_of(self, question: Question, read: Reading) -> Question:
+        """The question as it is put within a read."""
+        question = msgspec.structs.replace(question, read=read, cut=set())
+        if not question.where.needs_catalog:
             return question
         ids = self._catalog.ids(question.selection())
         if len(ids) > _MOST_IDS:
