@@ -33,6 +33,7 @@ from starlette.routing import Route
 from backends.rag import server as rag
 from backends.rag.service import Result, ServiceFailure, ServiceSilent
 from router.a2m.errors import A2MError, Code
+from router.a2m.server import Caller
 from router.a2m.timestamps import UNDATED, parse, render
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from tests.conformance.checking import Target, same
@@ -829,6 +830,22 @@ async def test_without_words_a_mount_that_cannot_use_a_vector_is_named_with_the_
             assert refusal.code == code
             assert "'handbook'" in refusal.message
         assert fed.told_to("handbook", "recall") == []
+
+
+@pytest.mark.anyio
+@other_vectors
+async def test_a_principal_is_told_why_a_mount_was_not_asked_by_its_vector(
+    manual: Mounted, reason: str, code: int
+) -> None:
+    async with mounted(manual(*PAGES)) as fed:
+        call = {"jsonrpc": "2.0", "id": 1, "method": "memory/recall", "params": {"embedding": [1.0, 0.5]}}
+        ada = Caller(asserts_owner=False, owner="ada")
+        answer = json.loads(await fed.federation.answer(json.dumps(call).encode(), ada) or b"")
+        # it is the router's own reason, and quotes nobody
+        assert answer["result"]["degraded"] == [{"tier": "handbook", "reason": reason}]
+        call["params"] = {"embedding": [1.0, 0.5], "tier": "handbook"}
+        answer = json.loads(await fed.federation.answer(json.dumps(call).encode(), ada) or b"")
+        assert answer["error"]["code"] == code
 
 
 @pytest.mark.anyio
