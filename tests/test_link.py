@@ -402,6 +402,35 @@ async def test_a_look_says_at_once_how_the_service_is() -> None:
             await link.look()
 
 
+@simulated
+async def test_a_look_that_takes_its_time_is_not_waited_for_and_counts_all_the_same() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        assert await link.is_seen_within(1.0)
+        behind(tier, silent=True)
+        tier.greets_after = 4.0
+        tier.calls.clear()
+        began = anyio.current_time()
+        seen: list[bool] = []
+
+        async def look() -> None:
+            seen.append(await link.is_seen_within(1.0))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(look)
+        assert (seen, link.status, anyio.current_time() - began) == ([False] * 3, "up", pytest.approx(1.0))
+        assert len(tier.calls) == 1
+        await down(link)
+        assert link.reason == SILENT["reason"]
+        assert anyio.current_time() - began == pytest.approx(4.0)
+        tier.greets_after = 0.0
+        behind(tier, silent=False)
+        await link.wait_up()
+        assert await link.is_seen_within(1.0)
+
+
 @pytest.mark.parametrize("service", ["pages", None, 3, {"status": "ill"}, {"status": "down", "reason": 5}, []])
 def test_what_another_server_calls_its_service_is_no_matter(service: Any) -> None:
     assert read_profile(json.dumps({**DESCRIBED, "service": service}).encode()).ailment is None

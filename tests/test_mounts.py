@@ -694,6 +694,32 @@ async def test_describe_tells_a_mount_s_health_by_its_service_s() -> None:
 
 
 @pytest.mark.anyio
+async def test_describe_does_not_wait_for_a_service_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.methods.table._LOOK_SECONDS", 0.01)
+    held = anyio.Event()
+
+    class Held(Moody):
+        async def search(self, *asked: Any, **options: Any) -> list[Result]:
+            if asked[0] == "is anybody there" and self.failure is not None:
+                await held.wait()
+            return await super().search(*asked, **options)
+
+    service = Held(*({**page, "at": page["created_at"]} for page in PAGES))
+    async with mounted(server(service, timeout=PATIENCE)) as fed:
+        service.failure = ServiceSilent("it cannot be reached")
+        for _ in range(2):
+            handbook = (await fed.call("describe"))["tiers"][2]
+            assert (handbook["status"], handbook["reason"]) == (
+                "up",
+                "asked how it is, it has not answered for 1 s",
+            )
+        held.set()
+        while fed.federation.links["handbook"].status == "up":
+            await anyio.lowlevel.checkpoint()
+        assert (await fed.call("describe"))["tiers"][2]["reason"] == "corpus: it cannot be reached"
+
+
+@pytest.mark.anyio
 async def test_a_mount_whose_service_is_down_at_the_start_joins_when_it_is_back() -> None:
     service, manual = moody()
     service.failure = ServiceSilent("it cannot be reached")

@@ -1,6 +1,6 @@
 """The table of methods: each A2M method the router serves, as it is asked over any binding (§4)."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -49,6 +49,11 @@ CAPABILITIES: Final = tuple(METHODS)  # all of them
 
 # what asks for a pass: how much there is to move is not the caller's doing, and what has been moved stays moved
 _AS_LONG_AS_IT_TAKES: Final = frozenset({"memory/consolidate", "memory/session/close"})
+
+
+# How long a describe waits to learn how the mounts are: every client begins with one, whatever it wants.
+_LOOK_SECONDS: Final = 1.0
+_UNSEEN: Final = f"asked how it is, it has not answered for {_LOOK_SECONDS:g} s"
 
 
 class Ids(msgspec.Struct):
@@ -187,7 +192,7 @@ class Methods:
             )
         capabilities = [name for name in CAPABILITIES if name != "scopes" or _tells_owners_apart(caller)]
         scope = scope_of(caller, params.owner)
-        await self._look_at_mounts()
+        unseen = await self._unseen()
         counts = self._catalog.counts(scope)
         limits = self._settings.limits
         metric = self._catalog.metric()
@@ -197,7 +202,7 @@ class Methods:
             capabilities=capabilities,
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
-            tiers=[self._tier(tier, counts, caller) for tier in self._settings.tiers],
+            tiers=[self._tier(tier, counts, caller, unseen) for tier in self._settings.tiers],
             embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
@@ -205,11 +210,12 @@ class Methods:
             store=Extensions(),
         )
 
-    async def _look_at_mounts(self) -> None:
-        """Learn how the services behind the mounts are: nobody else may have asked them for long."""
-        mounts = [tier for tier in self._mounts.tiers if tier in self._mounts]
-        links = [self._copies.link(tier.name) for tier in mounts]
-        await outcomes([link.look for link in links if link.status == "up"])
+    async def _unseen(self) -> set[str]:
+        """The mounts of which it takes too long to learn how they are: nobody else may have asked them lately."""
+        mounts = [tier.name for tier in self._mounts.tiers if tier in self._mounts]
+        links = [link for link in map(self._copies.link, mounts) if link.status == "up"]
+        seen = await outcomes([partial(link.is_seen_within, _LOOK_SECONDS) for link in links])
+        return {link.name for link, is_seen in zip(links, seen, strict=True) if is_seen is False}
 
     async def remember(self, params: Remember, caller: Caller) -> Ids:
         if not _tells_owners_apart(caller):
@@ -274,8 +280,9 @@ class Methods:
         can = [profile.metrics or frozenset(METRICS) for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
-    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller) -> TierEntry:
+    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller, unseen: Container[str]) -> TierEntry:
         link = self._copies.link(tier.name)
+        reason = link.describe_status().reason or (_UNSEEN if tier.name in unseen else None)
         mounted = tier in self._mounts
         return TierEntry(
             name=tier.name,
@@ -289,7 +296,7 @@ class Methods:
             per_session=tier.per_session,
             server=link.profile.name if link.profile else None,
             mount=mounted,
-            reason=link.describe_status().reason if hears_reasons(caller) else None,  # it may quote a child's stderr
+            reason=reason if hears_reasons(caller) else None,  # it may quote a child's stderr
         )
 
 

@@ -26,7 +26,7 @@ import anyio.abc
 import msgspec
 
 from router.a2m import client
-from router.a2m.budget import is_request, left
+from router.a2m.budget import budget, is_request, left
 from router.a2m.capabilities import PROTOCOL
 from router.a2m.child import CannotStart
 from router.a2m.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
@@ -152,6 +152,7 @@ class Link:
         self._room = Room(most_calls)
         self._places = anyio.CapacityLimiter(most_calls)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
+        self._looking: anyio.Event | None = None  # until the look that is under way has ended
         self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
@@ -287,6 +288,26 @@ class Link:
             self.profile = profile
             if profile.ailment is not None:
                 self._fall(profile.ailment)
+
+    async def is_seen_within(self, seconds: float) -> bool:
+        """Take a `look`, or wait for the one that is under way; whether it has ended in so many seconds. What it finds
+        later counts all the same."""
+        if self._looking is None and self._tasks is not None:
+            self._looking = anyio.Event()
+            self._tasks.start_soon(self._look_by_itself, self._looking)
+        if self._looking is not None:
+            with anyio.move_on_after(seconds) as waiting:
+                await self._looking.wait()
+            return not waiting.cancelled_caught
+        return True
+
+    async def _look_by_itself(self, ended: anyio.Event) -> None:
+        try:
+            with budget(None), suppress(A2MError, TierDown):
+                await self.look()
+        finally:
+            self._looking = None
+            ended.set()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keeps the tier connected until cancelled, and then ends the connection in good order."""
