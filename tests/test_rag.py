@@ -1,11 +1,16 @@
 """a2m-rag: the server in front of a service, its profile, and what results become; with services made up here."""
 
+import email.message
+import errno
 import json
 import re
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -16,6 +21,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -27,17 +33,18 @@ from msgspec import UNSET
 from backends.rag import moments
 from backends.rag.filling import filled
 from backends.rag.headers import headers_from
-from backends.rag.mapping import FIELDS, UNDATED, Path, Paths, records
+from backends.rag.mapping import FIELDS, Path, Paths, records
 from backends.rag.over_python import PythonService, python_service
 from backends.rag.server import Limits, Server
-from backends.rag.service import CannotStart, Result, ServiceFailure, told
+from backends.rag.service import CannotStart, Result, ServiceFailure, ServiceSilent, told
 from backends.rag.threads import Threads
 from backends.rag.thresholds import NearService, Threshold
 from router.a2m.equality import parse_where
 from router.a2m.matching import matches
 from router.a2m.records import Record
 from router.a2m.stdio import LOCAL
-from router.a2m.timestamps import parse, render
+from router.a2m.timestamps import UNDATED, parse, render
+from tests.addresses import reserved_port
 from tests.conformance.__main__ import main as conformance
 from tests.conformance.checking import Target
 from tests.conformance.client import InProcess
@@ -446,6 +453,178 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
     assert await refused(served, "recall", query="x") == (-32603, "corpus: it is on fire")
     code, sentence = await refused(served, "timeline")
     assert (code, "no answer within 0.02 s" in sentence) == (-32603, True)
+
+
+class Moody(Corpus):
+    """A service that fails as it is told to."""
+
+    failure: Exception | None = None
+
+    async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
+        if self.failure is not None:
+            raise self.failure
+        return await super().search(query, vector, limit, vectors=vectors)
+
+
+async def unanswered(served: Server, method: str = "recall", **params: Any) -> int | None:
+    """How often in a row the service has not answered, as an error says; None where it does not say so."""
+    error = (await answer(served, method, **params))["error"]
+    assert (error["code"], error["data"]["reason"]) == (-32603, error["message"])
+    times: int | None = error["data"].get("unanswered")
+    return times
+
+
+@pytest.mark.anyio
+async def test_silences_of_the_service_are_counted_until_it_answers() -> None:
+    moody = Moody("one", lists=False)
+    served = server(moody)
+    silence, refusal = ServiceSilent("it cannot be reached"), ServiceFailure("400 Bad Request")
+    moody.failure = silence
+    assert [await unanswered(served, query="x") for _ in range(3)] == [1, 2, 3]
+    assert await contents(served, "timeline") == await contents(served) == []  # answered without the service
+    assert await unanswered(served, query="x") == 4
+    moody.failure = refusal
+    assert await unanswered(served, query="x") is None
+    moody.failure = None
+    assert await contents(served, query="x") == ["one"]
+    moody.failure = silence
+    assert await unanswered(served, query="x") == 1
+
+
+@pytest.mark.anyio
+async def test_what_takes_too_long_is_silence() -> None:
+    served = server(Failing(), timeout=0.02)
+    assert [await unanswered(served, "timeline") for _ in range(2)] == [1, 2]
+    assert await unanswered(served, query="x") is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("failure", "service"),
+    [
+        (None, {"status": "up"}),
+        (ServiceFailure("422: no such query"), {"status": "up"}),
+        (ServiceSilent("it cannot be reached"), {"status": "down", "reason": "corpus: it cannot be reached"}),
+    ],
+    ids=["answers", "refuses", "silent"],
+)
+async def test_describe_tells_how_the_service_is(failure: Exception | None, service: dict[str, str]) -> None:
+    for metric in (None, "cosine"):
+        moody = Moody("one", metric=metric)
+        moody.failure = failure
+        described = await ask(server(moody), "describe")
+        assert described["service"] == service
+        assert described["name"] == "corpus"
+
+
+@pytest.mark.anyio
+async def test_describe_tells_of_a_service_that_hangs_and_of_one_that_is_back() -> None:
+    class Hanging(Moody):
+        hangs = True
+
+        async def search(self, *asked: Any, **options: Any) -> list[Result]:
+            if self.hangs:
+                await anyio.sleep_forever()
+            return await super().search(*asked, **options)
+
+    hanging = Hanging("one")
+    served = server(hanging, timeout=0.02)
+    down = (await ask(served, "describe"))["service"]
+    assert (down["status"], "no answer within 0.02 s" in down["reason"]) == ("down", True)
+    hanging.hangs = False
+    assert (await ask(served, "describe"))["service"] == {"status": "up"}
+    hanging.failure = ServiceSilent("gone")
+    assert await unanswered(served, query="x") == 1  # what was before it answered does not count
+
+
+@pytest.mark.anyio
+async def test_a_service_that_takes_only_vectors_is_asked_by_one_whether_it_is_there() -> None:
+    class OnlyVectors(Moody):
+        async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
+            if vector is None:
+                raise ServiceFailure("nothing makes vectors of words")
+            return await super().search(query, vector, limit, vectors=vectors)
+
+    service = OnlyVectors("one", metric="cosine")
+    served = server(service)
+    assert (await ask(served, "describe"))["service"] == {"status": "up"}
+    assert len(service.asked) == 1
+    service.failure = ServiceSilent("it cannot be reached")
+    assert (await ask(served, "describe"))["service"]["status"] == "down"
+
+
+def refused_connection(_query: str, _limit: int) -> Any:
+    with reserved_port() as port:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/").read()
+
+
+def answering(status: int) -> Exception:
+    return urllib.error.HTTPError("http://x/", status, "said so", email.message.Message(), None)
+
+
+def answered_by_httpx(status: int) -> Exception:
+    request = httpx.Request("GET", "http://x/")
+    return httpx.HTTPStatusError("said so", request=request, response=httpx.Response(status, request=request))
+
+
+def wrapped(inner: Exception) -> Exception:
+    """As libraries do it: their own exception, raised while another is handled."""
+    outer = RuntimeError("the search failed")
+    outer.__context__ = inner
+    return outer
+
+
+SILENCES: list[Exception] = [
+    TimeoutError(),
+    ConnectionRefusedError(111, "Connection refused"),
+    ConnectionResetError(),
+    socket.gaierror(-2, "Name or service not known"),
+    OSError(errno.EHOSTUNREACH, "No route to host"),
+    httpx.ConnectError("nobody there"),
+    httpx.ReadTimeout("too slow"),
+    answering(503),
+    answered_by_httpx(500),
+    wrapped(ConnectionRefusedError()),
+    wrapped(httpx.RemoteProtocolError("it hung up")),
+    wrapped(answered_by_httpx(502)),
+]
+REFUSALS: list[Exception] = [
+    ValueError("no such query"),
+    KeyError("x"),
+    FileNotFoundError(errno.ENOENT, "No such file"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    answering(404),
+    answered_by_httpx(422),
+    wrapped(answered_by_httpx(429)),
+    wrapped(ValueError()),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("failure", "silent"),
+    [*((each, True) for each in SILENCES), *((each, False) for each in REFUSALS)],
+    ids=lambda value: repr(value)[:60],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_what_a_function_raises_is_silence_where_nobody_answered_it(
+    failure: Exception, silent: bool, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(query: str, limit: int) -> Any:
+        raise failure
+
+    async def search_later(query: str, limit: int) -> Any:
+        raise failure
+
+    monkeypatch.setattr(sys.modules[__name__], "search", search_later if is_async else search, raising=False)
+    served = server(python_service(f"{__name__}:search", None))
+    assert (await unanswered(served, query="x") is not None) == silent
+    assert (await ask(served, "describe"))["service"]["status"] == ("down" if silent else "up")
+
+
+@pytest.mark.anyio
+async def test_a_function_that_asks_where_nobody_listens_is_silent() -> None:
+    assert await unanswered(server(python_service(f"{__name__}:refused_connection", None)), query="x") == 1
 
 
 each_that_is_no_record = pytest.mark.parametrize(

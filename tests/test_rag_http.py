@@ -30,7 +30,8 @@ from backends.rag.mapping import Path, Paths
 from backends.rag.over_http import Endpoint, HttpService, connect_http
 from backends.rag.server import Limits, Server
 from router.a2m.stdio import LOCAL
-from tests.test_rag import contents, refused
+from tests.addresses import UNKNOWN_HOST, ask_no_name_server
+from tests.test_rag import answer, contents, refused
 
 PATIENCE = 60
 COMMAND = [sys.executable, "-m", "backends.rag.cli", "http"]
@@ -261,7 +262,7 @@ def test_a_file_says_the_same_and_the_command_line_wins(endpoints: Endpoints, tm
     )
     assert (described["name"], described["limits"]) == ("from the line", {"max_recall_limit": 2})
     assert [record["id"] for record in recalled["records"]] == ["e1", "o1"]
-    assert endpoints.asked[0][0] == {"q": "x", "k": 2}
+    assert {"q": "x", "k": 2} in [asked for asked, _ in endpoints.asked]
     assert endpoints.asked[0][1]["authorization"] == f"Bearer {TOKEN}"
 
 
@@ -550,6 +551,43 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
     async with connect_http(gone, None, headers={}) as service:
         code, sentence = await refused(served(service), "recall", query="x")
         assert (code, "http://127.0.0.1:1/ cannot be reached" in sentence) == (-32603, True)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/search", "up"),
+        ("/status?code=400", "up"),
+        ("/status?code=401", "up"),
+        ("/status?code=404", "up"),
+        ("/status?code=422", "up"),
+        ("/status?code=429", "up"),
+        ("/html", "up"),
+        ("/elsewhere", "up"),
+        ("/status?code=500", "down"),
+        ("/status?code=502", "down"),
+        ("/status?code=503", "down"),
+        ("/never", "down"),
+        ("http://127.0.0.1:1/", "down"),
+        (f"http://{UNKNOWN_HOST}/", "down"),
+    ],
+)
+async def test_an_endpoint_that_does_not_answer_is_down_and_one_that_refuses_is_not(
+    path: str, status: str, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_no_name_server(monkeypatch)
+    sign = "&" if "?" in path else "?"
+    url = f"{path if path.startswith('http') else endpoints.url + path}{sign}query={{query}}"
+    where = Endpoint(url=url, method="GET", results=Path("hits"))
+    async with connect_http(where, None, headers={}) as service:
+        # for what answers at once there is no need to hurry
+        server = served(service, timeout=0.1 if path == "/never" else PATIENCE)
+        for times in (1, 2):
+            described = await answer(server, "describe")
+            assert described["result"]["service"]["status"] == status
+            error = (await answer(server, "recall", query="x")).get("error", {"data": {}})
+            assert error["data"].get("unanswered") == (2 * times if status == "down" else None)
 
 
 @pytest.mark.anyio

@@ -1,5 +1,6 @@
 """a2m-rag with the libraries themselves: LangChain, LlamaIndex, Chroma and Qdrant, each imported once, here only."""
 
+import errno
 import importlib
 import importlib.util
 import json
@@ -17,10 +18,13 @@ from backends.rag.chroma import chroma_service
 from backends.rag.langchain import langchain_service
 from backends.rag.llamaindex import llamaindex_service
 from backends.rag.mapping import THE_REST, Path, Paths
+from backends.rag.over_python import Embedding
 from backends.rag.qdrant import QdrantService, qdrant_service
 from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Service
+from backends.rag.threads import Threads
 from backends.rag.thresholds import NearService, Threshold
+from tests.addresses import reserved_port
 from tests.test_rag import answer, ask, contents, refused
 
 TEXTS = {
@@ -55,6 +59,10 @@ def embed(texts: list[str]) -> list[list[float]]:
 
 async def embed_in_the_loop(texts: list[str]) -> list[list[float]]:
     return embed(texts)
+
+
+def embed_far_away(texts: list[str]) -> list[list[float]]:
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
 
 def embed_nothing(texts: list[str]) -> list[list[float]]:
@@ -547,6 +555,42 @@ async def test_words_without_a_function_are_refused_by_qdrant_in_a_sentence(qdra
         assert await contents(server, embedding=[0, 1], limit=1) == ["The office opens at eight."]
     finally:
         service.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("embedded", [True, False])
+async def test_a_qdrant_server_that_is_gone_is_down(embedded: bool) -> None:
+    from qdrant_client import QdrantClient
+
+    threads = Threads()
+    with reserved_port() as port:
+        client = QdrantClient(url=f"http://127.0.0.1:{port}", timeout=PATIENCE, check_compatibility=False)
+        embedding = Embedding(f"{__name__}:embed", threads) if embedded else None
+        service = QdrantService(client, "handbook", None, 2, "cosine", embedding, threads, None)
+        server = served(service, BY_PAYLOAD)
+        described = await ask(server, "describe")
+        assert described["service"]["status"] == "down"
+        assert described["embeddings"]["dimensions"] == 2
+        asked: list[tuple[str, dict[str, Any]]] = [("recall", {"embedding": [0, 1]}), ("timeline", {})]
+        if embedded:
+            asked.append(("recall", {"query": "x"}))
+        for times, (method, params) in enumerate(asked):
+            assert (await answer(server, method, **params))["error"]["data"]["unanswered"] == 2 + times
+        service.close()
+
+
+@pytest.mark.anyio
+async def test_a_collection_whose_vectors_are_made_elsewhere_is_down_when_that_is(
+    chroma: tuple[FilePath, Any], qdrant: str
+) -> None:
+    embed = f"{__name__}:embed_far_away"
+    in_qdrant = qdrant_service(qdrant, "handbook", embed)
+    for service, paths in ((chroma_service(chroma[0], "handbook", embed), None), (in_qdrant, BY_PAYLOAD)):
+        server = served(service) if paths is None else served(service, paths)
+        assert (await ask(server, "describe"))["service"]["status"] == "down"
+        assert (await answer(server, "recall", query="x"))["error"]["data"]["unanswered"] == 2
+        assert len(await contents(server, embedding=[0, 1])) == len(TEXTS)
+    in_qdrant.close()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Rules:
 - A result is a string, which is its content, or an object, from which each field is taken by a path (JMESPath).
 - A record has the id that its path finds, else the service's own, else one made from its content. Of several results
   with one id, the first is the record: so the same content twice in one answer is one record.
-- A record whose time is not given, or means no moment, has the one fixed time UNDATED.
+- A record whose time is not given, or means no moment, is undated, as the wire says that.
 - Metadata is an object, passed on as it is. A path `*` means all members of a result that no other field is.
 - A result that cannot be a record is left out, and why is passed on. If no result of an answer can be one, that is a
   ServiceFailure: a path that is wrong must not look like a service that has nothing.
@@ -26,10 +26,7 @@ from msgspec import UNSET, Raw, UnsetType
 from backends.rag import moments
 from backends.rag.service import Result, ServiceFailure
 from router.a2m.records import Record
-from router.a2m.timestamps import render
-
-UNDATED: Final = render(0)
-"""When everything was made of which the service does not say it."""
+from router.a2m.timestamps import UNDATED, render
 
 THE_REST: Final = "*"
 """The path of metadata that is all members of a result which no other path takes."""

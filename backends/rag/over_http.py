@@ -21,7 +21,7 @@ from backends.rag.answers import decoded, results_at
 from backends.rag.filling import asks, filled, filled_text
 from backends.rag.headers import secrets_in
 from backends.rag.mapping import Path, shown
-from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, on_one_line
+from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, ServiceSilent, on_one_line
 
 MAX_ANSWER: Final = 16 * 2**20
 """Bytes in an answer, if nothing else is said."""
@@ -148,11 +148,12 @@ class HttpService(ByWords):
             status, media_type, body = await self._sent(request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, UnicodeError) as problem:
             said = str(problem) or type(problem).__name__
-            raise ServiceFailure(f"{where} cannot be reached: {said}; see that it runs") from None
+            raise ServiceSilent(f"{where} cannot be reached: {said}; see that it runs") from None
         except httpx.HTTPError as problem:
-            raise ServiceFailure(f"{where} broke off before its answer was whole ({type(problem).__name__})") from None
+            raise ServiceSilent(f"{where} broke off before its answer was whole ({type(problem).__name__})") from None
         if status != 200:
-            raise ServiceFailure(f"{where} {answered(status, media_type, body or b'', self._secrets)}")
+            failure = ServiceSilent if status >= 500 else ServiceFailure
+            raise failure(f"{where} {answered(status, media_type, body or b'', self._secrets)}")
         if body is None:
             raise ServiceFailure(
                 f"{where} answered with more than {self._max_answer:,} bytes; ask for less, or raise --max-answer"

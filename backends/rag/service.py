@@ -1,12 +1,17 @@
 """What a retrieval service is to the server in front of it, and how what goes wrong with one is said."""
 
+import errno
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Protocol
 
+import httpx
 import msgspec
+
+from router.a2m.http_exchange import causes
 
 # of what foreign code says in an exception, enough to see what was wrong
 _LONGEST_SAID: Final = 300
@@ -15,6 +20,10 @@ _SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGN
 SHORTEST_SECRET: Final = 6
 """Characters. A value that is shorter stands in too many words that give nothing away."""
 
+# what foreign code meets where nobody answers; the rest of OSError is about files
+_SILENCE: Final = (TimeoutError, ConnectionError, socket.gaierror, httpx.TransportError)
+_NETWORK: Final = frozenset((errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT))
+
 
 class CannotStart(Exception):
     """What was asked for on the command line cannot be served; the message is one sentence that says why."""
@@ -22,6 +31,11 @@ class CannotStart(Exception):
 
 class ServiceFailure(Exception):
     """The service gave no answer that can be used; the message is one sentence that says why."""
+
+
+class ServiceSilent(ServiceFailure):
+    """The service did not answer, whatever it was asked: it cannot be reached, is too slow, or has failed by itself (an
+    HTTP status of 500 or more)."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -87,7 +101,8 @@ class ByWords:
 
 
 def foreign(what: str) -> AbstractContextManager[None]:
-    """Whatever is raised inside, by code that is not ours and that is called `what`, becomes a ServiceFailure."""
+    """Whatever is raised inside, by code that is not ours and that is called `what`, becomes a ServiceFailure;
+    ServiceSilent, where it is that nobody answered that code."""
     return _turned_into(ServiceFailure, f"{what} raised ")
 
 
@@ -104,7 +119,30 @@ def _turned_into(failure: type[Exception], beginning: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - nothing is known of it
         said = told(problem)
+        if failure is ServiceFailure and is_silence(problem):
+            failure = ServiceSilent
         raise failure(f"{beginning}{type(problem).__name__}" + (f": {said}" if said else "")) from None
+
+
+def is_silence(problem: BaseException) -> bool:
+    """Whether foreign code failed since what it asked, of its own or of others', did not answer."""
+    for cause in causes(problem):
+        status = _status_in(cause)
+        if status is not None:
+            return status >= 500
+        if isinstance(cause, _SILENCE) or (isinstance(cause, OSError) and cause.errno in _NETWORK):
+            return True
+    return False
+
+
+def _status_in(problem: BaseException) -> int | None:
+    """The HTTP status that a library's exception is about, by the names that libraries give it."""
+    for holder in (problem, getattr(problem, "response", None)):
+        for name in ("status_code", "status", "code"):
+            value = getattr(holder, name, None)
+            if type(value) is int and 100 <= value <= 599:
+                return value
+    return None
 
 
 def told(problem: BaseException) -> str:

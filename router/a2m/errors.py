@@ -37,6 +37,10 @@ RETRY_AFTER: Final = 1
 DISK_FULL: Final = "disk full"
 
 
+# How many times in a row by now the service behind a server, such as a2m-rag, has not answered it. In an error's data.
+UNANSWERED: Final = "unanswered"
+
+
 # Errors of a server behind that are the caller's to hear; any other is the federation's own trouble.
 CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
 
@@ -98,6 +102,13 @@ def no_room(error: A2MError) -> str | None:
     for; None of any other."""
     reason = (error.data or {}).get("reason")
     return reason if reason in (OVERLOADED, DISK_FULL) else None
+
+
+def unanswered_in(error: A2MError) -> int:
+    """How many times in a row the service behind a server has not answered it, as its error says; 0 where it does not
+    say so."""
+    times = (error.data or {}).get(UNANSWERED)
+    return times if type(times) is int and times > 0 else 0
 
 
 def disk_reason(problem: OSError) -> str:

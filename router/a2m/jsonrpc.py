@@ -10,7 +10,7 @@ Rules of the door, kept here for every binding:
 
 import re
 from itertools import accumulate, islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -126,7 +126,7 @@ def parse_reply(message: bytes) -> Reply | Notification:
 
     Raises MalformedMessage for anything else; a client must not trust what it cannot read.
     """
-    envelope = _open(_with_whole_pairs(message))
+    envelope = _open(_with_whole_pairs(message), "answer")
     if envelope.method is not UNSET and envelope.id is UNSET:
         params = _NO_PARAMS if envelope.params is UNSET else envelope.params
         try:
@@ -238,7 +238,7 @@ _LEVELS: Final = 16
 _LOOKED_AT: Final = 100_000
 
 
-def _open(message: bytes) -> _Envelope:
+def _open(message: bytes, expected: Literal["request", "answer"] = "request") -> _Envelope:
     try:
         message.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -257,7 +257,7 @@ def _open(message: bytes) -> _Envelope:
     except msgspec.ValidationError:
         what = "an array; batches are not part of A2M (§8)" if message.lstrip()[:1] == b"[" else "something else"
         raise MalformedMessage(
-            A2MError(Code.INVALID_REQUEST, f"expected one JSON-RPC request object, got {what}")
+            A2MError(Code.INVALID_REQUEST, f"expected one JSON-RPC {expected} object, got {what}")
         ) from None
     except msgspec.DecodeError as problem:
         raise MalformedMessage(A2MError(Code.PARSE_ERROR, str(problem))) from None

@@ -4,6 +4,10 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+UNDATED: Final = "1970-01-01T00:00:00.000Z"
+"""The `created_at` of a record of which nobody knows when it was made: the wire requires one (§3.1), and by this one it
+sorts before all others. People and models are told that there is none: see `is_dated`."""
+
 _FORM = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
 _MOMENT = re.compile(
     r"(?P<day>\d{4}-\d{2}-\d{2})[Tt ](?P<time>\d{2}:\d{2}):(?P<second>\d{2})(?P<fraction>\.\d+)?"
@@ -12,10 +16,6 @@ _MOMENT = re.compile(
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-
-
-UNDATED: Final = "1970-01-01T00:00:00.000Z"
-"""The moment of a record whose server names none: `created_at` is required (§3.1)."""
 
 
 def parse(text: str) -> int:
@@ -29,6 +29,11 @@ def parse(text: str) -> int:
     except ValueError:
         pass  # a day or an hour that does not exist: the same sentence serves
     raise ValueError('expected an RFC 3339 timestamp in UTC with milliseconds, like "2026-07-28T10:15:30.123Z"')
+
+
+def is_dated(timestamp: str) -> bool:
+    """Whether a record's `created_at` says when it was made."""
+    return timestamp != UNDATED
 
 
 def render(milliseconds: int) -> str:

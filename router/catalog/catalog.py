@@ -601,6 +601,15 @@ class Catalog(Lookup):
         """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
         return self._left_over(id, scope) is not None
 
+    def knows_of(self, scope: Scope, id: str) -> bool:
+        """Whether `id` is that of a record which `scope` sees, was that of one which it might forget, or may yet turn
+        out to be one's."""
+        entry = self._find(id)
+        if (entry is not None and self.sees(scope, entry)) or self._left_over(id, scope) is not None:
+            return True
+        noted = "SELECT owner FROM strays WHERE id = ? AND kind = ? UNION ALL SELECT by FROM forgotten WHERE id = ?"
+        return any(scope.holds(absent_or(owner)) for (owner,) in self._execute(noted, (id, Stray.ASIDE, id)))
+
     def _left_over(self, id: str, scope: Scope) -> Entry | None:
         """What an earlier router was writing when it died, and may be a record, if `scope` may change it."""
         reserved = f"SELECT {COLUMNS}, destination FROM records WHERE id = ? AND home IS NULL AND batch <= ?"

@@ -173,7 +173,9 @@ class Summaries:
             found = await self._readings.timeline(newest, scope)
         for down in found.degraded or ():
             raise unanswered(down.tier, down.reason, 1.0)
-        return sorted(found.records, key=lambda record: record.created_at)
+        entries = self._catalog.find(record.id for record in found.records)
+        numbers = {id: entry.seq for id, entry in entries.items()}  # of what was written in the same millisecond
+        return sorted(found.records, key=lambda record: (record.created_at, numbers.get(record.id, 0)))
 
     def _sources(self, records: Sequence[Record]) -> dict[str, Entry]:
         """What the catalog says of the records that were read. Raises Overtaken if one has changed since."""

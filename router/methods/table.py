@@ -1,6 +1,6 @@
 """The table of methods: each A2M method the router serves, as it is asked over any binding (§4)."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -42,12 +42,18 @@ from router.nearest import METRICS
 from router.tiers.copies import Copies
 from router.tiers.link import Link
 from router.tiers.mounts import Mounts
+from router.tiers.together import outcomes
 
 CAPABILITIES: Final = tuple(METHODS)  # all of them
 
 
 # what asks for a pass: how much there is to move is not the caller's doing, and what has been moved stays moved
 _AS_LONG_AS_IT_TAKES: Final = frozenset({"memory/consolidate", "memory/session/close"})
+
+
+# How long a describe waits to learn how the mounts are: every client begins with one, whatever it wants.
+_LOOK_SECONDS: Final = 1.0
+_UNSEEN: Final = f"asked how it is, it has not answered for {_LOOK_SECONDS:g} s"
 
 
 class Ids(msgspec.Struct):
@@ -160,9 +166,9 @@ class Methods:
             "memory/recall": Method(PromptedRecall, self.recall),
             "memory/timeline": Method(PromptedPages, self.timeline),
             "memory/forget": Method(Forget, self.forget, writable),
-            "memory/promote": Method(Promote, self.promote),
+            "memory/promote": Method(Promote, self.promote, writable),
             "memory/consolidate": Method(Consolidate, self.consolidate),
-            "memory/reinforce": Method(Reinforce, self.reinforce),
+            "memory/reinforce": Method(Reinforce, self.reinforce, writable),
             "memory/session/list": Method(SessionList, self.session_list),
             "memory/session/close": Method(SessionClose, self.session_close),
             "memory/fetch": Method(Fetch, self.fetch),
@@ -187,7 +193,9 @@ class Methods:
                 {"supported": [PROTOCOL]},
             )
         capabilities = [name for name in CAPABILITIES if name != "scopes" or _tells_owners_apart(caller)]
-        counts = self._catalog.counts(scope_of(caller, params.owner))
+        scope = scope_of(caller, params.owner)
+        unseen = await self._unseen()
+        counts = self._catalog.counts(scope)
         limits = self._settings.limits
         metric = self._catalog.metric()
         return Description(
@@ -196,13 +204,20 @@ class Methods:
             capabilities=capabilities,
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
-            tiers=[self._tier(tier, counts, caller) for tier in self._settings.tiers],
+            tiers=[self._tier(tier, counts, caller, unseen) for tier in self._settings.tiers],
             embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
             prompt=self._prompting.describe(),
             store=Extensions(),
         )
+
+    async def _unseen(self) -> set[str]:
+        """The mounts of which it takes too long to learn how they are: nobody else may have asked them lately."""
+        mounts = [tier.name for tier in self._mounts.tiers if tier in self._mounts]
+        links = [link for link in map(self._copies.link, mounts) if link.status == "up"]
+        seen = await outcomes([partial(link.is_seen_within, _LOOK_SECONDS) for link in links])
+        return {link.name for link, is_seen in zip(links, seen, strict=True) if is_seen is False}
 
     async def remember(self, params: ConditionalRemember, caller: Caller) -> Ids:
         if not _tells_owners_apart(caller):
@@ -267,8 +282,9 @@ class Methods:
         can = [profile.metrics or frozenset(METRICS) for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
-    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller) -> TierEntry:
+    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller, unseen: Container[str]) -> TierEntry:
         link = self._copies.link(tier.name)
+        reason = link.describe_status().reason or (_UNSEEN if tier.name in unseen else None)
         mounted = tier in self._mounts
         return TierEntry(
             name=tier.name,
@@ -282,7 +298,7 @@ class Methods:
             per_session=tier.per_session,
             server=link.profile.name if link.profile else None,
             mount=mounted,
-            reason=link.describe_status().reason if hears_reasons(caller) else None,  # it may quote a child's stderr
+            reason=reason if hears_reasons(caller) else None,  # it may quote a child's stderr
         )
 
 

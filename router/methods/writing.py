@@ -157,8 +157,8 @@ class Writing:
     async def forget(self, params: Forget, scope: Scope) -> int:
         """How many records were forgotten; gone for every reader when this returns (§4.5). Mounts are passed by.
 
-        Raises READ_ONLY where there is nothing else; INVALID_PARAMS without a selector. If a tier that must be asked
-        does not answer, nothing is forgotten.
+        Raises READ_ONLY where there is nothing else; INVALID_PARAMS without a selector, and for the id of a mount's
+        record. If a tier that must be asked does not answer, nothing is forgotten.
         """
         refuse_if_read_only(self._mounts)
         if params.query is not None and not query_tokens(params.query):
