@@ -21,7 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "router.logs": set(),
     "router.tokens": set(),
     "router.table": set(),
-    "router.config": {"router.table"},
+    "router.config": {"router.a2m", "router.table"},
     "router.model": {"router.a2m", "router.config"},
     "router.policy": set(),
     "router.nearest": set(),
@@ -72,6 +72,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "router.checking": {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.tiers", "router.app"),
+        *("router.serve",),
     },
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
@@ -93,6 +94,7 @@ PURE = {
     "router.a2m.equality",
     "router.a2m.errors",
     "router.a2m.events",
+    "router.a2m.http_addressing",
     "router.a2m.http_limits",
     "router.a2m.jsonrpc",
     "router.a2m.lines",

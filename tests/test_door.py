@@ -50,9 +50,9 @@ def test_whatever_bytes_a_token_has_it_is_known_and_no_other(token: bytes, other
     assert admit({"authorization": f"{scheme} {token.decode('latin-1')}"}) == Caller(False, "alice")
     if other not in (token, b"another"):
         refused = admit({"authorization": f"{scheme} {other.decode('latin-1')}"})
-        assert refused == admit({})
+        assert refused == admit({"authorization": "Bearer nobody's"})
         assert isinstance(refused, Refusal)
-        assert refused.status == 401
+        assert (refused.status, refused == admit({})) == (401, False)
 
 
 @pytest.mark.parametrize("token", ["voilà", "\u0120", "geöffnet", "開けゴマ", "x\u00a0"])
@@ -72,6 +72,14 @@ def test_the_lines_for_the_file_say_whose_token_it_is(owner: str, token: str) ->
         lines + '[tiers.a]\nkind = "working"\ncommand = ["a2m-store", "a.db"]\n', base=HERE, environ={}
     ).serve.principals
     assert read == (known(owner, token.encode()),)
+
+
+@given(shown=SHOWN)
+def test_nothing_of_what_is_shown_is_in_a_refusal(shown: bytes) -> None:
+    admit = admission((), [known("alice", b"open sesame")])
+    assert admit({"authorization": shown.decode("latin-1")}) in [
+        admit({"authorization": other}) for other in ("", "Bearer", "Bearer x", "x")
+    ]
 
 
 def test_no_token_is_made_twice_and_all_can_be_shown() -> None:

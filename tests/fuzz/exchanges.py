@@ -20,7 +20,9 @@ class Exchange(msgspec.Struct, frozen=True):
     rude: bool = False  # closed with a reset, and without reading
 
 
-HEAD: Final = "POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer " + TOKEN + "\r\n"
+HEAD: Final = (
+    "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer " + TOKEN + "\r\n"
+)
 
 
 class Exchanges:
@@ -77,7 +79,7 @@ class Exchanges:
                 (HEAD.replace("POST / ", "PUT / "), 405),
                 (HEAD.replace("POST / ", "POST /healthz "), 405),
                 (HEAD + "X: " + "y" * 40_000 + "\r\n", 431),
-                (HEAD.replace("Host: a\r\n", ""), 400),
+                (HEAD.replace("Host: localhost\r\n", ""), 400),
                 (HEAD.replace("HTTP/1.1", "HTTP/9"), 400),
                 (HEAD + f"Content-Length: {len(message) + 1}\r\n", 400),
             )
