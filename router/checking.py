@@ -14,6 +14,7 @@ from router.app import Federation
 from router.catalog.exchanging import REBUILDING
 from router.config import Tier
 from router.database import damaged
+from router.serve import rights
 from router.tiers.link import Link, TierDown
 from router.tiers.manner import manner_of
 from router.tiers.profile import CannotServe, Profile
@@ -63,6 +64,9 @@ async def print_check(federation: Federation) -> int:
         problems.append(str(damaged(federation.settings.state, damage).with_remedy(REBUILDING)))
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
+    principals, tiers = federation.settings.serve.principals, federation.settings.tiers
+    warning = rights.warning(principals, tiers)
+    remarks += [*rights.told(principals, tiers), *([] if warning is None else [warning])]
     for line in [*remarks, *problems]:
         console.print(line, markup=False)
     return 1 if problems else 0
