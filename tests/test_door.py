@@ -210,3 +210,25 @@ def test_a_store_is_alive_and_ready(tmp_path: Path) -> None:
         assert client.get(url + "healthz").text == "alive"
         assert client.get(url + "readyz").text == "ready"
         assert client.get(url + "readyz", headers={"Origin": "https://evil.example"}).status_code == 403
+        for path in ("", "healthz", "readyz"):
+            assert client.get(url + path, headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_a_router_says_who_may_write_where(tmp_path: Path) -> None:
+    lines = principal("alice", "a") + 'write = ["private", "pool"]\n' + principal("bob", "b")
+    tiers = [
+        f'[tiers.{name}]\nkind = "{kind}"\ncommand = {json.dumps([STORE, f"{name}.db"])}\n'
+        for name, kind in (("working", "working"), ("pool", "semantic"))
+    ]
+    config = tmp_path / "federation.toml"
+    config.write_text(f'state = "router.db"\n{lines}{"".join(tiers)}shared = true\n')
+    checking = [COMMAND, "--config", str(config), "--check", "--log-level", "warning"]
+    checked = subprocess.run(checking, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    sentences = [
+        "principal 'alice' may write: what it owns in working and the shared pool",
+        "principal 'bob' may write: what it owns in working",
+    ]
+    assert [line for line in checked.stdout.splitlines() if line.startswith("principal")] == sentences
+    config.write_text(config.read_text().replace('write = ["private", "pool"]\n', ""))
+    checked = subprocess.run(checking, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert "every principal may write into the shared tiers (pool), for all to read" in checked.stdout
