@@ -359,6 +359,23 @@ async def test_a_name_that_the_settings_list_is_this_server_s_too() -> None:
         assert (await client.post("/", json=CALL, headers={"Host": "b.a2m.example"})).status_code == 421
 
 
+async def test_what_it_was_told_to_listen_on_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's own name is an address of its loopback on many a machine."""
+
+    async def known(host: str, *rest: Any, **more: Any) -> Any:
+        return await found("127.0.1.1" if host == "This.Machine" else host, *rest, **more)
+
+    found = anyio.getaddrinfo
+    monkeypatch.setattr(anyio, "getaddrinfo", known)
+    async with anyio.create_task_group() as tasks:
+        _, port = await tasks.start(serve_http, app(), "This.Machine", 0)
+        async with httpx.AsyncClient(base_url=f"http://127.0.1.1:{port}", timeout=20) as client:
+            for host, status in (("this.machine", 200), ("another.machine", 421)):
+                answer = await client.post("/", json=CALL, headers={"Host": f"{host}:{port}"})
+                assert answer.status_code == status
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_server_that_others_reach_may_be_called_anything() -> None:
     async with served(app(), host="0.0.0.0") as client:
         assert (await client.post("/", json=CALL, headers={"Host": "a2m.example"})).status_code == 200

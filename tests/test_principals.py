@@ -12,6 +12,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
 import httpx
@@ -64,6 +65,17 @@ EVERYTHING: Final = (
 )
 
 
+# into every tier, or into what is private only
+rights_to_write: Final = st.sampled_from([None, frozenset(PRIVATE)])
+
+
+@asynccontextmanager
+async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
+    """Where "b" may write: a refusal must tell no more than an answer."""
+    with patch.dict(w.CALLERS, b=Caller(asserts_owner=False, owner="b", writes=writes)):
+        yield
+
+
 async def common_ground(worlds: TwoWorlds) -> None:
     """The width of vectors is known, since it is one for all; both have looked where the log is."""
     await worlds.alike("local", remember("alpha", id="n0", embedding=[1.0, 1.0]))
@@ -73,12 +85,12 @@ async def common_ground(worlds: TwoWorlds) -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
-@given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans())
+@given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans(), writes=rights_to_write)
 def test_whatever_another_does_in_private_nothing_that_can_be_asked_tells_of_it(
-    anyio_backend: str, history: list[Step], distil: bool
+    anyio_backend: str, history: list[Step], distil: bool, writes: frozenset[str] | None
 ) -> None:
     async def scenario() -> None:
-        async with two_worlds(secluded("background", distil=distil)) as worlds:
+        async with two_worlds(secluded("background", distil=distil)) as worlds, allowed_to_b(writes):
             await common_ground(worlds)
             for step in history:
                 await worlds.apart(step.first, step.second)
@@ -101,13 +113,14 @@ secrets_without_passes = w.private.filter(lambda call: call.method not in ("cons
     secrets=st.lists(secrets_without_passes, min_size=2, max_size=8),
     asked=st.lists(w.reads | w.writes, min_size=2, max_size=8),
     seed=st.integers(0, 2**32),
+    writes=rights_to_write,
 )
 def test_nothing_of_it_shows_while_it_happens(
-    anyio_backend: str, secrets: list[Call], asked: list[Call], seed: int
+    anyio_backend: str, secrets: list[Call], asked: list[Call], seed: int, writes: frozenset[str] | None
 ) -> None:
     async def scenario() -> None:
         weather = restless(seed), restless(seed)
-        async with two_worlds(secluded(), weather=weather, settle=False) as worlds:
+        async with two_worlds(secluded(), weather=weather, settle=False) as worlds, allowed_to_b(writes):
             await common_ground(worlds)
 
             async def busy() -> None:

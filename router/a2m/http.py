@@ -145,8 +145,8 @@ class HttpServer:
         host: a name or an address, IPv6 without brackets; a name is listened on at all its addresses.
         port: 0 takes a free one.
         limits: of connections. There are fewer of them if the process may not open that many files.
-        hosts: names in lower case that a request may be for beside the loopback's own, where only that is listened on;
-            elsewhere it may be for any.
+        hosts: names in lower case that a request may be for beside `host` and the loopback's own, where only that is
+            listened on; elsewhere it may be for any.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class HttpServer:
         hosts: Collection[str] = (),
     ) -> None:
         self._app = app
-        self._hosts = frozenset(hosts)
+        self._hosts = frozenset([*hosts, host.lower()])
         self._host = host
         self._port = port
         self._limits = limits
