@@ -1170,6 +1170,29 @@ async def test_a_forget_passes_by_what_it_only_describes_and_is_not_one_s_own() 
 
 
 @pytest.mark.anyio
+async def test_a_forget_that_names_a_tier_is_refused_whoever_s_records_are_in_it() -> None:
+    async with trial(with_rights(Right("a", (SHARED,)), Right("b"))) as fed:
+        for _ in range(2):
+            refused = await ask_as(fed, "b", "forget", tier=SHARED)
+            assert refused.error["code"] == Code.SCOPE_DENIED
+            await ask(fed, "local", "remember", records=[{"content": "x", "owner": "a", "tier": SHARED}])
+        assert (await ask_as(fed, "b", "forget", tier="no such tier")).error["code"] == Code.UNKNOWN_TIER
+
+
+@pytest.mark.anyio
+async def test_no_group_has_moved_for_a_batch_that_is_refused() -> None:
+    async with trial(with_rights(Right("a", (SHARED,)), Right("b"))) as fed:
+        group = [{"content": "x", "id": f"g{n}", "key": f"g/{n}", "group": "g"} for n in range(3)]
+        await ask_as(fed, "b", "remember", records=group)
+        before = await account(fed)
+        for last in ({"tier": SHARED}, {"tier": SHARED, "key": "g/1", "group": "g"}):
+            moving = {"content": "y", "key": "g/0", "group": "g", "tier": "episodic"}
+            refused = await ask_as(fed, "b", "remember", records=[moving, {"content": "z", **last}])
+            assert refused.error["code"] == Code.SCOPE_DENIED
+            assert await account(fed) == before
+
+
+@pytest.mark.anyio
 async def test_a_refusal_says_which_tier_and_where_one_may_write() -> None:
     async with trial(with_rights(Right("a", (SHARED,)), Right("b", ("private", "pool")))) as fed:
         refused = (await ask_as(fed, "b", "remember", records=[{"content": "x", "tier": SHARED}])).error

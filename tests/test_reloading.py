@@ -208,6 +208,10 @@ def test_a_bad_file_changes_nothing_and_the_log_says_why(tmp_path: Path) -> None
             router.write(text)
             assert sentence in router.hang_up(until=REFUSED)
             assert (router.status("alices"), router.status("bobs")) == (200, 401)
+        others = TIERS.replace('kind = "working"', 'kind = "working"\nshared = true')
+        router.write(principal("bob", 'write = ["working"]'), tiers=others)
+        assert '"working" is not shared' in router.hang_up(until=REFUSED)  # where it runs, it is not
+        assert router.status("bobs") == 401
         router.config.unlink()
         assert "there is no such file" in router.hang_up(until=REFUSED)
         assert router.status("alices") == 200
