@@ -88,7 +88,8 @@ def test_the_sample_says_what_it_is_meant_to_say() -> None:
 def test_the_sample_stays_good_when_its_examples_are_switched_on() -> None:
     text = (Path(__file__).parent.parent / "federation.toml").read_text()
     for example in (
-        *('http = "127', "origins", "[[serve", "owner =", "token_env", "limit ", "max_", "idle_timeout"),
+        *('http = "127', "origins", "hosts", "[[serve", "owner =", "token_env", "write", "admin", "limit ", "max_"),
+        "idle_timeout",
         *(
             "forgotten_for",
             "retained",

@@ -84,7 +84,7 @@ def _misdirected(host: str) -> Refusal:
     return Refusal(
         421,
         f"Host: this server listens on this machine only, and is not called {shown!r}; expected localhost or an "
-        "address such as 127.0.0.1. A proxy in front has to say one of these, or a name that the server's settings "
-        "list",
+        "address such as 127.0.0.1. A proxy in front has to say one of these, or a name that the settings list (of "
+        "a2m-router: hosts in [serve])",
         _CLOSE,
     )
