@@ -378,6 +378,13 @@ def who(door: Door, token: str) -> str | None:
     return caller.owner if isinstance(caller, Caller) else None
 
 
+async def until_let_in(door: Door, token: str) -> None:
+    """Nobody is told when the file has been read."""
+    with anyio.fail_after(PATIENCE):
+        while who(door, token) is None:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+
+
 @pytest.mark.anyio
 async def test_a_file_that_is_changed_while_it_is_read_is_read_once_more() -> None:
     """What is asked for while the file is being read may be about a newer one."""
@@ -396,9 +403,7 @@ async def test_a_file_that_is_changed_while_it_is_read_is_read_once_more() -> No
         tasks.start_soon(door.run)
         door.read_soon()
         door.read_soon()
-        with anyio.fail_after(PATIENCE):
-            while who(door, "carols") is None:  # noqa: ASYNC110
-                await anyio.sleep(0.001)
+        await until_let_in(door, "carols")
         tasks.cancel_scope.cancel()
     assert reads == 2
     assert (who(door, "alices"), who(door, "bobs")) == (None, None)
@@ -423,9 +428,8 @@ async def test_whatever_happens_to_the_reading_the_door_stays_as_it_was(fault: E
         door.read_soon()
         with anyio.fail_after(PATIENCE):
             await failed.wait()
-            assert who(door, "alices") == "alice"
-            door.read_soon()
-            while who(door, "bobs") is None:  # noqa: ASYNC110
-                await anyio.sleep(0.001)
+        assert who(door, "alices") == "alice"
+        door.read_soon()
+        await until_let_in(door, "bobs")
         tasks.cancel_scope.cancel()
     assert who(door, "alices") is None
