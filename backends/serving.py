@@ -8,13 +8,13 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from ipaddress import ip_address
 from typing import Any, Final, Protocol
 
 import anyio
 
 from router.a2m.descriptors import standard_streams
 from router.a2m.ending import EndingStream, until_signalled
+from router.a2m.http_addressing import is_loopback
 from router.a2m.server import Answering, Caller, CannotListen, Refusal
 from router.a2m.stdio import serve_lines
 
@@ -82,11 +82,7 @@ def _admit(headers: Mapping[str, str]) -> Caller | Refusal:
 def loopback(text: str) -> tuple[str, int]:
     """The host, without brackets, and the port of a loopback address such as 127.0.0.1:8778. For argparse."""
     host, port = _address(text)
-    try:
-        local = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
+    if not is_loopback(host):
         raise argparse.ArgumentTypeError(
             f"{host} can be reached from elsewhere, and this server tells nobody apart; listen on 127.0.0.1, and put "
             "a2m-router with principals in front"

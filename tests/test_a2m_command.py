@@ -1072,7 +1072,7 @@ def serving(config: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "router.cli", "--config", str(config), "--http", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
-        env={**ENVIRONMENT, "A_TOKEN": "open sesame"},
+        env={**ENVIRONMENT, "A_TOKEN": "open-sesame"},
     )
     try:
         assert process.stderr is not None
@@ -1130,11 +1130,11 @@ def test_a_router_with_principals_is_asked_with_a_token(
     config.write_text(FEDERATION + '[[serve.principals]]\nowner = "alice"\ntoken_env = "A_TOKEN"\n')
     with serving(config):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("A_TOKEN", "open sesame")
+        monkeypatch.setenv("A_TOKEN", "open-sesame")
         refused = call("remember", "x")
         assert refused.returncode == 1
         assert "A2M_TOKEN" in refused.stderr
-        monkeypatch.setenv("A2M_TOKEN", "open sesame")
+        monkeypatch.setenv("A2M_TOKEN", "open-sesame")
         allowed = call("remember", "x")
         assert (allowed.returncode, allowed.stderr) == (0, "")
 

@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "router.tokens": set(),
     "router.table": set(),
     "router.drawing": set(),
-    "router.config": {"router.table"},
+    "router.config": {"router.a2m", "router.table"},
     "router.reasoning": set(),
     "router.model": {"router.a2m", "router.config", "router.reasoning"},
     "router.policy": set(),
@@ -75,7 +75,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "router.checking": {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.tiers", "router.app"),
-        *("router.drawing",),
+        *("router.drawing", "router.serve"),
     },
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
@@ -98,6 +98,7 @@ PURE = {
     "router.a2m.equality",
     "router.a2m.errors",
     "router.a2m.events",
+    "router.a2m.http_addressing",
     "router.a2m.http_limits",
     "router.a2m.jsonrpc",
     "router.a2m.lines",

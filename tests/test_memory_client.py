@@ -506,7 +506,7 @@ async def test_the_file_and_its_programs_see_the_environment_that_is_given(tmp_p
     path = await federation_at(
         tmp_path, FEDERATION + '[[serve.principals]]\nowner = "alice"\ntoken_env = "ONLY_IN_THE_TEST"\n'
     )
-    with pytest.raises(ConfigError, match="token_env: the environment variable it names is not set"):
+    with pytest.raises(ConfigError, match="token_env: the environment variable ONLY_IN_THE_TEST is not set"):
         async with router.open_federation(path, environ={}):
             pass
 

@@ -154,7 +154,11 @@ class Accounts:
 
     def is_all_scanned(self) -> bool:
         """Whether all that any tier holds is accounted for."""
-        return all(map(self.is_scanned, self._tiers))
+        return not self.unscanned()
+
+    def unscanned(self) -> list[str]:
+        """The tiers that hold, or may hold, what is not accounted for."""
+        return [tier for tier in self._tiers if not self.is_scanned(tier)]
 
     def is_accounted(self, tier: str, scope: Scope = EVERYONE) -> bool:
         """Whether all that `tier` holds and `scope` would see is accounted for, with what an earlier router was writing

@@ -22,6 +22,7 @@ from router.catalog.entries import Entry
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.methods.drafting import destination, refuse_if_read_only
+from router.methods.permission import refuse_unless_writable
 from router.methods.reading import Readings
 from router.methods.selecting import changing, narrowed_to_ids, selects, unanswered
 from router.methods.writing import Overtaken, Writing
@@ -118,6 +119,9 @@ class Summaries:
         sources = self._sources(records)
         page = self._unedited(before, owner, params.key)
         target = self._target(params, sources.values(), page)
+        if page is not None:
+            refuse_unless_writable(scope, page.home, "key")
+        refuse_unless_writable(scope, target.name, "into")
         summary = await self._summarizer.summarize(records) if records else None
         if summary is None:
             return Summarized([], len(records), 0)

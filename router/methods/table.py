@@ -328,10 +328,10 @@ def scope_of(caller: Caller, owner: str | None) -> Scope:
     Raises SCOPE_DENIED when a principal asserts another owner than itself.
     """
     if caller.asserts_owner:
-        return Scope(owner)
+        return Scope(owner, caller.writes)
     if owner is not None and caller.owner is not None and owner != caller.owner:
         raise A2MError(Code.SCOPE_DENIED, f"owner: you are {caller.owner!r}, not {owner!r}")
-    return Scope(caller.owner)
+    return Scope(caller.owner, caller.writes)
 
 
 def _tells_owners_apart(caller: Caller) -> bool:

@@ -13,6 +13,7 @@ from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import destination
+from router.methods.permission import refuse_named, refuse_unless_writable
 from router.methods.resolving import refuse_mounted
 from router.methods.selecting import sight_of
 from router.moves import Moved, Moves
@@ -92,6 +93,8 @@ class Upkeep:
         """
         target = destination(params.tier, self._settings, self._mounts, "tier").name
         refuse_mounted(params.ids, self._mounts, self._catalog, scope)
+        refuse_unless_writable(scope, target, "tier")
+        refuse_named(scope, params.ids, self._catalog)
         entries = self._catalog.find(params.ids).values()
         by_home: dict[str, list[Unit]] = {}
         for unit in self._catalog.units(e for e in entries if e.home != target and scope.holds(e.owner)):
@@ -154,8 +157,12 @@ class Upkeep:
         return {name: sight.count(places) for name, places in report.figures().items()}
 
     def reinforce(self, params: Reinforce, scope: Scope) -> int:
-        """How many records had their salience raised. Raises INVALID_PARAMS for the id of a mount's record."""
+        """How many records had their salience raised.
+
+        Raises INVALID_PARAMS for the id of a mount's record, SCOPE_DENIED for what is seen and may not be changed.
+        """
         refuse_mounted(params.ids, self._mounts, self._catalog, scope)
+        refuse_named(scope, params.ids, self._catalog)
         return self._catalog.reinforce(params.ids, params.amount, scope)
 
     def sessions(self, scope: Scope) -> list[SessionEntry]:

@@ -58,8 +58,9 @@ from router.methods.drafting import (
     slots_of,
     width_of,
 )
+from router.methods.permission import passing_by, refuse_unless_writable
 from router.methods.resolving import Resolving
-from router.methods.selecting import selects
+from router.methods.selecting import selects, unaccounted
 from router.moves import Moves
 from router.redoing import Redoing
 from router.settling import Settling
@@ -144,10 +145,10 @@ class Writing:
         """
         drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.dimensions())
         slots, places = slots_of(self._dated(drafts))
-        await self._take_groups_along(slots)
+        await self._take_groups_along(slots, scope)
         written = False
         while not written:
-            claim, plan = await self._claim(slots)
+            claim, plan = await self._claim(slots, scope)
             # what a tier has been told must be finished whatever becomes of the caller; every call has a deadline
             with anyio.CancelScope(shield=True):
                 written = await self._write(plan, claim, still)
@@ -170,6 +171,7 @@ class Writing:
                 "more than an empty selector",
             )
         ids = await self._resolving.ids(params, scope)
+        ids = self._changeable(ids, params, scope)
         struck = self._catalog.forget(ids, scope, self._clock())
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
@@ -181,14 +183,28 @@ class Writing:
             raise _unsure(failure, "what was forgotten is gone, but may be back") from failure
         return len(struck)
 
-    async def _take_groups_along(self, slots: Sequence[Slot]) -> None:
+    def _changeable(self, ids: list[str], params: Forget, scope: Scope) -> list[str]:
+        """Those of the ids that `params` mean and `scope` may forget. Raises SCOPE_DENIED for what it names and may
+        not, and INTERNAL_ERROR for ids that may yet turn out to be such."""
+        if params.tier is not None:
+            refuse_unless_writable(scope, params.tier, "tier")
+        for tier in self._catalog.unscanned():
+            if not scope.writes_to(tier):
+                # one that is another's is like one that nobody has heard of
+                seen = [entry for entry in self._catalog.find(ids).values() if self._catalog.sees(scope, entry)]
+                if len(seen) < len(set(ids)):
+                    raise unaccounted(tier, self._copies.why_unaccounted(tier))
+        return passing_by(scope, ids, params.ids or (), self._catalog)
+
+    async def _take_groups_along(self, slots: Sequence[Slot], scope: Scope) -> None:
         """A replacement that names another tier moves its record there; if that stays in its group, the whole group."""
         if not any(slot.last.tier is not None and slot.last.group is not None for slot in slots):
             return
-        for slot, _, _ in self._plan(slots).replaced:  # a batch that is refused moves nothing
+        for slot, _, _ in self._plan(slots, scope).replaced:  # a batch that is refused moves nothing
             draft = slot.last
             # a forget in the middle of a move makes it let go, and leaves less to be moved
             while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
+                refuse_unless_writable(scope, members[0].home, "records")
                 moved = await self._moves.carry_out([unit_of(members)], members[0].home, draft.tier)
                 if moved.reason is not None:
                     raise _answer(TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None))
@@ -228,11 +244,11 @@ class Writing:
 
     # --- under which claim, and what it comes to
 
-    async def _claim(self, slots: Sequence[Slot]) -> tuple[Claim, _Plan]:
+    async def _claim(self, slots: Sequence[Slot], scope: Scope) -> tuple[Claim, _Plan]:
         """A claim on all that the slots touch, and what they come to under it."""
 
         def look() -> tuple[set[Name], _Plan]:
-            plan = self._plan(slots)
+            plan = self._plan(slots, scope)
             return self._names(plan), plan
 
         try:
@@ -244,7 +260,7 @@ class Writing:
                 {"reason": "unsettled", "retry_after": self._patience},
             ) from None
 
-    def _plan(self, slots: Sequence[Slot]) -> _Plan:
+    def _plan(self, slots: Sequence[Slot], scope: Scope) -> _Plan:
         plan = _Plan([], [], [])
         for slot in slots:
             draft = slot.last
@@ -264,6 +280,7 @@ class Writing:
                         f"the id {slot.id!r} would be one of {mount.name!r}, which is mounted; choose another",
                     )
                 home = destination(draft.tier, self._settings, self._mounts, "tier").name
+                refuse_unless_writable(scope, home, "records")
                 whole = _whole(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
                 self._copies.check(home, whole)
                 plan.new.append((slot, whole, entry_of(whole, home)))
@@ -278,6 +295,8 @@ class Writing:
             else:
                 whole = _whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites)
                 new = entry_of(whole, draft.tier or entry.home)
+                for tier in (entry.home, new.home):
+                    refuse_unless_writable(scope, tier, f"records: the key {draft.key!r}")
                 self._copies.check(new.home, whole)
                 plan.replaced.append((slot, whole, Replacement(new, entry.version, draft.salience)))
         return plan
