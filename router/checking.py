@@ -10,6 +10,7 @@ from rich.table import Table
 
 from router.a2m.errors import A2MError
 from router.a2m.messages import Describe, Recall
+from router.a2m.stderr import drain_stderr
 from router.app import Federation
 from router.catalog.exchanging import REBUILDING
 from router.config import Tier
@@ -61,6 +62,7 @@ async def print_check(federation: Federation) -> int:
     damage = federation.catalog.damage()
     if damage is not None:
         problems.append(str(damaged(federation.settings.state, damage).with_remedy(REBUILDING)))
+    drain_stderr()  # what the tiers said on the way here belongs before the table
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
     for line in [*remarks, *problems]:

@@ -20,6 +20,7 @@ from router import __version__
 from router.a2m.child import CannotStart
 from router.a2m.descriptors import open_missing_streams
 from router.a2m.server import CannotListen
+from router.a2m.stderr import unblocked_stderr
 
 _DESCRIPTION: Final = """\
 An A2M server that misbehaves as planned: it stands before another one, passes everything on, to the byte, and does to
@@ -70,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("expected either a server's command after --, or --url with the address of one")
     if options.plan is None:
         parser.error("the following argument is required: --plan (see --help for what it may say)")
+    with unblocked_stderr():
+        return _done(options, command)
+
+
+def _done(options: argparse.Namespace, command: list[str]) -> int:
     front: Front = "stdio" if options.http is None else "http"
     behind: Behind = "url" if options.url is not None else "command"
     try:

@@ -23,7 +23,7 @@ from backends.rag.qdrant import API_KEY, qdrant_service
 from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Service
 from backends.rag.settings import BadFile, arguments_in
-from backends.serving import add_log_level, log_to_stderr, loopback, positive, run, serve
+from backends.serving import add_log_level, loopback, positive, run, serve
 from router import __version__
 from router.a2m.descriptors import open_missing_streams
 
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     open_missing_streams()
     options = _options(sys.argv[1:] if arguments is None else list(arguments))
-    log_to_stderr(options.log_level)
     # their own lines say nothing that ours do not, and show addresses with what is asked
     for library in ("httpx", "httpcore"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    return run("a2m-rag", partial(serve, "a2m-rag", _opened(options), options.serve), (CannotStart,))
+    serving = partial(serve, "a2m-rag", _opened(options), options.serve)
+    return run("a2m-rag", serving, (CannotStart,), log_level=options.log_level)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from backends.serving import add_log_level, log_to_stderr, loopback, positive, run, serve
+from backends.serving import add_log_level, loopback, positive, run, serve
 from backends.store.drafts import Limits
 from backends.store.server import Server, serving
 from backends.store.store import Store
@@ -26,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     open_missing_streams()
     options = _parser().parse_args(arguments)
-    log_to_stderr(options.log_level)
-    return run("a2m-store", partial(_serve, options), (DatabaseError,))
+    return run("a2m-store", partial(_serve, options), (DatabaseError,), log_level=options.log_level)
 
 
 def _parser() -> argparse.ArgumentParser:
