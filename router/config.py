@@ -4,6 +4,7 @@ Every mistake is a sentence that begins with its place in the file, and one read
 tokens (headers, principals, the environment) appear in no sentence and in no repr.
 """
 
+import os
 import re
 import ssl
 import tomllib
@@ -265,7 +266,8 @@ class _Surroundings(NamedTuple):
 
 def _settings(file: Table, around: _Surroundings) -> Settings:
     name = file.text("name", "federation")
-    state = around.base / file.text("state", _DEFAULT_STATE)
+    # behind symbolic links: whoever has the state has it by all its names
+    state = Path(os.path.realpath(around.base / file.text("state", _DEFAULT_STATE)))
     at_serve = file.table("serve")
     serve = _serve(at_serve, around)
     recall = _recall(file.table("recall"))

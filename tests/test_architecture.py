@@ -17,7 +17,7 @@ ARROWS: dict[str, set[str]] = {
     "router.a2m": set(),
     "router.text": set(),
     "router.wal": set(),
-    "router.database": {"router.wal"},
+    "router.database": {"router.a2m", "router.wal"},
     "router.logs": set(),
     "router.tokens": set(),
     "router.table": set(),

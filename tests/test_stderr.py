@@ -18,6 +18,7 @@ import pytest
 
 from router.a2m.descriptors import standard_streams
 from router.a2m.stderr import UnblockedStderr, unblocked_stderr
+from router.logs import _Json, _Text
 from tests.addresses import reserved_port
 
 # seconds, and far more than anything here takes; a hang becomes a failure
@@ -199,6 +200,13 @@ def until(wanted: str, log: Iterable[bytes]) -> list[Any]:
         if wanted in events[-1]["message"]:
             return events
     raise AssertionError(f"the log has ended, and nothing of it said {wanted!r}")
+
+
+def test_a_name_that_is_no_utf_8_is_logged_in_either_form() -> None:
+    name = os.fsdecode(b"caf\xe9.db")
+    record = logging.makeLogRecord({"msg": "%s is gone", "args": (name,), "levelname": "INFO", "name": "n"})
+    assert json.loads(_Json().format(record))["message"] == r"caf\udce9.db is gone"
+    assert _Text().format(record).endswith("is gone")
 
 
 def test_what_is_written_comes_out_whole_and_in_order_by_whoever_it_is_said(unread: Unread) -> None:
