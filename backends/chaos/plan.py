@@ -85,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def read_plan(path: Path, *, front: Front, behind: Behind) -> Plan:
     """The plan in a file, for a server that is reached and wrapped in this way. Raises PlanError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         raise PlanError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or 'it is not UTF-8'}") from None
     try:
