@@ -113,8 +113,8 @@ IMPURE = {
 }
 IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 
-# where uvicorn serves HTTP, and in an HTTP link's transport
-ASYNCIO = {"router.a2m.http", "router.a2m.http_client", "router.a2m.http_connection"}
+# where uvicorn serves HTTP, in an HTTP link's transport, and where a task starts that no other one waits for
+ASYNCIO = {"router.a2m.http", "router.a2m.http_client", "router.a2m.http_connection", "router.a2m.own_task"}
 
 
 def modules() -> dict[str, str]:
