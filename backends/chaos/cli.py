@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -19,6 +18,7 @@ from backends.serving import loopback
 from router import __version__
 from router.a2m.child import CannotStart
 from router.a2m.descriptors import open_missing_streams
+from router.a2m.paths import path_argument
 from router.a2m.server import CannotListen
 from router.a2m.stderr import unblocked_stderr
 
@@ -129,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="which faults, and when: a TOML file, see below")
+    parser.add_argument(
+        "--plan", type=path_argument, metavar="FILE", help="which faults, and when: a TOML file, see below"
+    )
     parser.add_argument(
         "--seed", type=_seed, metavar="N", help="for what happens by chance (default: the plan's, or 0)"
     )

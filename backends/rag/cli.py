@@ -26,6 +26,7 @@ from backends.rag.settings import BadFile, arguments_in
 from backends.serving import add_log_level, loopback, positive, run, serve
 from router import __version__
 from router.a2m.descriptors import open_missing_streams
+from router.a2m.paths import path_argument
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def _from_file(arguments: list[str], http: _Parser) -> list[str]:
     """The arguments in the file that --config names; they come first, so that the command line wins."""
     looking = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    looking.add_argument("--config", type=Path)
+    looking.add_argument("--config", type=path_argument)
     try:
         path = looking.parse_known_args(arguments)[0].config
     except argparse.ArgumentError:
@@ -168,7 +169,9 @@ def _parsers() -> tuple[_Parser, _Parser]:
 
 def _http_parser(kinds: Any) -> _Parser:
     parser: _Parser = kinds.add_parser("http", help="any JSON search endpoint", allow_abbrev=False)
-    parser.add_argument("--config", type=Path, metavar="FILE", help='a TOML file with these options, as url = "…"')
+    parser.add_argument(
+        "--config", type=path_argument, metavar="FILE", help='a TOML file with these options, as url = "…"'
+    )
     parser.add_argument("--url", help="the endpoint; {query} and {limit} may stand after its ?")
     parser.add_argument("--method", choices=("GET", "POST"), help="(default: POST with a --request, else GET)")
     parser.add_argument(
@@ -225,7 +228,7 @@ def _llamaindex_parser(kinds: Any) -> None:
 
 def _chroma_parser(kinds: Any) -> None:
     parser = kinds.add_parser("chroma", help="a collection of a Chroma database", allow_abbrev=False)
-    parser.add_argument("path", type=Path, metavar="PATH", help="the folder that holds chroma.sqlite3")
+    parser.add_argument("path", type=path_argument, metavar="PATH", help="the folder that holds chroma.sqlite3")
     parser.add_argument("--collection", required=True, metavar="C")
     parser.add_argument(
         "--embed", metavar="MODULE:FUNCTION", help="texts -> vectors (default: the collection's own function)"
@@ -245,7 +248,7 @@ def _qdrant_parser(kinds: Any) -> None:
         epilog=f"A server's key is taken from the environment variable {API_KEY}.",
         allow_abbrev=False,
     )
-    parser.add_argument("place", metavar="URL", help="the server, or the folder of a local collection")
+    parser.add_argument("place", type=_place, metavar="URL", help="the server, or the folder of a local collection")
     parser.add_argument("--collection", required=True, metavar="C")
     parser.add_argument("--embed", metavar="MODULE:FUNCTION", help="texts -> vectors")
     parser.add_argument("--vector", metavar="NAME", help="which vectors, where points have several")
@@ -306,6 +309,11 @@ def _add_common(
             option, type=positive, default=default, metavar="N", help=f"{what}, at most (default: %(default)s)"
         )
     add_log_level(parser)
+
+
+def _place(text: str) -> str:
+    """A server's address, or a folder."""
+    return text if "://" in text else str(path_argument(text))
 
 
 def _path(text: str) -> mapping.Path:
