@@ -172,6 +172,22 @@ def test_a_router_answers_every_call_and_a_signal_though_nobody_reads_its_log(lo
         assert router.wait(PATIENCE) == 0
 
 
+def test_a_router_over_http_is_healthy_though_nobody_reads_its_log(loud: Path, unread: Unread) -> None:
+    unread.fill()
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}/"
+        command = [program("a2m-router"), "--config", str(loud), "--http", f"127.0.0.1:{port}"]
+        with serving(*command, stderr=unread.writing) as router:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=PATIENCE) as client:
+                for id in range(5):
+                    headers = {"Content-Type": "application/json"}
+                    answer = client.post(url, content=call("remember", id, records=[{"content": "x"}]), headers=headers)
+                    assert answer.json()["result"]["ids"]
+                assert client.get(f"{url}healthz").status_code == 200
+            router.send_signal(signal.SIGTERM)
+            assert router.wait(PATIENCE) == 0
+
+
 def test_the_log_counts_what_it_dropped_as_soon_as_somebody_reads_it(loud: Path, unread: Unread) -> None:
     with serving(program("a2m-router"), "--config", str(loud), "--log-format", "json", stderr=unread.writing) as router:
         assert router.stdin is not None

@@ -68,12 +68,7 @@ class _OwnTask(Generic[T]):
 
     async def entered(self) -> T:
         """What the manager gives, once it is there. Raises what entering it raised."""
-        try:
-            await self._began.wait()
-        except BaseException:
-            self.cancel()
-            await self.ended()
-            raise
+        await self._reached(self._began)
         if not self._value:
             await self.ended()
             self._tell()
@@ -82,12 +77,7 @@ class _OwnTask(Generic[T]):
     async def left(self) -> None:
         """Leave the manager. Raises what that raised, or what had ended it before."""
         self._leave.set()
-        try:
-            await self._over.wait()
-        except BaseException:
-            self.cancel()
-            await self.ended()
-            raise
+        await self._reached(self._over)
         self._tell()
 
     def cancel(self) -> None:
@@ -98,6 +88,15 @@ class _OwnTask(Generic[T]):
         """Return when the task has ended. What it does then is bounded, as every way out is."""
         with anyio.CancelScope(shield=True):
             await self._over.wait()
+
+    async def _reached(self, event: anyio.Event) -> None:
+        """Return when the task has come so far; who is cancelled meanwhile cancels it, too."""
+        try:
+            await event.wait()
+        except BaseException:
+            self.cancel()
+            await self.ended()
+            raise
 
     def _tell(self) -> None:
         if self._problem is not None:
