@@ -243,13 +243,16 @@ class Database:
             os.ftruncate(self._lock, len(whole))
 
     def close(self) -> None:
-        """Sync and close the file, then let others have it. Raises OSError as `sync` does, when it is closed."""
+        """Sync and close the file, then let others have it. Raises OSError as `sync` does, when it is closed, and
+        DatabaseError where the file is gone."""
         self._lock = None
         try:
             self.sync()
-        except OSError:
+        except OSError as problem:
             # the log stays, for the next one who opens it to write anew
             self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            if problem.errno == errno.ESTALE:
+                raise DatabaseError(f"{self.path}: {FILE_GONE}; what was written last may be gone with it") from problem
             raise
         finally:
             self._resources.close()

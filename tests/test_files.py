@@ -270,7 +270,7 @@ def test_what_is_committed_when_the_file_goes_is_not_confirmed(tmp_path: Path) -
     path.unlink()
     with pytest.raises(OSError, match=FILE_GONE):
         notes.sync()
-    with pytest.raises(OSError, match=FILE_GONE):
+    with pytest.raises(DatabaseError, match=FILE_GONE):
         notes.close()
 
 
@@ -280,7 +280,7 @@ def test_a_folder_that_is_moved_takes_its_file_along(tmp_path: Path) -> None:
     (tmp_path / "memories").rename(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=FILE_GONE):
         insert(notes, 1)
-    with pytest.raises(OSError, match=FILE_GONE):
+    with pytest.raises(DatabaseError, match=FILE_GONE):
         notes.close()
 
 
@@ -313,6 +313,32 @@ async def test_a_store_whose_file_is_gone_acknowledges_nothing_and_goes_on_readi
         await memory.remember("the third")
         contents = [record.content for record in (await memory.timeline()).records]
         assert contents == ["the first", "the third"]
+
+
+@pytest.mark.parametrize("name", ["a2m-store", "a2m-router"])
+def test_a_program_that_ends_without_its_file_says_so_in_a_sentence(tmp_path: Path, name: str) -> None:
+    federation(tmp_path)
+    file = tmp_path / ("notes.db" if name == "a2m-store" else "router.db")
+    arguments = ["notes.db"] if name == "a2m-store" else ["--log-level", "warning"]
+    with subprocess.Popen(
+        [program(name), *arguments],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write('{"jsonrpc":"2.0","id":1,"method":"memory/describe"}\n')
+        process.stdin.flush()
+        assert process.stdout.readline()
+        file.unlink()
+        _, told = process.communicate(timeout=PATIENCE)
+    last = told.splitlines()[-1]
+    assert last == f"{name}: {file}: {FILE_GONE}; what was written last may be gone with it"
+    assert "Traceback" not in told
+    assert process.returncode == 1
 
 
 # --- under which names
