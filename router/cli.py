@@ -18,6 +18,7 @@ from router.a2m.ending import EndingStream, until_signalled
 from router.a2m.http_limits import HttpLimits
 from router.a2m.messages import Describe
 from router.a2m.server import CannotListen
+from router.a2m.stderr import drain_stderr, unblocked_stderr
 from router.a2m.stdio import serve_lines
 from router.app import Federation, running_federation
 from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
@@ -41,7 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "token":
         print(handing_out(options.owner, fresh_token()), end="")
         return 0
-    log_to_stderr(options.log_level, options.log_format)
+    with unblocked_stderr():
+        log_to_stderr(options.log_level, options.log_format)
+        return _done(options)
+
+
+def _done(options: argparse.Namespace) -> int:
+    """Does what is asked for; returns the exit code."""
     code = 0
     try:
         settings = load(options.config, os.environ)
@@ -183,6 +190,7 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
     if done is None:
         log.info("stopped; the catalog is as it was")
         return 1
+    drain_stderr()
     print_rebuilt(done, settings)
     return 0
 

@@ -4,6 +4,7 @@ Every mistake is a sentence that begins with its place in the file, and one read
 tokens (headers, principals, the environment) appear in no sentence and in no repr.
 """
 
+import os
 import re
 import ssl
 import tomllib
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.a2m.http_addressing import is_loopback
+from router.a2m.paths import expanded
 from router.table import Table, place, quoted, suggestion
 
 Kind = Literal["working", "episodic", "semantic", "procedural"]
@@ -191,7 +193,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
     """The settings in a file; ConfigError, with every mistake in it, if they cannot be used."""
-    path = path.absolute()
+    try:
+        path = expanded(str(path)).absolute()
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from None
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -286,7 +291,8 @@ def _shown(variable: str) -> str:
 
 def _settings(file: Table, around: _Surroundings) -> Settings:
     name = file.text("name", "federation")
-    state = around.base / file.text("state", _DEFAULT_STATE)
+    # behind symbolic links: whoever has the state has it by all its names
+    state = Path(os.path.realpath(file.path("state", around.base / _DEFAULT_STATE, around.base)))
     at_serve = file.table("serve")
     serve = _serve(at_serve, around)
     recall = _recall(file.table("recall"))
@@ -528,7 +534,7 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
         kind=table.choice("kind", get_args(Kind), "semantic"),
         command=table.texts("command", None),
         env=_environment(table, around),
-        cwd=around.base / table.text("cwd", "."),
+        cwd=table.path("cwd", around.base, around.base),
         url=table.text("url", None),
         headers=_headers(table, around),
         ca_file=_ca_file(table, around),
@@ -604,10 +610,9 @@ def _check_url(url: str, table: Table) -> None:
 
 
 def _ca_file(table: Table, around: _Surroundings) -> Path | None:
-    written = table.text("ca_file", None)
-    if written is None:
+    path = table.path("ca_file", None, around.base)
+    if path is None:
         return None
-    path = around.base / written
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     why = "there is no certificate in it; expected PEM, where each begins with -----BEGIN CERTIFICATE-----"
     try:

@@ -17,10 +17,10 @@ ARROWS: dict[str, set[str]] = {
     "router.a2m": set(),
     "router.text": set(),
     "router.wal": set(),
-    "router.database": {"router.wal"},
+    "router.database": {"router.a2m", "router.wal"},
     "router.logs": set(),
     "router.tokens": set(),
-    "router.table": set(),
+    "router.table": {"router.a2m"},
     "router.drawing": set(),
     "router.config": {"router.a2m", "router.table"},
     "router.reasoning": set(),
@@ -119,8 +119,8 @@ IMPURE = {
 }
 IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 
-# where uvicorn serves HTTP, and in an HTTP link's transport
-ASYNCIO = {"router.a2m.http", "router.a2m.http_client", "router.a2m.http_connection"}
+# where uvicorn serves HTTP, in an HTTP link's transport, and where a task starts that no other one waits for
+ASYNCIO = {"router.a2m.http", "router.a2m.http_client", "router.a2m.http_connection", "router.a2m.own_task"}
 
 
 def modules() -> dict[str, str]:

@@ -27,9 +27,10 @@ from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, Service
 from backends.rag.settings import BadFile, arguments_in
 from backends.rag.thresholds import DISTANCE, SIMILARITY, NearService, Threshold
-from backends.serving import add_log_level, log_to_stderr, loopback, positive, run, serve
+from backends.serving import add_log_level, loopback, positive, run, serve
 from router import __version__
 from router.a2m.descriptors import open_missing_streams
+from router.a2m.paths import path_argument
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     open_missing_streams()
     options = _options(sys.argv[1:] if arguments is None else list(arguments))
-    log_to_stderr(options.log_level)
     # their own lines say nothing that ours do not, and show addresses with what is asked
     for library, level in (
         *(("httpx", logging.WARNING), ("httpcore", logging.WARNING)),
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *(("mcp", logging.CRITICAL), ("client", logging.CRITICAL)),
     ):
         logging.getLogger(library).setLevel(level)
-    return run("a2m-rag", partial(serve, "a2m-rag", _opened(options), options.serve), (CannotStart,))
+    serving = partial(serve, "a2m-rag", _opened(options), options.serve)
+    return run("a2m-rag", serving, (CannotStart,), log_level=options.log_level)
 
 
 @asynccontextmanager
@@ -198,7 +199,7 @@ def _threshold(options: argparse.Namespace) -> Threshold | None:
 def _from_file(arguments: list[str], http: _Parser) -> list[str]:
     """The arguments in the file that --config names; they come first, so that the command line wins."""
     looking = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    looking.add_argument("--config", type=Path)
+    looking.add_argument("--config", type=path_argument)
     try:
         path = looking.parse_known_args(arguments)[0].config
     except argparse.ArgumentError:
@@ -237,7 +238,9 @@ def _parsers() -> tuple[_Parser, _Parser]:
 
 def _http_parser(kinds: Any) -> _Parser:
     parser: _Parser = kinds.add_parser("http", help="any JSON search endpoint", allow_abbrev=False)
-    parser.add_argument("--config", type=Path, metavar="FILE", help='a TOML file with these options, as url = "…"')
+    parser.add_argument(
+        "--config", type=path_argument, metavar="FILE", help='a TOML file with these options, as url = "…"'
+    )
     parser.add_argument("--url", help="the endpoint; {query} and {limit} may stand after its ?")
     parser.add_argument("--method", choices=("GET", "POST"), help="(default: POST with a --request, else GET)")
     parser.add_argument(
@@ -347,7 +350,7 @@ def _llamaindex_parser(kinds: Any) -> None:
 
 def _chroma_parser(kinds: Any) -> None:
     parser = kinds.add_parser("chroma", help="a collection of a Chroma database", allow_abbrev=False)
-    parser.add_argument("path", type=Path, metavar="PATH", help="the folder that holds chroma.sqlite3")
+    parser.add_argument("path", type=path_argument, metavar="PATH", help="the folder that holds chroma.sqlite3")
     parser.add_argument("--collection", required=True, metavar="C")
     parser.add_argument(
         "--embed", metavar="MODULE:FUNCTION", help="texts -> vectors (default: the collection's own function)"
@@ -368,7 +371,7 @@ def _qdrant_parser(kinds: Any) -> None:
         epilog=f"A server's key is taken from the environment variable {API_KEY}.",
         allow_abbrev=False,
     )
-    parser.add_argument("place", metavar="URL", help="the server, or the folder of a local collection")
+    parser.add_argument("place", type=_place, metavar="URL", help="the server, or the folder of a local collection")
     parser.add_argument("--collection", required=True, metavar="C")
     parser.add_argument("--embed", metavar="MODULE:FUNCTION", help="texts -> vectors")
     parser.add_argument("--vector", metavar="NAME", help="which vectors, where points have several")
@@ -453,6 +456,11 @@ def _add_common(
             option, type=positive, default=default, metavar="N", help=f"{what}, at most (default: %(default)s)"
         )
     add_log_level(parser)
+
+
+def _place(text: str) -> str:
+    """A server's address, or a folder."""
+    return text if "://" in text else str(path_argument(text))
 
 
 def _path(text: str) -> mapping.Path:

@@ -116,6 +116,7 @@ class Store:
         self._name = name or ("store" if path is None else path.stem)
         self._kind = kind
         self.happened: list[Event] = []
+        self._counts = True  # whether a recall is counted
         self._database = open_file(path)
         self._connection = self._database.connection
         try:
@@ -144,6 +145,16 @@ class Store:
         except BaseException:
             self._tally = before
             raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[apsw.Connection]:
+        """For reads where nothing can be written: a recall is not counted."""
+        self._counts = False
+        try:
+            with self._database.reading() as connection:
+                yield connection
+        finally:
+            self._counts = True
 
     def sync(self) -> None:
         """What is committed outlives a power cut. Blocks."""
@@ -214,9 +225,10 @@ class Store:
             record = self._read(found.seq, params.embeddings)
             record.score = found.score
             record.similarity = search.similarity_to(self._connection, query, found.seq)
-            record.access_count = (record.access_count or 0) + 1
-            record.accessed_at = render(now)
-            self._connection.execute(_COUNT_ACCESS, (found.seq, now))
+            if self._counts:
+                record.access_count = (record.access_count or 0) + 1
+                record.accessed_at = render(now)
+                self._connection.execute(_COUNT_ACCESS, (found.seq, now))
             records.append(record)
         return {"records": records}
 

@@ -1,7 +1,7 @@
 """The JSON-RPC 2.0 codec (§8): bytes in, messages out, and back. No I/O, no state.
 
 Rules of the door, kept here for every binding:
-- a message is valid UTF-8 and one JSON object; an array is refused (§8);
+- a message is valid UTF-8 and one JSON object; an array is refused (§8). A byte order mark at its head is skipped;
 - nothing is nested deeper than MAX_DEPTH, and no string holds a lone surrogate: what is let through as raw JSON must be
   readable by everybody further on;
 - line breaks between tokens become spaces, since stdio frames by line;
@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.lines import BYTE_ORDER_MARK
 
 MAX_DEPTH: Final = 128
 
@@ -239,6 +240,7 @@ _LOOKED_AT: Final = 100_000
 
 
 def _open(message: bytes, expected: Literal["request", "answer"] = "request") -> _Envelope:
+    message = message.removeprefix(BYTE_ORDER_MARK)
     try:
         message.decode("utf-8")
     except UnicodeDecodeError as problem:

@@ -143,8 +143,9 @@ class Dispatcher:
         except A2MError as error:
             return None if request.id is None else _failed(request.id, error)
         except OSError as problem:
-            _repeats.say(logging.ERROR, f"{request.method}: the disk failed: {problem}")
-            return None if request.id is None else render_error(request.id, disk_failed(problem))
+            failed = disk_failed(problem)
+            _repeats.say(logging.ERROR, f"{request.method}: {failed}")
+            return None if request.id is None else render_error(request.id, failed)
         except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a caller
             return None if request.id is None else render_error(request.id, internal(problem, request.method))
         return None if request.id is None else render_result(request.id, result)

@@ -36,23 +36,43 @@ def is_dated(timestamp: str) -> bool:
     return timestamp != UNDATED
 
 
+def moment(text: str) -> int:
+    """The milliseconds since 1970 that a caller's `text` names, in any form of RFC 3339: with an offset, without a
+    fraction or with a longer one, which is cut. A leap second is the one after it.
+
+    Raises ValueError, saying what form is expected.
+    """
+    found = _MOMENT.fullmatch(text)
+    milliseconds = None if found is None or len(found["offset"] or "") not in (1, 6) else _milliseconds(found)
+    if milliseconds is None:
+        raise ValueError(
+            'expected an RFC 3339 timestamp, like "2026-07-28T10:15:30.123Z" or "2026-07-28T12:15:30+02:00", '
+            f"got {text[:40]!r}"
+        )
+    return milliseconds
+
+
 def render(milliseconds: int) -> str:
-    """The wire form of a moment; the inverse of `parse`."""
+    """The wire form of a moment; the inverse of `parse`. Raises OverflowError for a year before 1 or after 9999."""
     return (_EPOCH + milliseconds * _MILLISECOND).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def normalised(text: str) -> str | None:
-    """The wire form of a moment that another server writes as RFC 3339 or ISO 8601 allow: with an offset or without
-    one, which is UTC, without a fraction or with a longer one, which is cut, in a leap second. None for what names no
-    moment."""
-    match = _MOMENT.fullmatch(text)
-    if match is None:
-        return None
-    second, leap = ("59", 1000) if match["second"] == "60" else (match["second"], 0)
+    """The wire form of a moment that another server writes as RFC 3339 or ISO 8601 allow: as `moment` takes it, and
+    without an offset, which is UTC. None for what names no moment."""
+    found = _MOMENT.fullmatch(text)
+    milliseconds = None if found is None else _milliseconds(found)
+    return None if milliseconds is None else render(milliseconds)
+
+
+def _milliseconds(found: re.Match[str]) -> int | None:
+    """What a match of _MOMENT names; None for a day or an hour that does not exist, and for a year without a name."""
+    second, leap = ("59", 1000) if found["second"] == "60" else (found["second"], 0)
+    fraction, offset = found["fraction"] or "", (found["offset"] or "Z").upper()
     try:
-        moment = datetime.fromisoformat(
-            f"{match['day']}T{match['time']}:{second}{match['fraction'] or ''}{(match['offset'] or 'Z').upper()}"
-        )
-        return render((moment - _EPOCH) // _MILLISECOND + leap)
+        at = datetime.fromisoformat(f"{found['day']}T{found['time']}:{second}{fraction[:7]}{offset}")
+        milliseconds = (at - _EPOCH) // _MILLISECOND + leap
+        render(milliseconds)
     except (ValueError, OverflowError):
         return None
+    return milliseconds

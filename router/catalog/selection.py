@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from router.a2m.equality import NULL, Where, integer_of, number_atom, text_of
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import moment
 from router.catalog.entries import present
 
 # the record fields that the catalog holds; everything else only a tier can tell
@@ -148,7 +148,7 @@ def _kept(text: str | None) -> str | None:
 def _moment(atom: bytes) -> int | None:
     text = text_of(atom)
     try:
-        return None if text is None else parse(text)
+        return None if text is None else moment(text)
     except ValueError:
         return None
 

@@ -4,13 +4,13 @@ import argparse
 import json
 from collections.abc import Callable
 from math import isfinite
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec import UNSET
 
 from router import __version__
 from router.a2m.memory import INTERVAL, TIMEOUT
+from router.a2m.paths import path_argument
 
 _DESCRIPTION: Final = "Talks to any A2M 0.1 memory: a federation, a single store, or somebody else's."
 _EPILOG: Final = """\
@@ -77,13 +77,16 @@ def _common() -> argparse.ArgumentParser:
     which.add_argument("--stdio", metavar="COMMAND", help="the server that this command line starts, quoted as one")
     which.add_argument(
         "--config",
-        type=Path,
+        type=path_argument,
         metavar="FILE",
         help="the federation of this file: the router that has it, if that serves HTTP, else run it here meanwhile",
     )
     which.add_argument("--token-env", metavar="NAME", help="the variable that holds the token (default: A2M_TOKEN)")
     which.add_argument(
-        "--ca-file", type=Path, metavar="PEM", help="whose certificates to trust (default: A2M_CA_FILE, else the usual)"
+        "--ca-file",
+        type=path_argument,
+        metavar="PEM",
+        help="whose certificates to trust (default: A2M_CA_FILE, else the usual)",
     )
     which.add_argument("--owner", metavar="O", help="whose memory; over HTTP the token says it")
     how = every.add_argument_group("how")
@@ -175,12 +178,12 @@ def _watch(parser: argparse.ArgumentParser) -> None:
 
 def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", type=Path, metavar="FILE", nargs="?", help="replaced once all is written; stdout without"
+        "file", type=path_argument, metavar="FILE", nargs="?", help="replaced once all is written; stdout without"
     )
 
 
 def _import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="stdin without")
+    parser.add_argument("file", type=path_argument, metavar="FILE", nargs="?", help="stdin without")
     parser.add_argument(
         "--drop",
         action="append",

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from router.a2m.errors import A2MError, Code, invalid_params, quota, unknown_tier
 from router.a2m.messages import ConditionalRemember
 from router.a2m.records import ConditionalDraft, Draft
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import moment, render
 from router.a2m.vectors import MAX_WIDTH
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
@@ -39,7 +39,8 @@ _MOST_REVISIONS: Final = 2**53 - 1
 def complete_drafts(
     params: ConditionalRemember, scope: Scope, settings: Settings, mounts: Mounts, dimensions: int | None
 ) -> list[ConditionalDraft]:
-    """The drafts of a batch with owner, session and tier filled in; `metadata` and `created_at` are checked.
+    """The drafts of a batch with owner, session and tier filled in; `metadata` is checked, and `created_at`, which
+    is in UTC from here on.
 
     Raises:
         A2MError: READ_ONLY where there is nothing to write to; INVALID_PARAMS naming `records[i].field`;
@@ -61,11 +62,10 @@ def complete_drafts(
         _check_metadata(draft, where)
         if draft.if_revision is not UNSET and draft.key is None:
             raise invalid_params(f"{where}.if_revision", "expected a key beside it: it says what must be at that key")
-        if draft.created_at is not None:
-            try:
-                parse(draft.created_at)
-            except ValueError as problem:
-                raise invalid_params(f"{where}.created_at", str(problem)) from None
+        try:
+            created_at = None if draft.created_at is None else render(moment(draft.created_at))
+        except ValueError as problem:
+            raise invalid_params(f"{where}.created_at", str(problem)) from None
         if draft.embedding is not None:
             width = _check_width(draft.embedding, width, where)
         whole = msgspec.structs.replace(
@@ -73,6 +73,7 @@ def complete_drafts(
             tier=destination(draft.tier, settings, mounts, f"{where}.tier").name if draft.tier is not None else None,
             owner=_owner(draft.owner, scope, where),
             session=params.session if draft.session is None else draft.session,
+            created_at=created_at,
             revision=draft.revision or 0,
         )
         _check_names(whole, where)

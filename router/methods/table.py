@@ -8,7 +8,7 @@ import msgspec
 
 from router.a2m.budget import budget
 from router.a2m.capabilities import METHODS, PROTOCOL, methods_of, speaks
-from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.errors import A2MError, Code, disk_failed, invalid_params
 from router.a2m.event_log import EventLog
 from router.a2m.messages import (
     ConditionalRemember,
@@ -54,6 +54,13 @@ _AS_LONG_AS_IT_TAKES: Final = frozenset({"memory/consolidate", "memory/session/c
 # How long a describe waits to learn how the mounts are: every client begins with one, whatever it wants.
 _LOOK_SECONDS: Final = 1.0
 _UNSEEN: Final = f"asked how it is, it has not answered for {_LOOK_SECONDS:g} s"
+# what changes the catalog on purpose, and can do nothing where that cannot be
+_CHANGE: Final = frozenset(
+    {
+        *("memory/remember", "memory/forget", "memory/promote", "memory/consolidate", "memory/reinforce"),
+        *("memory/session/close", "memory/summarize"),
+    }
+)
 
 
 class Ids(msgspec.Struct):
@@ -179,11 +186,24 @@ class Methods:
         return {
             name: Method(
                 method.params,
-                discreet(method.handler if name in _AS_LONG_AS_IT_TAKES else _in_time(method.handler, most)),
+                discreet(handler if name in _AS_LONG_AS_IT_TAKES else _in_time(handler, most)),
                 method.allow,
             )
             for name, method in table.items()
+            for handler in (self._when_writable(method.handler) if name in _CHANGE else method.handler,)
         }
+
+    def _when_writable(self, handler: Handler) -> Handler:
+        """The handler, begun when the catalog can be changed: what waits here holds up nobody else."""
+
+        async def handle(params: Any, caller: Caller) -> Any:
+            try:
+                await self._catalog.writable()
+            except OSError as problem:
+                raise disk_failed(problem, "the catalog's") from None
+            return await handler(params, caller)
+
+        return handle
 
     async def describe(self, params: Describe, caller: Caller) -> Description:
         if params.protocol is not None and not speaks(params.protocol):

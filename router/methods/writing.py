@@ -25,6 +25,7 @@ from router.a2m.budget import left
 from router.a2m.errors import (
     CALLERS_ERRORS,
     DISK_FULL,
+    FILE_GONE,
     RETRY_AFTER,
     A2MError,
     Code,
@@ -359,6 +360,7 @@ class Writing:
                     )
                 if failures:
                     raise _answer(failures[0])
+                await self._catalog.writable()
                 _check(still)
                 if self._is_overtaken(replacements):
                     return False
@@ -570,6 +572,12 @@ def _as_down(tier: str, failure: Failure) -> Failure:
 def _unsure(failure: OSError, sentence: str) -> A2MError:
     """What a caller hears of a change that is true, and may not outlive a power cut."""
     reason = disk_reason(failure)
+    if reason == FILE_GONE:
+        return A2MError(
+            Code.INTERNAL_ERROR,
+            f"the catalog's file cannot be relied on: {reason}: {sentence} when the router ends; put it back",
+            {"reason": reason},
+        )
     what = "is full" if reason == DISK_FULL else f"failed: {reason}"
     return A2MError(
         Code.INTERNAL_ERROR,
