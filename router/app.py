@@ -62,6 +62,12 @@ _DISTRUST_SECONDS: Final = 60.0
 _RESTART_SECONDS: Final = 5.0
 
 
+# How long calls under way may take once the router is told to end; then their tiers are waited for no more, and a
+# moment later they are answered with what is known of them. Both are within what a door waits for its last answers.
+_LAST_CALLS_SECONDS: Final = 7.0
+_LAST_WORDS_SECONDS: Final = 1.0
+
+
 def now() -> int:
     """The time, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
@@ -135,6 +141,7 @@ class Federation:
             settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events
         )
         self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
+        self._ending = False
         self._welcoming: dict[str, anyio.CancelScope] = {}
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
 
@@ -183,6 +190,21 @@ class Federation:
         if self.settings.policy.background:
             self._tasks.start_soon(_kept_running, self.passes.run)
         self._tasks.start_soon(_kept_running, self._keep_house)
+
+    def end_calls(self) -> None:
+        """The router has been told to end. What is under way has a while to come to its end; then it is answered with
+        what has come of it so far."""
+        if not self._ending:
+            self._ending = True
+            self._tasks.start_soon(self._cut_short)
+
+    async def _cut_short(self) -> None:
+        await anyio.sleep(_LAST_CALLS_SECONDS)
+        self.passes.stop()
+        for link in self.links.values():
+            link.give_up()
+        await anyio.sleep(_LAST_WORDS_SECONDS)
+        self.answer.end()
 
     async def _gather(self, torn: Torn) -> None:
         """Moves the part of a torn group that is in one tier to where the rest of it is."""

@@ -192,7 +192,7 @@ async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
             file=sys.stderr,
         )
     with standard_streams() as (source, sink), _announced(federation, STDIO):
-        requests = EndingStream(source)
+        requests = EndingStream(source, federation.end_calls)
         ending.close = requests.end
         settings = federation.settings
         await serve_lines(
@@ -229,7 +229,12 @@ async def _serve_http(
         limits=limits,
     )
     http = HttpServer(app, host, port, limits)
-    ending.close = http.stop
+
+    def close() -> None:
+        http.stop()
+        federation.end_calls()
+
+    ending.close = close
     with ExitStack() as noted:
         async with anyio.create_task_group() as tasks:
             host, port = await tasks.start(http.serve)

@@ -13,7 +13,7 @@ import msgspec
 from backends.store.batch import Call, carry_out
 from backends.store.store import CAPABILITIES, Store, scope_of
 from router.a2m import messages
-from router.a2m.errors import A2MError, Code
+from router.a2m.errors import stopping
 from router.a2m.event_log import DEFAULT_RETAINED, UNDERWAY, EventLog
 from router.a2m.events import Event, Sight
 from router.a2m.messages import Params
@@ -111,7 +111,7 @@ class Server:
         finally:
             self._closed = True
             for waiting in self._waiting:
-                waiting.outcome = _stopped()
+                waiting.outcome = stopping()
                 waiting.done.set()
 
     def _settle(self, waiting: "_Waiting", outcome: "_Done | Exception") -> None:
@@ -127,7 +127,7 @@ class Server:
 
     async def _carried_out(self, served: Served, params: Params, caller: Caller) -> Any:
         if self._closed:
-            raise _stopped()
+            raise stopping()
         # nothing is awaited before the call stands in the queue: that is what keeps calls in order
         run = partial(_noting_what_happens, self._store, partial(served.carried_out_by, self._store, params, caller))
         waiting = _Waiting(Call(run, served.writes))
@@ -160,9 +160,3 @@ class _Waiting:
         self.cause = UNDERWAY.get()
         self.done = anyio.Event()
         self.outcome: _Done | Exception | None = None
-
-
-def _stopped() -> A2MError:
-    return A2MError(
-        Code.INTERNAL_ERROR, "the server is stopping; repeat the call when it is back", {"reason": "stopping"}
-    )

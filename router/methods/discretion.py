@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, Code
+from router.a2m.errors import DISK_FULL, OVERLOADED, STOPPING, A2MError, Code
 from router.a2m.repeats import Repeats
 from router.a2m.server import Caller
 from router.methods.reading import Degraded, Records
@@ -25,7 +25,7 @@ Handler = Callable[[Any, Caller], Awaitable[Any]]
 _UNAVAILABLE: Final = "unavailable"
 
 # reasons that are the router's own words
-_OURS: Final = frozenset({UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL})
+_OURS: Final = frozenset({UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL, STOPPING})
 
 
 def hears_reasons(caller: Caller) -> bool:

@@ -28,7 +28,7 @@ from router.a2m.budget import is_request, left
 from router.a2m.capabilities import PROTOCOL
 from router.a2m.child import CannotStart
 from router.a2m.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
-from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, no_room
+from router.a2m.errors import DISK_FULL, OVERLOADED, STOPPING, A2MError, no_room
 from router.a2m.http_client import HttpFailure
 from router.a2m.waiting import until_any
 from router.tiers.backoff import FIRST, Backoff
@@ -150,6 +150,8 @@ class Link:
         self._room = Room(most_calls)
         self._places = anyio.CapacityLimiter(most_calls)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
+        self._ending = False
+        self._underway: set[anyio.CancelScope] = set()  # of calls at the tier
         self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
@@ -257,6 +259,8 @@ class Link:
 
     def _peer_for(self, seconds: float) -> Peer:
         """Whom a call of so many seconds goes to. Raises TierDown where it would be in vain."""
+        if self._ending:
+            raise TierDown(self.name, STOPPING, FIRST, None)
         if self._peer is None:
             raise TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
         if seconds <= 0:
@@ -318,6 +322,13 @@ class Link:
 
         await until_any(settled.wait, probe)
 
+    def give_up(self) -> None:
+        """The router is about to end: calls under way, and any that come, fail with TierDown, however long their tier
+        might still take. Those who made them do what they do for any call without an answer."""
+        self._ending = True
+        for scope in list(self._underway):
+            scope.cancel()
+
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
         self._callbacks.append(callback)
@@ -337,6 +348,32 @@ class Link:
     ) -> msgspec.Raw:
         """`is_fair`: the call was given its time, as far as it has not waited for its turn."""
         peer = self._peer_for(timeout)
+        certain: Settled = client.settled()
+
+        def unsettled(settled: Settled) -> None:
+            nonlocal certain
+            certain = settled
+            if on_unsettled is not None:
+                on_unsettled(settled)
+
+        with anyio.CancelScope() as scope:
+            self._underway.add(scope)
+            try:
+                return await self._answer_of(peer, method, params, timeout, unsettled, is_fair=is_fair)
+            finally:
+                self._underway.discard(scope)
+        raise TierDown(self.name, STOPPING, FIRST, certain)
+
+    async def _answer_of(
+        self,
+        peer: Peer,
+        method: str,
+        params: Any,
+        timeout: float,
+        on_unsettled: Callable[[Settled], None],
+        *,
+        is_fair: bool,
+    ) -> msgspec.Raw:
         began = anyio.current_time()
         number = self._room.begin()
         try:
