@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from router import nearest
+from router.a2m.sealing import fresh_key
 from router.a2m.vectors import MAX_WIDTH, indexed
 from router.catalog.claims import Claims
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
@@ -99,6 +100,9 @@ class Accounts:
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
             self._clock: int = self._fact("clock", 0)
+            # for cursors into this account, which outlive the process as the account does; a rebuilt one numbers anew
+            self.cursor_key: bytes = self._fact("cursor_key", None) or fresh_key()
+            self._set_fact("cursor_key", self.cursor_key)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._earlier_reservations = self._reservations  # up to here they are an earlier router's
             self._newest: int = self._execute(
