@@ -20,6 +20,7 @@ from router.a2m.event_log import EventLog
 from router.a2m.http_client import SETTLING
 from router.a2m.repeats import Repeats
 from router.a2m.server import Dispatcher, Gate
+from router.backing_up import Backups
 from router.catalog.catalog import Catalog, Torn
 from router.config import Settings
 from router.distilling import Distilling
@@ -87,6 +88,7 @@ class Federation:
         model: Model | None,
         *,
         adopt: bool,
+        threads: bool,
     ) -> None:
         self.settings = settings
         self.catalog = catalog
@@ -137,8 +139,9 @@ class Federation:
         prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
         summaries = Summaries(settings, catalog, readings, writing, mounts, summarizer)
         upkeep = Upkeep(settings, catalog, self.moves, self.passes, mounts, tell, clock, wake)
+        backups = Backups(settings, catalog, links, self._spawn, clock, threads=threads)
         self.methods = Methods(
-            settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events
+            settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events, backups
         )
         self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
         self._ending = False
@@ -321,7 +324,9 @@ async def running_federation(
                 connections.start_soon(link.run)
             async with anyio.create_task_group() as tasks:
                 summarizer = summarizer or _summarizer_of(settings, model, threads=threads)
-                federation = Federation(settings, catalog, links, tasks, clock, summarizer, model, adopt=adopt)
+                federation = Federation(
+                    settings, catalog, links, tasks, clock, summarizer, model, adopt=adopt, threads=threads
+                )
                 await federation.start()
                 yield federation
                 tasks.cancel_scope.cancel()

@@ -13,9 +13,13 @@ import anyio
 import msgspec
 
 from router import __version__
+from router.a2m.answers import BadAnswer
+from router.a2m.client import Unanswered
 from router.a2m.descriptors import open_missing_streams, standard_streams
 from router.a2m.ending import EndingStream, until_signalled
+from router.a2m.errors import A2MError
 from router.a2m.http_limits import HttpLimits
+from router.a2m.memory import TIMEOUT
 from router.a2m.messages import Describe
 from router.a2m.server import CannotListen
 from router.a2m.stdio import serve_lines
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = msgspec.structs.replace(
                 settings, serve=msgspec.structs.replace(settings.serve, http=_bind(options.http, settings.serve))
             )
-        work = _rebuild if options.rebuild else _run
+        work = _rebuild if options.rebuild else _run if options.backup is None else _backup
         code = anyio.run(work, settings, options, backend_options={"use_uvloop": sys.platform != "win32"})
     except* ConfigError as problems:
         print(f"{_PROGRAM}: {options.config} cannot be used:\n{_sentence(problems)}", file=sys.stderr)
@@ -72,7 +76,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.rebuild and options.check:
         parser.error("--rebuild and --check do one thing each, and end: say one of them, then the other")
-    asked = [name for name in ("rebuild", "check", "adopt") if getattr(options, name)]
+    if options.backup is not None and (options.rebuild or options.check):
+        parser.error("--backup does one thing, and ends: leave out --rebuild and --check")
+    asked = [name for name in ("rebuild", "check", "adopt", "backup") if getattr(options, name)]
     if options.command == "token" and asked:
         parser.error(f"token prints a token, and does nothing else: leave out --{asked[0]}")
     return options
@@ -108,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="make the catalog anew from what the tiers hold and what can be read of the old one, and end: 0 if that "
         "is done. The old files are kept",
+    )
+    parser.add_argument(
+        "--backup",
+        type=Path,
+        metavar="FOLDER",
+        help="copy the catalog and the stores on this machine, as they are at one moment, and end: 0 if that is done. "
+        "A router that runs on HTTP makes the copies itself, and goes on serving",
     )
     parser.add_argument(
         "--log-level",
@@ -181,6 +194,29 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
         log.info("stopped; the catalog is as it was")
         return 1
     print_rebuilt(done, settings)
+    return 0
+
+
+async def _backup(settings: Settings, options: argparse.Namespace) -> int:
+    """Makes a backup, by the router that has the federation or by one that runs for it; returns the exit code."""
+    from router.command.asking import Asking
+    from router.command.backing_up import NoBackups, back_up, not_included, progress, summary
+    from router.command.reaching import NotServed, reached, way_to
+
+    scope = anyio.CancelScope()
+    made = None
+    try:
+        async with until_signalled(scope.cancel):
+            with scope, progress() as watch:
+                async with reached(way_to(options.config, os.environ), lambda _: None) as memory:
+                    made = await back_up(Asking(memory.peer, TIMEOUT), options.backup, watch)
+    except* (A2MError, Unanswered, BadAnswer, NoBackups, NotServed) as problems:
+        raise DatabaseError(f"no backup was made: {_sentence(problems)}") from None
+    if made is None:
+        log.info("stopped; what there was of the backup is removed")
+        return 1
+    for line in (summary(made), *not_included(made)):
+        print(line)
     return 0
 
 

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from backends.store.backups import Backups
 from backends.store.batch import Call, carry_out
 from backends.store.store import CAPABILITIES, Store, scope_of
 from router.a2m import messages
@@ -79,7 +80,8 @@ class Server:
         self._log = EventLog(retained)
         watching = Watching(self._log, lambda caller, owner: Sight(scope_of(owner, caller).owner))
         stored = {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()}
-        self._dispatcher = Dispatcher({**stored, **watching.methods()}, CAPABILITIES)
+        self._backups = Backups(store, threads=threads)
+        self._dispatcher = Dispatcher({**stored, **watching.methods(), **self._backups.methods()}, CAPABILITIES)
 
     async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
         return await self._dispatcher(message, caller)
@@ -95,7 +97,13 @@ class Server:
         self._more.set()
 
     async def work(self) -> None:
-        """Carries out what waits, batch after batch, until `close`."""
+        """Carries out what waits, batch after batch, until `close`; and what is to be backed up, beside that."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._backups.run)
+            await self._work()
+            tasks.cancel_scope.cancel()
+
+    async def _work(self) -> None:
         try:
             while self._waiting or not self._closed:
                 if not self._waiting:

@@ -139,7 +139,7 @@ class Dispatcher:
     """Serves a table of methods; all errors become answers here, and only here.
 
     Args:
-        methods: what is implemented, by name.
+        methods: what is implemented, by name; also extensions of ours, which are of no capability.
         capabilities: what is declared. Methods of other capabilities answer CAPABILITY_NOT_SUPPORTED (§2).
     """
 
@@ -167,10 +167,11 @@ class Dispatcher:
     def route(self, request: Request) -> tuple[Method, Params]:
         """The method a request names and its parameters, read. Raises A2MError for what §2 and §7 refuse."""
         capability = CAPABILITY_OF.get(request.method)
-        if capability is None:
-            raise A2MError(Code.METHOD_NOT_FOUND, f"{request.method!r} is no A2M method")
         method = self._methods.get(request.method)
-        if capability not in self._capabilities or method is None:
+        if capability is None:
+            if method is None:
+                raise A2MError(Code.METHOD_NOT_FOUND, f"{request.method!r} is no A2M method")
+        elif capability not in self._capabilities or method is None:
             raise not_supported(capability)
         if method.allow is not None:
             method.allow()

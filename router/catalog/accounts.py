@@ -24,6 +24,7 @@ from router.catalog.selection import EVERYONE, Condition, Scope, any_of, conjunc
 from router.catalog.syncing import Syncing
 from router.config import Tier
 from router.database import Damaged, Database, DatabaseError, damaged
+from router.snapshots import Snapshot
 
 # The vectors of records on their way in, by id, as far as they have any.
 Vectors = Mapping[str, Sequence[float]]
@@ -122,6 +123,15 @@ class Accounts:
     async def synced(self) -> None:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
         await self._syncing.wait()
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None where it is kept in memory."""
+        return self._database.path
+
+    def snapshot(self) -> Snapshot:
+        """The account as it is now. Raises OSError; ValueError where it is kept in memory."""
+        return self._database.snapshot()
 
     def damage(self) -> str | None:
         """What is wrong with the file's pages, if anything is. Reads all of it; the start does so after an unclean

@@ -90,6 +90,12 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
     )
 
 
+def way_to(config: Path, environ: Mapping[str, str]) -> Way:
+    """The way to the federation of a file; the token and certificates are the environment's."""
+    ca_file = environ.get(_CA_VARIABLE)
+    return Way(config=config, token=environ.get(_TOKEN_VARIABLE) or None, ca_file=Path(ca_file) if ca_file else None)
+
+
 def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:
     """The memory; `on_event` is told of pushed events, over bindings that can push.
 

@@ -15,8 +15,8 @@
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, Literal
 
 import anyio
@@ -58,6 +58,8 @@ _KEPT: Final = 30.0
 _QUIET: Final = 60.0
 
 _READS: Final = frozenset({"memory/describe", "memory/recall", "memory/timeline", "memory/fetch"})
+# what is sent while changes are held back; anything else may be one
+_PASSES: Final = frozenset({*_READS, "store/backup"})
 
 log = logging.getLogger("router.tiers")
 
@@ -152,6 +154,7 @@ class Link:
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
         self._ending = False
         self._underway: set[anyio.CancelScope] = set()  # of calls at the tier
+        self._held: anyio.Event | None = None  # set when changes are not held back any more
         self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
@@ -329,6 +332,17 @@ class Link:
         for scope in list(self._underway):
             scope.cancel()
 
+    @contextmanager
+    def holding_back(self) -> Iterator[None]:
+        """In the block no call is sent that may change what the tier holds; it waits for the end of the block. What has
+        been sent is not waited for. One block at a time."""
+        self._held = anyio.Event()
+        try:
+            yield
+        finally:
+            self._held.set()
+            self._held = None
+
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
         self._callbacks.append(callback)
@@ -374,6 +388,9 @@ class Link:
         *,
         is_fair: bool,
     ) -> msgspec.Raw:
+        while self._held is not None and method not in _PASSES:
+            await self._held.wait()
+        # nothing is awaited from here until the call is on its way: none is sent that was not held back
         began = anyio.current_time()
         number = self._room.begin()
         try:
