@@ -508,9 +508,11 @@ async def test_a_write_that_is_done_behind_the_snapshot_of_its_store_is_nowhere_
             await opening.wait()
             await anyio.wait_all_tasks_blocked()  # all others have opened theirs
             weather.go("working", "memory/remember")
-            while len(await fed.timeline()) < 2:  # noqa: ASYNC110 - each look gives others their turn
+            while len(await fed.timeline()) < 2:
                 await anyio.lowlevel.checkpoint()
             weather.go("semantic", METHOD)
+    with closing(sqlite3.connect(f"file:{tmp_path}/copy/router.db?immutable=1", uri=True)) as catalog:
+        assert catalog.execute("SELECT count(*) FROM records WHERE home IS NOT NULL").fetchone() == (1,)
     async with trial(settings, folder=tmp_path / "copy") as restored:
         await restored.settled()
         assert [record["content"] for record in await restored.timeline()] == ["before"]
