@@ -31,7 +31,7 @@ from router.a2m.timestamps import render
 from router.catalog.catalog import Catalog
 from router.config import Settings, Tier
 from router.database import sync_folder
-from router.snapshots import CannotCopy, Copying
+from router.snapshots import CannotCopy, Copying, told
 from router.tiers.link import Link, TierDown
 
 METHOD: Final = "store/backup"
@@ -184,9 +184,9 @@ class Backups:
         else:
             try:
                 files, left_out = await self._plan()
-            except _Failed as problem:
+            except (_Failed, CannotCopy, TierDown) as problem:
                 raise _error(str(problem)) from None
-            return State(list(files), left_out)
+            return State(files, left_out)
         if made.over.is_set() and not made.state.done:
             raise _error(f"the backup failed, and what there was of it is removed: {made.problem}")
         if made.catalog is not None:
@@ -254,7 +254,7 @@ class Backups:
             if str(file) in taken or file.parts[0] in taken:
                 file = Path(_OUTSIDE, f"{of}.db")
             taken.add(str(file))
-            return File(of, str(file), str(origin))
+            return File(of, told(file), told(origin))
 
         files = [copy_of("router", state)]
         left_out = []
@@ -372,7 +372,7 @@ class Backups:
             "router": version("a2m-router"),
             "name": self._settings.name,
             "taken_at": made.state.taken_at,
-            "federation": None if path is None else {"file": path.name, "origin": str(path)},
+            "federation": None if path is None else {"file": path.name, "origin": told(path)},
             "files": [
                 {"of": file.of, "file": file.file, "origin": file.origin, "bytes": file.size, "schema": file.schema}
                 for file in made.state.files

@@ -29,6 +29,15 @@ class CannotCopy(Exception):
     """A snapshot that cannot be written to its file; a sentence that names it."""
 
 
+def told(path: Path) -> str:
+    """A path as an answer can tell it. Raises CannotCopy where it is no UTF-8."""
+    try:
+        path.as_posix().encode()
+    except UnicodeEncodeError:
+        raise CannotCopy(f"{os.fsencode(path)!r} is not UTF-8, and so cannot be told; move it elsewhere") from None
+    return str(path)
+
+
 class Snapshot:
     """What was committed in the file at `path` when this was made.
 

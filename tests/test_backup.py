@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import re
+import select
 import signal
 import sqlite3
 import stat
@@ -10,7 +13,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -353,6 +356,41 @@ def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) ->
 def test_where_no_backup_can_be_is_said(path: str, named: str, tmp_path: Path) -> None:
     with on_http(federation(tmp_path)) as (_, _, url):
         assert named in called(url, METHOD, path=path)["error"]["message"]
+
+
+def test_a_folder_whose_name_cannot_be_told_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with on_http(federation(tmp_path)) as (_, _, url):
+        ended = backed_up("--http", url, "backup", os.fsdecode(b"\xff"), cwd=tmp_path)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert re.fullmatch(r"a2m: b'.*': the name of the folder is not UTF-8, and so cannot be sent\n", ended.stderr)
+
+
+def test_a_terminal_sees_how_far_each_copy_is(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with on_http(federation(tmp_path), held(tmp_path)) as (_, _, url):
+        command = [A2M, "--http", url, "backup", "copy"]
+        shown = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, stdin=theirs)
+        os.close(theirs)
+        try:
+            drawn = b""
+            while not all(name in drawn for name in (b"router", b"working", b"episodic", b"semantic")):
+                assert select.select([ours], [], [], PATIENCE)[0], drawn
+                drawn += os.read(ours, 65536)
+            (tmp_path / "hold").unlink()
+            with ThreadPoolExecutor() as threads:
+                threads.submit(drained, ours)
+                assert json.loads(shown.communicate(timeout=PATIENCE)[0])["done"]
+        finally:
+            shown.kill()
+            shown.communicate()
+    os.close(ours)
+    assert shown.returncode == 0
+
+
+def drained(terminal: int) -> None:
+    with suppress(OSError):  # nobody is at the other end any more
+        while os.read(terminal, 65536):
+            pass
 
 
 def test_only_who_sees_what_belongs_to_all_may_have_a_backup(tmp_path: Path) -> None:

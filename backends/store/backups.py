@@ -16,7 +16,7 @@ from backends.store.store import Store
 from router.a2m.errors import A2MError, Code, disk_failed, invalid_params
 from router.a2m.messages import Backup
 from router.a2m.server import Caller, Method
-from router.snapshots import CannotCopy, Copying
+from router.snapshots import CannotCopy, Copying, told
 
 METHOD: Final = "store/backup"
 
@@ -68,21 +68,23 @@ class Backups:
             raise A2MError(
                 Code.METHOD_NOT_FOUND, f"{METHOD!r} is for who has started this store, and for stores in files"
             )
+        try:
+            mine = told(file.resolve())
+        except CannotCopy as problem:
+            raise A2MError(Code.INTERNAL_ERROR, str(problem), {"reason": str(problem)}) from None
         if params.path is not None:
             self._made = await self._begin(params.path)
             self._begun.set()
         elif params.backup is not None:
             await self._look_at(params.backup, cancel=params.cancel)
         else:
-            return State(str(file.resolve()))
+            return State(mine)
         made = self._made
         assert made is not None
         if made.over.is_set() and not made.whole:
             raise A2MError(Code.INTERNAL_ERROR, f"the backup failed: {made.problem}", {"reason": made.problem})
         copying = made.copying
-        return State(
-            str(file.resolve()), made.id, str(made.target), made.whole, copying.copied, copying.size, copying.schema
-        )
+        return State(mine, made.id, str(made.target), made.whole, copying.copied, copying.size, copying.schema)
 
     async def _begin(self, path: str) -> _Made:
         target = Path(path)

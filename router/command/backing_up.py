@@ -3,6 +3,7 @@
 The router has it in its hands; the command asks how far it has come, and calls it off when it is interrupted.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -125,7 +126,12 @@ def progress() -> Iterator[Watch]:
 
 
 def _absolute(folder: Path) -> str:
-    return str(folder.expanduser().absolute())
+    path = str(folder.expanduser().absolute())
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise NoBackups(f"{os.fsencode(path)!r}: the name of the folder is not UTF-8, and so cannot be sent") from None
+    return path
 
 
 class _Described(msgspec.Struct):
