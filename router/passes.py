@@ -166,8 +166,8 @@ class Passes:
         report = Report()
         with self._until_stopped() as scope:
             await self._close_session(session, owner, flushed, report)
-        if flushed.left == 0 and (scope.cancelled_caught or flushed.reason is not None):
-            raise Stayed(STOPPING if self._stopped or flushed.reason is None else flushed.reason)
+        if flushed.left == 0 and scope.cancelled_caught:
+            raise Stayed(STOPPING)
         return flushed, report
 
     async def _close_session(self, session: str, owner: str | None, flushed: Moved, report: Report) -> None:
@@ -185,6 +185,8 @@ class Passes:
                         flushed.hindrance = moved.hindrance or flushed.hindrance
             self._rests.clear()
             await self._pass(report)
+            if flushed.left == 0 and flushed.reason is not None:
+                raise Stayed(STOPPING if self._stopped else flushed.reason)
 
     @asynccontextmanager
     async def _telling(self, report: Report, by: str | None = None, *, asked: bool = False) -> AsyncIterator[None]:
