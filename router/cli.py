@@ -76,8 +76,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.rebuild and options.check:
         parser.error("--rebuild and --check do one thing each, and end: say one of them, then the other")
-    if options.backup is not None and (options.rebuild or options.check):
-        parser.error("--backup does one thing, and ends: leave out --rebuild and --check")
+    beside = [name for name in ("rebuild", "check", "adopt", "http") if getattr(options, name)]
+    if options.backup is not None and beside:
+        parser.error(f"--backup makes a backup, and ends: leave out --{beside[0]}")
     asked = [name for name in ("rebuild", "check", "adopt", "backup") if getattr(options, name)]
     if options.command == "token" and asked:
         parser.error(f"token prints a token, and does nothing else: leave out --{asked[0]}")

@@ -326,6 +326,30 @@ def test_a_router_that_is_told_to_end_leaves_no_half_backup(tmp_path: Path) -> N
     assert not (tmp_path / "copy").exists()
 
 
+def test_a_router_that_runs_for_a_backup_alone_leaves_none_when_it_is_told_to_end(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with running(federation(tmp_path), "--backup", str(copy), hurried=held(tmp_path)) as router:
+        said = Said(router)
+        said.until("a backup is being made in")
+        terminate(router)
+        assert router.popen.wait(PATIENCE) == 1
+        assert "Traceback" not in said.all()
+        assert "what there was of the backup is removed" in said.all()
+    assert not copy.exists()
+
+
+def test_a_router_is_asked_for_a_backup_by_another_that_is_to_make_one(tmp_path: Path) -> None:
+    config = federation(tmp_path)
+    with on_http(config) as (_, _, url):
+        assert "result" in called(url, "memory/remember", records=[{"id": "a", "content": "one"}])
+        command = [str(Path(sys.executable).with_name("a2m-router")), "--config", str(config), "--backup", "copy"]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.endswith(f"in {tmp_path / 'copy'}\n")
+        assert "result" in called(url, "memory/describe")
+    check_copy(tmp_path / "copy", {"a": "one"}, set(), {}, set())
+
+
 def test_a_router_that_is_killed_leaves_what_says_that_it_is_half(tmp_path: Path) -> None:
     with on_http(federation(tmp_path), held(tmp_path)) as (router, _, url):
         begun(url, tmp_path / "copy")
