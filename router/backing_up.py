@@ -308,7 +308,10 @@ class Backups:
             try:
                 said = await self._ask(file.of, Backup(path=str(target)), timeout=_OPENING_SECONDS)
                 made.copies[file.of] = file, said.backup or ""
-            except (A2MError, TierDown, _Failed) as problem:
+            except A2MError as problem:
+                failures.append(_Failed(f"{file.of}: {problem.message}"))
+                return
+            except (TierDown, _Failed) as problem:
                 failures.append(problem)
                 return
             file.size, file.schema = said.size, said.schema
@@ -340,7 +343,10 @@ class Backups:
                         failures.append(down)
                         break
                     await anyio.sleep(_ASK_AGAIN)
-                except (A2MError, _Failed) as problem:
+                except A2MError as problem:
+                    failures.append(_Failed(f"{file.of}: {problem.message}"))
+                    break
+                except _Failed as problem:
                     failures.append(problem)
                     break
             tasks.cancel_scope.cancel()

@@ -26,6 +26,7 @@ import pytest
 
 from backends.store.store import Store
 from router.a2m.errors import A2MError, Code
+from router.a2m.jsonrpc import render_error
 from router.a2m.messages import Backup, Describe
 from router.a2m.server import Caller
 from router.backing_up import INCOMPLETE, MANIFEST
@@ -579,6 +580,24 @@ async def test_a_write_that_is_done_behind_the_snapshot_of_its_store_is_nowhere_
         await restored.settled()
         assert [record["content"] for record in await restored.timeline()] == ["before"]
         assert (await restored.call("describe"))["tiers"][0]["count"] == 1
+
+
+@pytest.mark.anyio
+async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_path: Path) -> None:
+    full = A2MError(Code.INTERNAL_ERROR, "the backup failed: the disk is full", {"reason": "the disk is full"})
+
+    async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        asked_what = msgspec.json.decode(message)
+        if tier == "semantic" and "backup" in asked_what["params"] and "cancel" not in asked_what["params"]:
+            return render_error(msgspec.Raw(msgspec.json.encode(asked_what["id"])), full)
+        return await go_on()
+
+    (tmp_path / "it").mkdir()
+    async with trial(settings_of(FOUR_TIERS), folder=tmp_path / "it", weather=weather) as fed:
+        with pytest.raises(A2MError, match="removed: semantic: the backup failed: the disk is full"):
+            await made(fed, tmp_path / "of" / "today")
+        assert not (tmp_path / "of").exists()
+        await fed.remember("writes go on")
 
 
 @pytest.mark.anyio

@@ -57,6 +57,7 @@ class Backups:
         self._threads = threads
         self._made: _Made | None = None
         self._begun = anyio.Event()
+        self._beginning = False
 
     def methods(self) -> Mapping[str, Method]:
         return {METHOD: Method(Backup, self.backup)}
@@ -90,16 +91,19 @@ class Backups:
         target = Path(path)
         if not target.is_absolute():
             raise invalid_params("path", f"expected an absolute path, got {path!r}")
-        if self._made is not None and not self._made.over.is_set():
+        if self._beginning or (self._made is not None and not self._made.over.is_set()):
             raise A2MError(
                 Code.INTERNAL_ERROR, "another backup is under way; try again when that is done", {"retry_after": 1.0}
             )
+        self._beginning = True
         try:
             return _Made(target, await self._store.snapshot().copy_to(target, threads=self._threads))
         except OSError as problem:
             raise disk_failed(problem) from None
         except CannotCopy as problem:
             raise A2MError(Code.INTERNAL_ERROR, str(problem), {"reason": str(problem)}) from None
+        finally:
+            self._beginning = False
 
     async def _look_at(self, id: str, *, cancel: bool) -> None:
         if self._made is None or self._made.id != id:
