@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import random
 import re
 import select
 import signal
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +33,7 @@ from router.a2m.messages import Backup, Describe
 from router.a2m.server import Caller
 from router.backing_up import INCOMPLETE, MANIFEST
 from router.database import Database
-from tests.federated import FOUR_TIERS, LOCAL, Foreign, Trial, settings_of, trial
+from tests.federated import FOUR_TIERS, LOCAL, Foreign, Trial, at_once, settings_of, trial
 from tests.servers.core_only import CoreOnly
 from tests.test_last_calls import Said
 from tests.test_router_process import PATIENCE, PRINCIPALS, Router, child_of, running, terminate
@@ -630,6 +632,78 @@ async def test_what_cannot_be_copied_is_named(tmp_path: Path) -> None:
     assert "makes no backups" in reasons["semantic"]
     assert "mounted" in reasons["procedural"]
     assert json.loads((tmp_path / "copy" / MANIFEST).read_text())["left_out"] == state["left_out"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_goes_on_a_copy_is_of_one_moment(seed: int, tmp_path: Path) -> None:
+    """Batches into two tiers, pages, promotions, spills and forgets, with tiers that are slow as it happens."""
+    dice = random.Random(seed)
+    settings = settings_of(FOUR_TIERS, policy="background")
+    (tmp_path / "it").mkdir()
+
+    async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        for _ in range(dice.randrange(6)):
+            await anyio.lowlevel.checkpoint()
+        answer = await go_on()
+        for _ in range(dice.randrange(6)):
+            await anyio.lowlevel.checkpoint()
+        return answer
+
+    written: dict[str, str] = {}
+    touched: set[str] = set()  # by a forget that has been asked for
+    pages: dict[str, int] = {}
+    wanted: list[tuple[Path, dict[str, str], dict[str, int]]] = []
+    over = False
+
+    async def write(client: int) -> None:
+        for number in range(12):
+            name = f"{client}.{number}"
+            batch = [
+                {"id": f"{name}.{part}", "content": f"{name}.{part}", "session": f"s{client}", "tier": tier}
+                for part, tier in enumerate(("working", "episodic", "procedural"))
+            ]
+            await fed.call("remember", records=batch)
+            written.update((f"{name}.{part}", f"{name}.{part}") for part in range(3))
+            await fed.remember(f"page {number}", key=f"k{client}")
+            pages[f"k{client}"] = number
+            match dice.randrange(4):
+                case 0:
+                    gone = f"{name}.{dice.randrange(3)}"
+                    touched.add(gone)
+                    await fed.call("forget", ids=[gone])
+                case 1:
+                    await fed.call("promote", ids=[f"{name}.0"], tier="semantic")
+                case 2:
+                    await fed.call("session/close", session=f"s{client}")
+
+    async def back_up() -> None:
+        while not over:
+            copy = tmp_path / f"copy{len(wanted)}"
+            wanted.append((copy, dict(written), dict(pages)))
+            await made(fed, copy)
+            for _ in range(dice.randrange(200)):
+                await anyio.lowlevel.checkpoint()
+
+    async with trial(settings, folder=tmp_path / "it", weather=weather) as fed, anyio.create_task_group() as tasks:
+        tasks.start_soon(back_up)
+        await at_once(*(partial(write, client) for client in range(3)))
+        over = True
+    assert len(wanted) > 1
+    for copy, before, reached in wanted:
+        async with trial(settings, folder=copy) as restored:
+            await restored.settled()
+            found = {record["id"]: record for record in await restored.timeline()}
+            for id, content in before.items():
+                assert id in touched or found[id]["content"] == content
+            for name in {id.rpartition(".")[0] for id in found if id.count(".") == 2}:
+                assert all(f"{name}.{part}" in touched or f"{name}.{part}" in found for part in range(3))
+            shown = {record["key"]: int(record["content"].split()[1]) for record in found.values() if "key" in record}
+            assert all(shown[key] >= number for key, number in reached.items())
+            copies = restored.copies()
+            assert copies.keys() == found.keys()
+            assert all(len(tiers) == 1 for tiers in copies.values())
 
 
 # --- what a snapshot costs
