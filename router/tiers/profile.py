@@ -31,6 +31,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keeps: the fields it stores as they are given: to the moment, to the byte, to the bit.
     pages: `memory/timeline` takes `after` and `page`.
     similarity: `memory/recall` answers each hit's exact similarity.
+    backup: it takes `store/backup`.
     """
 
     identity: str | None = None
@@ -38,6 +39,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keeps: frozenset[str] = frozenset()
     pages: bool = False
     similarity: bool = False
+    backup: bool = False
 
 
 class RemoteTier(msgspec.Struct, frozen=True):
