@@ -388,13 +388,13 @@ _TOKENS = ("token_sha256", "token_env", "token_file")
 def _token_digest(table: Table, around: _Surroundings) -> str:
     """The digest of a principal's token; empty if that is mistaken."""
     digest = table.text("token_sha256", "").lower()
-    file = table.text("token_file", None)
+    file = table.path("token_file", None, around.base)
     token = around.bearer(table)
     given = [key for key in _TOKENS if table.has(key)]
     if len(given) != 1:
         table.note_here(f"expected one of token_sha256, token_env and token_file, got {_listed(given) or 'none'}")
     if file is not None:
-        token = _token_in(around.base / file, table)
+        token = _token_in(file, table)
     if digest and not _SHA256.fullmatch(digest):
         table.note("token_sha256", "expected the token's SHA-256, which is 64 hexadecimal digits")
         return ""

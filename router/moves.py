@@ -242,6 +242,7 @@ class Moves:
             return []
         await self._sweeper.clear(target, entries)
         await self._refuse_one_server(entries, source, target)
+        await self._catalog.writable()
         self._catalog.note_copies(entries, target)
         records, _ = _all_well(
             await outcomes(
@@ -259,6 +260,7 @@ class Moves:
         ]
         await self.write(target, [records[entry.id] for unit in groups for entry in unit])
         vectors = {id: record.embedding for id, record in records.items() if record.embedding is not None}
+        await self._catalog.writable()
         return self._catalog.flip(groups, target, salience, vectors)
 
     async def _refuse_one_server(self, entries: Sequence[Entry], source: str, target: str) -> None:

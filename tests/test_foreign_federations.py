@@ -191,7 +191,7 @@ REPORTS: Final = {
     "TrimsContent": f"{ALTERED} 32 on it was given ' ', and returned nothing",
     "ComposesContent": "has altered the content of a record that it was given: 'l1': from character 40 on it was given "
     "'e\\u0301. ', and returned '\\xe9. '",
-    "DropsMetadata": "returns a record that it was given without the metadata member 'a2m-router', which holds all "
+    "DropsMetadata": "returns a record without the metadata member 'a2m-router' as it was given it, which holds all "
     "that a tier's server need not keep: 'l0'; a server must keep metadata (§3.1)",
     "SpeaksAnotherVersion": "protocol: expected a2m/0.1, the server speaks 'a2m/0.2'",
     "DeclaresNoCore": "'core' is required of every server, and missing",

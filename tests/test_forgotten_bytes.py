@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.a2m.records import vector_bytes
+from router.a2m.vectors import indexed
 from tests.federated import Foreign, settings_of, trial
 from tests.test_rules import examples, run
 
@@ -42,7 +43,9 @@ def word(chance: random.Random) -> str:
 def needles(fields: dict[str, Any]) -> list[bytes]:
     """The bytes by which a record would be found in a file; of words the part that no index shortens."""
     words = [*fields["content"].split(), fields["metadata"]["secret"], fields["session"]]
-    return [*(each[6:].encode() for each in words[:-1]), vector_bytes(fields["embedding"])]
+    in_an_index = indexed(fields["embedding"], "cosine")
+    assert in_an_index is not None
+    return [*(each[6:].encode() for each in words[:-1]), vector_bytes(fields["embedding"]), in_an_index]
 
 
 def found_in(folder: Path, fields: dict[str, Any]) -> list[str]:

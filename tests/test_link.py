@@ -411,6 +411,12 @@ async def test_a_look_that_takes_its_time_is_not_waited_for_and_counts_all_the_s
         behind(tier, silent=True)
         tier.greets_after = 4.0
         tier.calls.clear()
+        assert (await link.is_seen_within(1.0), link.status, tier.calls) == (
+            True,
+            "up",
+            [],
+        )  # a look is good for a while
+        await anyio.sleep(10.0)
         began = anyio.current_time()
         seen: list[bool] = []
 

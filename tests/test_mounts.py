@@ -676,7 +676,8 @@ async def test_what_a_service_refuses_again_and_again_leaves_its_mount_up() -> N
 
 
 @pytest.mark.anyio
-async def test_describe_tells_a_mount_s_health_by_its_service_s() -> None:
+async def test_describe_tells_a_mount_s_health_by_its_service_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.tiers.link._LOOKED_LATELY", 0.0)
     service, manual = moody()
     async with mounted(manual) as fed:
         assert (await fed.call("describe"))["tiers"][2]["status"] == "up"

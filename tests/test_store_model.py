@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import Raw
 
 from router.a2m.errors import Code
-from router.a2m.timestamps import render
+from router.a2m.timestamps import parse, render
 from router.text import query_tokens, tokens
 from tests.store_calls import Asked
 
@@ -194,7 +194,7 @@ class StoreAndModel(RuleBasedStateMachine):
                 (each for each in written if "key" in draft and (each.get("key"), each.get("owner")) == address), None
             )
         if there is None:
-            made = {"id": len(written), "created_at": self.now, "salience": 1.0, "access_count": 0}
+            made = {"id": len(written), "created_at": self.dated(draft, written), "salience": 1.0, "access_count": 0}
             if "key" in draft:
                 made["revision"] = 0
             written.append({**made, **draft})
@@ -205,6 +205,15 @@ class StoreAndModel(RuleBasedStateMachine):
         there.clear()
         there.update(new)
         return there["id"]
+
+    def dated(self, draft: dict[str, Any], written: list[dict[str, Any]]) -> str:
+        """Now, but after the newest of the draft's own conversation where that is later."""
+        conversation = (draft.get("session"), draft.get("owner"))
+        there = [
+            parse(each["created_at"]) for each in written if (each.get("session"), each.get("owner")) == conversation
+        ]
+        newest = max(there, default=0) if "session" in draft else 0
+        return self.now if newest <= parse(self.now) else render(newest + 1)
 
     @rule(selection=selections, limit=st.none() | st.integers(1, 4))
     def timeline(self, selection: dict[str, Any], limit: int | None) -> None:

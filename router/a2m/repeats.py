@@ -8,7 +8,7 @@ from typing import Final
 # the same sentence is said again when it has not been said for so many seconds
 QUIET: Final = 60.0
 
-# of so many sentences that are remembered those that are old enough are let go
+# so many sentences are remembered; beyond that the one that was wanted longest ago is let go
 _MOST: Final = 1000
 
 
@@ -17,13 +17,13 @@ class Repeats:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._said: dict[str, float] = {}  # when each was last wanted, on the monotonic clock
+        self._said: dict[str, float] = {}  # when each was last wanted, on the monotonic clock; the latest last
 
     def say(self, level: int, sentence: str) -> None:
         """Says it, or that it goes on."""
         now = time.monotonic()
+        goes_on = now < self._said.pop(sentence, -QUIET) + QUIET
         if len(self._said) >= _MOST:
-            self._said = {known: at for known, at in self._said.items() if now < at + QUIET}
-        goes_on = now < self._said.get(sentence, -QUIET) + QUIET
+            del self._said[next(iter(self._said))]
         self._said[sentence] = now
         self._log.log(logging.DEBUG if goes_on else level, "%s", sentence)

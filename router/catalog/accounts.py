@@ -89,6 +89,7 @@ class Accounts:
         self._tiers = {tier.name: tier for tier in tiers}
         self._no: dict[str, int] = {}
         self._name: dict[int, str] = {}
+        self._hiding: set[str] = set()  # lifted tiers whose servers were seen not to show metadata as it is
         try:
             self._begin(tiers)
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as problem:
@@ -283,14 +284,20 @@ class Accounts:
 
     def note_metadata(self, tier: str, shown: bool) -> None:
         """The server behind a lifted tier has, or has not, kept the metadata of a record as it was shown it. One that
-        was not kept is enough: a condition that the server applies could miss that record."""
-        if (self.shows_metadata(tier) and not shown) or self._shows_metadata(tier) is None:
-            with self._database.transaction():
+        was not kept is enough: a condition that the server applies could miss that record.
+
+        A read may be what has seen it: so a disk that does not take it is no failure, and it is known until the end.
+        """
+        noted = self._shows_metadata(tier)
+        if noted is None or (noted and not shown):
+            if not shown:
+                self._hiding.add(tier)
+            with contextlib.suppress(OSError), self._database.transaction():
                 self._execute("UPDATE tiers SET shows_metadata = ? WHERE no = ?", (shown, self._no[tier]))
 
     def shows_metadata(self, tier: str) -> bool:
         """Whether the server behind a lifted tier was seen to keep the metadata of all records as it was shown it."""
-        return bool(self._shows_metadata(tier))
+        return tier not in self._hiding and bool(self._shows_metadata(tier))
 
     def _shows_metadata(self, tier: str) -> int | None:
         noted: int | None = self._execute("SELECT shows_metadata FROM tiers WHERE no = ?", (self._no[tier],)).get

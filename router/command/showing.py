@@ -120,7 +120,7 @@ def _tiers(tiers: Sequence[Tier]) -> bytes:
         (
             ("tier", lambda tier: tier.name),
             ("kind", lambda tier: f"{tier.kind or ''}, mounted".removeprefix(", ") if tier.mount else tier.kind),
-            ("records", lambda tier: f"{tier.count:,}"),
+            ("records", lambda tier: "–" if tier.mount else f"{tier.count:,}"),
             ("capacity", lambda tier: None if tier.capacity is None else f"{tier.capacity:,}"),
             ("spills to", lambda tier: tier.spill_to),
             ("promotes to", lambda tier: tier.promote_to),

@@ -42,7 +42,8 @@ def passing_by(scope: Scope, ids: Collection[str], named: Collection[str], catal
     for entry in passed:
         if entry.owner is not None and scope.holds(entry.owner):
             refuse_unless_writable(scope, entry.home, f"what is meant holds {entry.id!r}")
-    return [id for id in ids if id not in {entry.id for entry in passed}]
+    unwritable = {entry.id for entry in passed}
+    return [id for id in ids if id not in unwritable]
 
 
 def _unwritable(scope: Scope, ids: Iterable[str], catalog: Catalog) -> list[Entry]:

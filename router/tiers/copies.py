@@ -506,7 +506,7 @@ def _alteration(given: Draft, kept: Record) -> str:
 
 def _without_rider(id: str) -> str:
     return (
-        f"returns a record that it was given without the metadata member {RESERVED!r}, which holds all that a tier's "
+        f"returns a record without the metadata member {RESERVED!r} as it was given it, which holds all that a tier's "
         f"server need not keep: {id!r}; a server must keep metadata (§3.1)"
     )
 

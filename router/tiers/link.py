@@ -52,6 +52,9 @@ _FAIR: Final = 0.9
 _PROBE_FIRST: Final = 0.1
 _PROBE_LONGEST: Final = 5.0
 
+# A look costs a mounted service a search, and every client begins with one: it is good for so many seconds.
+_LOOKED_LATELY: Final = 10.0
+
 # how long a call that nobody waits for any more may keep its place, seconds
 _KEPT: Final = 30.0
 
@@ -155,6 +158,7 @@ class Link:
         self._places = anyio.CapacityLimiter(most_calls)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
         self._looking: anyio.Event | None = None  # until the look that is under way has ended
+        self._looked_at = -math.inf
         self._ending = False
         self._underway: set[anyio.CancelScope] = set()  # of calls at the tier
         self._held: anyio.Event | None = None  # set when changes are not held back any more
@@ -297,9 +301,10 @@ class Link:
                 self._fall(profile.ailment)
 
     async def is_seen_within(self, seconds: float) -> bool:
-        """Take a `look`, or wait for the one that is under way; whether it has ended in so many seconds. What it finds
-        later counts all the same."""
-        if self._looking is None and self._tasks is not None:
+        """Take a `look`, unless the last was lately, or wait for the one that is under way; whether it has ended in so
+        many seconds. What it finds later counts all the same."""
+        is_late = anyio.current_time() >= self._looked_at + _LOOKED_LATELY
+        if self._looking is None and self._tasks is not None and is_late:
             self._looking = anyio.Event()
             self._tasks.start_soon(self._look_by_itself, self._looking)
         if self._looking is not None:
@@ -314,6 +319,7 @@ class Link:
                 await self.look()
         finally:
             self._looking = None
+            self._looked_at = anyio.current_time()
             ended.set()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
