@@ -180,7 +180,10 @@ class TwoWorlds:
 
     async def ask_in_private(self, world: World, call: Call) -> None:
         """One thing that "a" does in one of them, whatever happens there at the same time."""
+        known = len(world.cursors["a"])
         await world.ask("a", self._filled(call, world, "a"))
+        # one that it got in this world alone is none that "b" could guess in both
+        del world.cursors["a"][known:]
 
     async def alike(self, who: Who, call: Call) -> None:
         """What happens in both, and may be seen by all."""
