@@ -80,6 +80,13 @@ def test_every_path_of_a_federation_file_is_filled_in(home: Path) -> None:
         load(path, {})
 
 
+def test_a_token_file_at_home_is_read(home: Path) -> None:
+    path = federation(home, "")
+    (home / "ann.token").write_text("a-token-of-some-length-for-ann\n")
+    path.write_text(path.read_text() + '[[serve.principals]]\nowner = "ann"\ntoken_file = "~/ann.token"\n')
+    assert [principal.owner for principal in load(path, {}).serve.principals] == ["ann"]
+
+
 @pytest.mark.parametrize("key", ["state", "tiers.working.cwd", "tiers.far.ca_file"])
 def test_a_home_that_nobody_has_is_named_by_its_place(home: Path, key: str) -> None:
     path = home / "federation.toml"
