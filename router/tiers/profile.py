@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from router.a2m.capabilities import METHODS, PROTOCOL, speaks
 from router.a2m.jsonrpc import explain
@@ -31,6 +32,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keeps: the fields it stores as they are given: to the moment, to the byte, to the bit.
     pages: `memory/timeline` takes `after` and `page`.
     similarity: `memory/recall` answers each hit's exact similarity.
+    federation, epoch: to which it belongs, and the last start of a router that it was told of; None before it was told.
+        One that does not say an epoch at all takes none.
     """
 
     identity: str | None = None
@@ -38,6 +41,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keeps: frozenset[str] = frozenset()
     pages: bool = False
     similarity: bool = False
+    federation: str | None = None
+    epoch: str | UnsetType | None = UNSET
 
 
 class RemoteTier(msgspec.Struct, frozen=True):
