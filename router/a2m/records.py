@@ -60,6 +60,10 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     similarity: float | None = None
 
 
+class Riderless(Record):
+    """A record of which every field is what its server says, and none is certain to be what a router once wrote."""
+
+
 def draft_of(record: Record) -> Draft:
     """What has to be written for a record to be as it is, wherever it is written."""
     return Draft(

@@ -37,7 +37,7 @@ from router.a2m.timestamps import parse, render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
-from router.catalog.entries import Entry, entry_of
+from router.catalog.entries import Entry, entry_of, is_as_it_is
 from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
@@ -363,13 +363,15 @@ class Writing:
         for home, copies in zip(homes, found, strict=True):
             if not isinstance(copies, dict):
                 raise _as_down(home, copies)
-            there.update(copies)
+            there.update(e.id for e in homes[home] if e.id in copies and is_as_it_is(copies[e.id], e))
         for _, draft, entry in plan.known:
             if entry.id in there or entry.id in behind:
                 continue
             if digest(draft) != entry.digest:
                 raise TierDown(entry.home, f"it has lost the record {entry.id!r}", 60.0, None)
-            await self._copies.write(entry.home, [draft])
+            # it may hold it as it once was
+            for what in (await self._copies.write_seen(entry.home, [draft])).values():
+                raise TierDown(entry.home, f"it {what}", 60.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""

@@ -24,7 +24,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from router.a2m.equality import NULL, integer_of, members, number_atom, parse_where
 from router.a2m.matching import FIELDS
-from router.a2m.records import Draft, Record, vector_bytes, vector_from_bytes
+from router.a2m.records import Draft, Record, Riderless, vector_bytes, vector_from_bytes
 from router.a2m.timestamps import normalised, parse
 from router.a2m.vectors import MAX_WIDTH
 
@@ -49,6 +49,17 @@ class NewerRider(Exception):
     """A record that a later version of the router has written, which this one cannot read."""
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Who has written a record: the federation's id, and the epoch of the start of its router; None where it does not
+    say, as before there was any."""
+
+    federation: str | None = None
+    epoch: str | None = None
+
+
+_NOBODY: Final = Origin()
+
+
 class Rider(msgspec.Struct, omit_defaults=True):
     """All of a record but its id and content; `embedding` is little-endian doubles in base64."""
 
@@ -64,14 +75,17 @@ class Rider(msgspec.Struct, omit_defaults=True):
     uri: str | None = None
     media_type: str | None = None
     embedding: str | None = None
+    federation: str | None = None
+    epoch: str | None = None
 
 
-def lifted(draft: Draft, *, vector: bool, tier: str | None) -> Draft:
+def lifted(draft: Draft, *, vector: bool, tier: str | None, origin: Origin | None = None) -> Draft:
     """A complete record as a lesser server is told it.
 
     Args:
         vector: the server declares `embeddings`.
         tier: which of its tiers it goes to, by the server's own name.
+        origin: who writes it.
     """
     assert draft.created_at is not None
     rider = Rider(
@@ -87,6 +101,8 @@ def lifted(draft: Draft, *, vector: bool, tier: str | None) -> Draft:
         uri=draft.uri,
         media_type=draft.media_type,
         embedding=None if draft.embedding is None else b64encode(vector_bytes(draft.embedding)).decode("ascii"),
+        federation=None if origin is None else origin.federation,
+        epoch=None if origin is None else origin.epoch,
     )
     riding = Raw(msgspec.json.encode(msgspec.json.encode(rider).decode()))
     return Draft(
@@ -125,10 +141,6 @@ class Told(msgspec.Struct, kw_only=True):
     similarity: Raw | UnsetType = UNSET
 
 
-class Riderless(Record):
-    """A record that came without a rider: every field is what its server says."""
-
-
 def lowered(told: Told, *, vector: bool) -> Record:
     """A record as it was before it was lifted; one that never was, as a Riderless, is what its server says of it: a
     field that is not as §3.1 has it counts as absent.
@@ -138,11 +150,16 @@ def lowered(told: Told, *, vector: bool) -> Record:
 
     Raises NewerRider.
     """
+    return lowered_of(told, vector=vector)[0]
+
+
+def lowered_of(told: Told, *, vector: bool) -> tuple[Record, Origin]:
+    """As `lowered`, and who has written it, as far as that is known."""
     score, similarity = _field(told.score, float), _field(told.similarity, float)
     try:
         rider, embedding = _riding(told.metadata)
     except ValueError:  # there is none, or it was altered, or is somebody else's
-        return Riderless(
+        riderless = Riderless(
             id=told.id,
             content=told.content,
             created_at=normalised(_field(told.created_at, str) or ""),
@@ -163,7 +180,8 @@ def lowered(told: Told, *, vector: bool) -> Record:
             score=score,
             similarity=similarity,
         )
-    return Record(
+        return riderless, _NOBODY
+    record = Record(
         id=told.id,
         content=told.content,
         created_at=rider.created_at,
@@ -180,6 +198,7 @@ def lowered(told: Told, *, vector: bool) -> Record:
         score=score,
         similarity=similarity,
     )
+    return record, Origin(rider.federation, rider.epoch)
 
 
 def is_lifted(record: Record) -> bool:
