@@ -8,14 +8,15 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from ipaddress import ip_address
 from typing import Any, Final, Protocol
 
 import anyio
 
 from router.a2m.descriptors import standard_streams
 from router.a2m.ending import EndingStream, until_signalled
+from router.a2m.http_addressing import is_loopback
 from router.a2m.server import Answering, Caller, CannotListen, Refusal
+from router.a2m.stderr import unblocked_stderr
 from router.a2m.stdio import serve_lines
 
 # over HTTP nobody can be told apart: `scopes` is not declared and every owner ignored (§6)
@@ -28,20 +29,25 @@ class Served(Answering, Protocol):
     async def describe(self, caller: Caller, /) -> Mapping[str, Any]: ...
 
 
-def run(program: str, serving: Callable[[], Awaitable[None]], mistakes: tuple[type[Exception], ...]) -> int:
-    """Runs `serving` to its end; returns the exit code.
+def run(
+    program: str, serving: Callable[[], Awaitable[None]], mistakes: tuple[type[Exception], ...], *, log_level: str
+) -> int:
+    """Runs `serving` to its end; returns the exit code. Nothing that is logged or printed meanwhile blocks.
 
     Args:
         program: whom the sentence on stderr is from.
+        log_level: what goes to stderr, as --log-level names it.
         mistakes: what `serving` raises for reasons that a sentence explains; an address that is taken is one always.
     """
     expected: tuple[type[Exception], ...] = (CannotListen, *mistakes)
     code = 0
-    try:
-        anyio.run(serving, backend_options={"use_uvloop": sys.platform != "win32"})
-    except* expected as problems:
-        print(f"{program}: {_sentence(problems)}", file=sys.stderr)
-        code = 1
+    with unblocked_stderr():
+        _log_to_stderr(log_level)
+        try:
+            anyio.run(serving, backend_options={"use_uvloop": sys.platform != "win32"})
+        except* expected as problems:
+            print(f"{program}: {_sentence(problems)}", file=sys.stderr)
+            code = 1
     return code
 
 
@@ -82,11 +88,7 @@ def _admit(headers: Mapping[str, str]) -> Caller | Refusal:
 def loopback(text: str) -> tuple[str, int]:
     """The host, without brackets, and the port of a loopback address such as 127.0.0.1:8778. For argparse."""
     host, port = _address(text)
-    try:
-        local = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
+    if not is_loopback(host):
         raise argparse.ArgumentTypeError(
             f"{host} can be reached from elsewhere, and this server tells nobody apart; listen on 127.0.0.1, and put "
             "a2m-router with principals in front"
@@ -119,8 +121,7 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def log_to_stderr(level: str) -> None:
-    """Sends what is logged at `level`, as --log-level names it, and above to stderr."""
+def _log_to_stderr(level: str) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

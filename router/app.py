@@ -122,6 +122,7 @@ class Federation:
             self.moves,
             self._redoing,
             resolving,
+            asking,
             mounts,
             tell,
             clock,

@@ -5,11 +5,13 @@ from typing import Final
 
 from router.a2m.errors import A2MError
 from router.a2m.messages import Describe, Recall
+from router.a2m.stderr import drain_stderr
 from router.app import Federation
 from router.catalog.exchanging import REBUILDING
 from router.config import Tier
 from router.database import damaged
 from router.drawing import print_report
+from router.serve import rights
 from router.tiers.link import Link, TierDown
 from router.tiers.manner import manner_of
 from router.tiers.profile import CannotServe, Profile
@@ -54,6 +56,10 @@ async def print_check(federation: Federation) -> int:
     damage = federation.catalog.damage()
     if damage is not None:
         problems.append(str(damaged(federation.settings.state, damage).with_remedy(REBUILDING)))
+    drain_stderr()  # what the tiers said on the way here belongs before the table
+    principals, tiers = federation.settings.serve.principals, federation.settings.tiers
+    warning = rights.warning(principals, tiers)
+    remarks += [*rights.told(principals, tiers), *([] if warning is None else [warning])]
     columns = list(zip(_TITLES, zip(*rows, strict=True), strict=True))
     title = f"{federation.settings.name}: {federation.settings.state}"
     print_report(title, columns, [*remarks, *problems], right=_NUMBERS)

@@ -18,13 +18,14 @@ from router.a2m.ending import EndingStream, until_signalled
 from router.a2m.http_limits import HttpLimits
 from router.a2m.messages import Describe
 from router.a2m.server import CannotListen
+from router.a2m.stderr import drain_stderr, unblocked_stderr
 from router.a2m.stdio import serve_lines
 from router.app import Federation, running_federation
 from router.config import ConfigError, Serve, Settings, check_bind, host_port, load
 from router.database import STDIO, DatabaseError
 from router.logs import log_to_stderr
-from router.serve.door import admission
 from router.serve.readiness import unready
+from router.serve.reloading import Door
 from router.tiers.profile import CannotServe
 from router.tiers.starting import links_for
 from router.tokens import checked_owner, fresh_token, handing_out
@@ -41,7 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "token":
         print(handing_out(options.owner, fresh_token()), end="")
         return 0
-    log_to_stderr(options.log_level, options.log_format)
+    with unblocked_stderr():
+        log_to_stderr(options.log_level, options.log_format)
+        return _done(options)
+
+
+def _done(options: argparse.Namespace) -> int:
+    """Does what is asked for; returns the exit code."""
     code = 0
     try:
         settings = load(options.config, os.environ)
@@ -148,7 +155,10 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
     """Opens the federation and does what the options say; returns the exit code."""
     links = links_for(settings, os.environ)
     ending = _Ending()
-    async with until_signalled(lambda: ending.close()):
+    door = Door(settings, lambda: load(options.config, os.environ))
+    serves_http = settings.serve.http is not None and not options.check
+    on_hang_up = door.read_soon if serves_http and not _has_terminal() else None
+    async with until_signalled(lambda: ending.close(), on_hang_up=on_hang_up):
         with ending.start:
             async with running_federation(settings, links, adopt=options.adopt) as federation:
                 if options.check:
@@ -157,7 +167,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> int:
 
                     return await print_check(federation)
                 if settings.serve.http is not None:
-                    await _serve_http(federation, *host_port(settings.serve.http), options, ending)
+                    await _serve_http(federation, *host_port(settings.serve.http), options, ending, door)
                 else:
                     await _serve_stdio(federation, ending)
     log.info("stopped")
@@ -180,6 +190,7 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
     if done is None:
         log.info("stopped; the catalog is as it was")
         return 1
+    drain_stderr()
     print_rebuilt(done, settings)
     return 0
 
@@ -206,8 +217,16 @@ async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
         )
 
 
+def _has_terminal() -> bool:
+    """Whether stderr is a terminal, so that a hang-up says that there is nobody any more."""
+    try:
+        return os.isatty(2)
+    except OSError:
+        return False
+
+
 async def _serve_http(
-    federation: Federation, host: str, port: int, options: argparse.Namespace, ending: _Ending
+    federation: Federation, host: str, port: int, options: argparse.Namespace, ending: _Ending, door: Door
 ) -> None:
     # what serves HTTP is half of all that there is to load
     from router.a2m.http import HttpServer, application
@@ -222,20 +241,24 @@ async def _serve_http(
     )
     app = application(
         federation.answer,
-        admit=admission(serve.origins, serve.principals),
+        admit=door.admit,
         profile=lambda caller: federation.methods.describe(Describe(), caller),
         ready=lambda: unready(federation.settings, federation.links, federation.catalog.is_accounted),
         max_message=federation.settings.limits.max_message,
         limits=limits,
     )
-    http = HttpServer(app, host, port, limits)
+    http = HttpServer(app, host, port, limits, serve.hosts)
     ending.close = http.stop
+    door.say_who_may_write()
     with ExitStack() as noted:
-        async with anyio.create_task_group() as tasks:
-            host, port = await tasks.start(http.serve)
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-            noted.enter_context(_announced(federation, url))
-            _announce(federation, url, options)
+        async with anyio.create_task_group() as reading:
+            reading.start_soon(door.run)
+            async with anyio.create_task_group() as tasks:
+                host, port = await tasks.start(http.serve)
+                url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+                noted.enter_context(_announced(federation, url))
+                _announce(federation, url, options)
+            reading.cancel_scope.cancel()
 
 
 @contextmanager

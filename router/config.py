@@ -4,9 +4,11 @@ Every mistake is a sentence that begins with its place in the file, and one read
 tokens (headers, principals, the environment) appear in no sentence and in no repr.
 """
 
+import os
 import re
 import ssl
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from hashlib import sha256
@@ -17,6 +19,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from router.a2m.http_addressing import is_loopback
+from router.a2m.paths import expanded
 from router.table import Table, place, quoted, suggestion
 
 Kind = Literal["working", "episodic", "semantic", "procedural"]
@@ -27,6 +31,8 @@ _DAY = 86_400.0
 _LEAST_HEADER = 2**10  # bytes; with less, no browser and hardly any proxy could call
 _MOST_RETAINED = 1_000_000  # events; they are held in memory
 _DEFAULT_STATE = "memories/router.db"
+_LONGEST_TOKEN = 2**16  # bytes in a token's file; it may be a device, which has no end
+PRIVATE = "private"  # in a principal's `write`: what it owns, in the tiers that are not shared
 _NOT_FOR_A_MOUNT = (
     "capacity",
     "per_session",
@@ -46,6 +52,8 @@ _OWN_HEADERS = {  # what the protocol, or the way a message is put on the wire, 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token, RFC 9110 §5.6.2
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _BEARER = re.compile(r"[\x21-\x7e]+")  # what a token may be made of to be sent in a header
+_LIKE_A_NAME = re.compile(r"_?[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")  # of a variable, and not like a token
+_HOST_NAME = re.compile(r"[^\s:/?#@\[\]*]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+")
 _BIND = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -60,11 +68,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     owner: str
     token_sha256: str  # lower-case hex
+    write: tuple[str, ...] | None = None  # shared tiers, and PRIVATE; None says nothing
+    admin: bool = False  # it sees all owners' records, and may name any owner
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
     http: str | None = None  # host:port; None is stdio
     origins: tuple[str, ...] = ()  # lower-case
+    hosts: tuple[str, ...] = ()  # lower-case: what a request may name as its Host, beside what the loopback is called
     principals: tuple[Principal, ...] = ()
     timeout: float = 60.0  # seconds that a request may take all in all; passes that one asks for have no such bound
     max_requests: int = 256  # under way at once, whichever way they come
@@ -182,7 +193,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
     """The settings in a file; ConfigError, with every mistake in it, if they cannot be used."""
-    path = path.absolute()
+    try:
+        path = expanded(str(path)).absolute()
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from None
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -208,6 +222,7 @@ def parse(text: str, *, base: Path, environ: Mapping[str, str]) -> Settings:
     mistakes: list[str] = []
     settings = _settings(Table(content, mistakes), _Surroundings(base.absolute(), environ, set()))
     mistakes += _mistaken_moves(settings.tiers)
+    mistakes += mistaken_rights(settings.serve.principals, settings.tiers)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return settings
@@ -232,18 +247,11 @@ def host_port(http: str) -> tuple[str, int]:
 def check_bind(http: str, serve: Serve) -> None:
     """ConfigError, its sentence without a place, if whoever can reach that address could read and write unasked."""
     host, _ = host_port(http)
-    if not serve.principals and not _is_loopback(host):
+    if not serve.principals and not is_loopback(host):
         raise ConfigError(
             f"{quoted(http)} can be reached from other machines, and no one is asked who they are; "
             "add [[serve.principals]], or listen on 127.0.0.1"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"  # any other name may mean any address
 
 
 class _Surroundings(NamedTuple):
@@ -253,19 +261,38 @@ class _Surroundings(NamedTuple):
     environ: Mapping[str, str]
     token_variables: set[str]
 
-    def token(self, variable: str, table: Table, key: str, called: str) -> str:
+    def token(self, variable: str, table: Table, key: str) -> str:
         """The variable's value. An unset one is a mistake; so is an empty one, a token that anybody has."""
         self.token_variables.add(variable)
         value = self.environ.get(variable, "")
         if not value:
             state = "is empty" if variable in self.environ else "is not set"
-            table.note(key, f"the environment variable {called} {state}")
+            table.note(key, f"the environment variable {_shown(variable)} {state}")
         return value
+
+    def bearer(self, table: Table) -> str:
+        """The value of the variable that `token_env` names, if a header can carry it; else empty, and a mistake."""
+        variable = table.text("token_env", None)
+        token = "" if variable is None else self.token(variable, table, "token_env")
+        if variable is not None and token and not _BEARER.fullmatch(token):
+            table.note(
+                "token_env",
+                f"a token is printable ASCII without spaces and line ends; the one in the environment variable "
+                f"{_shown(variable)} is not",
+            )
+            return ""
+        return token
+
+
+def _shown(variable: str) -> str:
+    """A variable's name in a sentence; one that may be the token itself, put in the wrong place, is not repeated."""
+    return variable if _LIKE_A_NAME.fullmatch(variable) else "it names (not repeated here, it may be a token)"
 
 
 def _settings(file: Table, around: _Surroundings) -> Settings:
     name = file.text("name", "federation")
-    state = around.base / file.text("state", _DEFAULT_STATE)
+    # behind symbolic links: whoever has the state has it by all its names
+    state = Path(os.path.realpath(file.path("state", around.base / _DEFAULT_STATE, around.base)))
     at_serve = file.table("serve")
     serve = _serve(at_serve, around)
     recall = _recall(file.table("recall"))
@@ -307,10 +334,18 @@ def _serve(table: Table, around: _Surroundings) -> Serve:
             expected = 'expected scheme://host or scheme://host:port, as in "https://app.example"'
             table.note("origins", f"{expected}, got {quoted(origin)}", item=position)
         origins.append(origin.lower())
+    hosts = []
+    for position, name in enumerate(table.texts("hosts", ())):
+        if not _HOST_NAME.fullmatch(name):
+            table.note(
+                "hosts", f'expected a name without a port, as in "a2m.example", got {quoted(name)}', item=position
+            )
+        hosts.append(name.lower().removeprefix("[").removesuffix("]"))
     default = Serve()
     serve = Serve(
         http=table.text("http", None),
         origins=tuple(origins),
+        hosts=tuple(hosts),
         principals=_principals(table.tables("principals"), around),
         timeout=table.duration("timeout", default.timeout, example="60s"),
         max_requests=table.integer("max_requests", default.max_requests, least=1),
@@ -336,28 +371,80 @@ def _principals(tables: Sequence[Table], around: _Surroundings) -> tuple[Princip
         if not table.has("owner"):
             table.note_here("owner is missing")
         digest = _token_digest(table, around)
+        write = table.texts("write", None)
+        admin = table.flag("admin", False)
         table.refuse_the_rest()
         if digest in seen:
             table.note_here("another principal has the same token; whose would a call be?")
         if digest:
             seen.add(digest)
-        principals.append(Principal(owner=owner or "", token_sha256=digest))
+        principals.append(Principal(owner=owner or "", token_sha256=digest, write=write, admin=admin))
     return tuple(principals)
+
+
+_TOKENS = ("token_sha256", "token_env", "token_file")
 
 
 def _token_digest(table: Table, around: _Surroundings) -> str:
     """The digest of a principal's token; empty if that is mistaken."""
     digest = table.text("token_sha256", "").lower()
-    variable = table.text("token_env", None)
-    if table.has("token_sha256") == table.has("token_env"):
-        table.note_here(f"expected one of token_sha256 and token_env, got {_neither_or_both(table, 'token_env')}")
-    if variable is not None:
-        token = around.token(variable, table, "token_env", "it names")  # someone may have put the token itself there
-        return sha256(token.encode("utf-8", "surrogateescape")).hexdigest() if token else ""
+    file = table.text("token_file", None)
+    token = around.bearer(table)
+    given = [key for key in _TOKENS if table.has(key)]
+    if len(given) != 1:
+        table.note_here(f"expected one of token_sha256, token_env and token_file, got {_listed(given) or 'none'}")
+    if file is not None:
+        token = _token_in(around.base / file, table)
     if digest and not _SHA256.fullmatch(digest):
         table.note("token_sha256", "expected the token's SHA-256, which is 64 hexadecimal digits")
         return ""
-    return digest
+    return digest or (sha256(token.encode()).hexdigest() if token else "")
+
+
+def _token_in(path: Path, table: Table) -> str:
+    """The token that a file holds, and nothing else but a line's end; empty if that is mistaken."""
+    try:
+        with path.open("rb") as file:
+            held = file.read(_LONGEST_TOKEN)
+    except OSError as problem:
+        table.note("token_file", f"{quoted(str(path))} cannot be read: {problem.strerror}")
+        return ""
+    token = held.removeprefix(BOM_UTF8).rstrip(b"\r\n").decode("latin-1")
+    if not token:
+        table.note("token_file", f"{quoted(str(path))} is empty")
+    elif not _BEARER.fullmatch(token):
+        table.note(
+            "token_file",
+            f"{quoted(str(path))}: expected one line with the token, which is printable ASCII without spaces",
+        )
+        return ""
+    return token
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def mistaken_rights(principals: Sequence[Principal], tiers: Sequence[Tier]) -> Iterator[str]:
+    """What is wrong with where principals may write, as sentences."""
+    by_name = {tier.name: tier for tier in tiers}
+    shared = [tier.name for tier in tiers if tier.shared and not tier.mount]
+    for number, principal in enumerate(principals):
+        for position, name in enumerate(principal.write or ()):
+            at = f"serve.principals[{number}].write[{position}]"
+            if name in (principal.write or ())[:position]:
+                yield f"{at}: names {quoted(name)} once more"
+            elif name == PRIVATE:
+                continue
+            elif name not in by_name:
+                yield f"{at}: no tier is called {quoted(name)}" + suggestion(name, [PRIVATE, *shared], "expected")
+            elif by_name[name].mount:
+                yield f"{at}: {quoted(name)} is a mount, and nothing is written to a mount"
+            elif name not in shared:
+                yield (
+                    f"{at}: {quoted(name)} is not shared; what a principal owns in such tiers is meant by "
+                    f"{quoted(PRIVATE)}"
+                )
 
 
 def _recall(table: Table) -> Recall:
@@ -408,20 +495,16 @@ def _summarizer(table: Table, around: _Surroundings) -> Summarizer:
     for key in ("url", "model"):
         if not table.has(key):
             table.note_here(f"{key} is missing")
-    variable = table.text("token_env", None)
-    token = "" if variable is None else around.token(variable, table, "token_env", "it names")
     summarizer = Summarizer(
         url=url,
         model=model,
-        token=token,
+        token=around.bearer(table),
         timeout=table.duration("timeout", 60.0, example="60s"),
         max_input=table.integer("max_input", 100_000, least=1),
     )
     table.refuse_the_rest()
     if url:
         _check_endpoint(url, table)
-    if token and not _BEARER.fullmatch(token):
-        table.note("token_env", "a token is printable ASCII without spaces; the one in the variable it names is not")
     return summarizer
 
 
@@ -440,6 +523,8 @@ def _check_endpoint(url: str, table: Table) -> None:
 def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
     if not name or "/" in name or not name.isprintable():  # a mount's records are shown as <tier>/<id>
         table.note_here('a tier\'s name must not be empty, nor contain "/" or control characters')
+    if name == PRIVATE:
+        table.note_here(f"{quoted(PRIVATE)} is what a principal owns, where its `write` says so; choose another name")
     if not table.has("kind"):
         table.note_here(f"kind is missing; expected one of {', '.join(map(quoted, get_args(Kind)))}")
     mount = table.flag("mount", False)
@@ -449,7 +534,7 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
         kind=table.choice("kind", get_args(Kind), "semantic"),
         command=table.texts("command", None),
         env=_environment(table, around),
-        cwd=around.base / table.text("cwd", "."),
+        cwd=table.path("cwd", around.base, around.base),
         url=table.text("url", None),
         headers=_headers(table, around),
         ca_file=_ca_file(table, around),
@@ -525,10 +610,9 @@ def _check_url(url: str, table: Table) -> None:
 
 
 def _ca_file(table: Table, around: _Surroundings) -> Path | None:
-    written = table.text("ca_file", None)
-    if written is None:
+    path = table.path("ca_file", None, around.base)
+    if path is None:
         return None
-    path = around.base / written
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     why = "there is no certificate in it; expected PEM, where each begins with -----BEGIN CERTIFICATE-----"
     try:
@@ -551,7 +635,7 @@ def _environment(table: Table, around: _Surroundings) -> dict[str, str]:
 def _filled(written: str, name: str, at: Table, around: _Surroundings) -> str:
     """A value with the environment's variables filled in; these are tokens, which no other program is given."""
     for variable in _VARIABLE.findall(written):
-        around.token(variable, at, name, variable)
+        around.token(variable, at, name)
     if "${" in _VARIABLE.sub("", written):
         at.note(name, "after ${ comes a variable's name and }, such as ${HANDBOOK_TOKEN}")
     return _VARIABLE.sub(lambda found: around.environ.get(found[1], ""), written)

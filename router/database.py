@@ -6,7 +6,12 @@ Rules:
   it durable; it may run on another thread than the one that commits, and one call serves all who wait;
 - a sync that failed is not made good by one that succeeds: what the log holds is written anew first. Until then nothing
   is confirmed, and nothing goes from the log into the database, which a power cut would leave half new;
-- that the disk is full, or confirms nothing, is logged when it begins and when it is over, and not with every trial;
+- while another program holds a lock, a change is refused at once: nobody waits in here, since others have to be
+  served meanwhile. `check_writable` tells without a change whether one is worth a trial;
+- a file that is not where it was any more, or is another one, takes no change: what would be acknowledged is gone with
+  the end of this process;
+- that the disk is full, or confirms nothing, that another program holds the file, or that it is gone, is logged when it
+  begins and when it is over, and not with every trial;
 - a schema that is newer than the program is refused, an older one is brought up in one transaction.
 """
 
@@ -26,6 +31,7 @@ from typing import Final
 
 import apsw
 
+from router.a2m.errors import FILE_GONE, FILE_HELD
 from router.wal import write_all_anew, write_anew
 
 log = logging.getLogger(__name__)
@@ -37,7 +43,7 @@ _HANDOVER_SECONDS: Final = 2.0
 # Pages in the log when they go into the database, which is what SQLite does by itself.
 _CHECKPOINT: Final = 1_000
 
-# How long a commit and a log that is written anew wait for each other, milliseconds.
+# How long the start, and a log that is written anew, wait for another program's lock or a commit, milliseconds.
 _BUSY: Final = 10_000
 
 _MAGIC: Final = b"SQLite format 3\0"
@@ -108,7 +114,7 @@ class Database:
         holder: str,
         prepare: Callable[[apsw.Connection], None] | None = None,
     ) -> None:
-        self.path = path
+        self.path = path = None if path is None else real(path)
         self._resources = contextlib.ExitStack()
         self._wal: int | None = None
         self._lock: int | None = None
@@ -117,7 +123,11 @@ class Database:
         self._checkpoint_at = _CHECKPOINT
         self._syncing = threading.Lock()  # held by the one thread that syncs
         self._doubtful = False  # since a sync has failed, until the log has been written anew
+        self._writing_anew = False
         self._full_at: float | None = None  # when the disk last had no room for a change, until that is long ago
+        self._held = False  # by another program, when that was last tried
+        self._files: dict[Path, tuple[int, int] | None] = {}  # those that must stay where they are
+        self._gone = False
         try:
             if path is not None:
                 _make_folder(path.parent)
@@ -135,6 +145,9 @@ class Database:
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as problem:
             self._resources.close()
             raise damaged(path, str(problem)) from problem
+        except apsw.BusyError as problem:
+            self._resources.close()
+            raise DatabaseError(f"{path}: cannot be opened: {FILE_HELD}") from problem
         except apsw.Error as problem:
             self._resources.close()
             raise DatabaseError(f"{path}: cannot be used as a database ({problem})") from problem
@@ -149,11 +162,17 @@ class Database:
     def transaction(self) -> Iterator[apsw.Connection]:
         """All or nothing; a transaction inside another is a savepoint of it.
 
-        Raises OSError when the disk does not take it: nothing of it is kept then.
+        Raises OSError when the disk does not take it, another program holds the file, or that is gone: nothing of it is
+        kept then.
         """
         name = f"level{self._depth}"
         with self._hearing():
-            self.connection.execute("BEGIN IMMEDIATE" if self._depth == 0 else f"SAVEPOINT {name}")
+            if self._depth == 0:
+                self._check_files()
+                self.connection.execute("BEGIN IMMEDIATE")
+                self._let_go()
+            else:
+                self.connection.execute(f"SAVEPOINT {name}")
         self._depth += 1
         try:
             with self._hearing():
@@ -174,6 +193,24 @@ class Database:
                 self.connection.execute("ROLLBACK")
             raise
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[apsw.Connection]:
+        """What is read in the block is of one moment, and nothing can be changed. For when a change cannot be made."""
+        self.connection.execute("BEGIN")
+        try:
+            yield self.connection
+        finally:
+            self.connection.execute("ROLLBACK")
+
+    def check_writable(self) -> None:
+        """Raises OSError, as a change would: EBUSY while another program holds the file, ESTALE where it is gone."""
+        if self.path is not None and self._depth == 0:
+            with self._hearing():
+                self._check_files()
+                self.connection.execute("BEGIN IMMEDIATE")
+                self.connection.execute("ROLLBACK")
+                self._let_go()
+
     def sync(self) -> None:
         """Make everything committed so far outlive a power cut. Blocks; may be called on any thread.
 
@@ -182,6 +219,7 @@ class Database:
         if self._wal is None:
             return
         with self._syncing:
+            self._check_files()
             if self._doubtful:
                 self._write_log_anew(self._wal)
             try:
@@ -210,13 +248,16 @@ class Database:
             os.ftruncate(self._lock, len(whole))
 
     def close(self) -> None:
-        """Sync and close the file, then let others have it. Raises OSError as `sync` does, when it is closed."""
+        """Sync and close the file, then let others have it. Raises OSError as `sync` does, when it is closed, and
+        DatabaseError where the file is gone."""
         self._lock = None
         try:
             self.sync()
-        except OSError:
+        except OSError as problem:
             # the log stays, for the next one who opens it to write anew
             self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            if problem.errno == errno.ESTALE:
+                raise DatabaseError(f"{self.path}: {FILE_GONE}; what was written last may be gone with it") from problem
             raise
         finally:
             self._resources.close()
@@ -233,10 +274,10 @@ class Database:
                 "use that version, or another file"
             )
         if self.path is not None:
+            self.connection.set_busy_timeout(_BUSY)
             # in WAL mode NORMAL writes the log without waiting; `sync` waits where it matters
             self.connection.pragma("journal_mode", "wal")
             self.connection.pragma("synchronous", "normal")
-            self.connection.set_busy_timeout(_BUSY)
             # not before the log's name is durable: what is in the database alone by then would be half of a change
             self.connection.wal_autocheckpoint(0)
         self.connection.pragma("foreign_keys", True)
@@ -260,6 +301,8 @@ class Database:
             self._resources.callback(os.close, self._wal)
             self.sync()
             sync_folder(self.path.parent)
+            self._files = {file: _identity(file) for file in (self.path, Path(f"{self.path}-wal"))}
+            self.connection.set_busy_timeout(0)
             self.connection.set_wal_hook(self._committed)
 
     def _leave_nothing_deleted(self) -> None:
@@ -289,13 +332,37 @@ class Database:
                 log.warning("%s: the log of changes grows, it cannot be emptied: %s", self.path, problem)
         return apsw.SQLITE_OK
 
+    def _check_files(self) -> None:
+        """Raises OSError if the file, or its log, is not where it was opened: SQLite would go on with what nobody can
+        open again. Two looks at folders; no descriptor, since to close one of a database's file drops its locks."""
+        gone = any(_identity(file) != was for file, was in self._files.items())
+        if gone != self._gone:
+            self._gone = gone
+            if gone:
+                log.error("%s: %s; nothing is written until it is back", self.path, FILE_GONE)
+            else:
+                log.warning("%s: the file is back", self.path)
+        if gone:
+            raise OSError(errno.ESTALE, FILE_GONE)
+
+    def _let_go(self) -> None:
+        if self._held:
+            self._held = False
+            log.info("%s: no other program holds the file any more", self.path)
+
     @contextlib.contextmanager
     def _hearing(self) -> Iterator[None]:
-        """`_disk_errors`, of which a full disk is told when it begins."""
+        """`_disk_errors`, of which a full disk, and another program's lock, are told when they begin."""
         try:
             with _disk_errors():
                 yield
         except OSError as problem:
+            if isinstance(problem.__cause__, apsw.BusyError):
+                if self._writing_anew:
+                    raise OSError(errno.EBUSY, "what the disk may have dropped is still being written anew") from None
+                if not self._held:
+                    log.error("%s: %s; nothing is written until it lets go", self.path, FILE_HELD)
+                self._held = True
             if isinstance(problem.__cause__, apsw.FullError):
                 if self._full_at is None:
                     log.error("%s: the disk is full; nothing is written until there is room", self.path)
@@ -307,7 +374,30 @@ class Database:
         with _disk_errors(), contextlib.closing(apsw.Connection(str(self.path))) as other:
             other.set_busy_timeout(_BUSY)
             other.execute("BEGIN IMMEDIATE")
-            write_anew(wal, self._frames)
+            self._writing_anew = True
+            try:
+                write_anew(wal, self._frames)
+            finally:
+                self._writing_anew = False
+
+
+def real(path: Path) -> Path:
+    """Where the file at `path` lies, behind symbolic links: it has one lock and one log, by whatever name it is opened.
+
+    Raises DatabaseError for a path that leads nowhere, and for one that SQLite cannot take.
+    """
+    try:
+        found = path.resolve()
+        str(found).encode()
+    except UnicodeEncodeError:
+        raise DatabaseError(
+            f"{found}: the path is not valid UTF-8, and SQLite takes no other; rename the folder, or name another file"
+        ) from None
+    except RuntimeError:  # newer versions of Python say it with an OSError
+        raise DatabaseError(f"{path}: cannot be opened: a symbolic link leads back to itself") from None
+    except OSError as problem:
+        raise DatabaseError(f"{path}: cannot be opened: {problem.strerror}") from problem
+    return found
 
 
 def damaged(path: Path | None, detail: str) -> Damaged:
@@ -319,8 +409,8 @@ def announced(path: Path) -> str | None:
     """The address that the process announced that has the file at `path`; None if it announced none, or nobody has the
     file."""
     try:
-        lock = os.open(f"{path}.lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        lock = os.open(f"{real(path)}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, DatabaseError):
         return None
     try:
         # a shared lock, given back at once: a process that starts meanwhile waits longer than that
@@ -375,7 +465,7 @@ def _disk_errors() -> Iterator[None]:
     except apsw.FullError as problem:
         raise OSError(errno.ENOSPC, "disk full") from problem
     except apsw.BusyError as problem:
-        raise OSError(errno.EBUSY, "what the disk may have dropped is still being written anew") from problem
+        raise OSError(errno.EBUSY, FILE_HELD) from problem
     except (apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError) as problem:
         raise OSError(errno.EIO, f"the disk failed: {problem}") from problem
 
@@ -414,6 +504,15 @@ def _close_to_others(lock: int, path: Path) -> None:
         allowed = stat.S_IMODE(path.stat().st_mode) | 0o600
         if mode & ~allowed:
             os.fchmod(lock, mode & allowed)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Which file is at a path; None if none is. Its number is given to no other file as long as it is open."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _refuse_other_files(path: Path) -> None:

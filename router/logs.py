@@ -45,4 +45,6 @@ class _Json(logging.Formatter):
         }
         if record.exc_info is not None:
             event["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(event, default=str).decode()
+        # the name of a file may be none that UTF-8 can hold
+        clean = {key: text.encode(errors="backslashreplace").decode() for key, text in event.items()}
+        return orjson.dumps(clean).decode()

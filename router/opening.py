@@ -12,6 +12,7 @@ from pathlib import Path
 from router.a2m.client import connect_local
 from router.a2m.connecting import OnNotification, events_for, greeted
 from router.a2m.memory import TIMEOUT, Memory
+from router.a2m.own_task import in_own_task
 from router.app import running_federation
 from router.config import load
 from router.database import DatabaseError
@@ -19,6 +20,7 @@ from router.tiers.profile import CannotServe
 from router.tiers.starting import links_for
 
 
+@in_own_task
 @asynccontextmanager
 async def open_federation(
     path: str | os.PathLike[str],
@@ -30,7 +32,8 @@ async def open_federation(
 ) -> AsyncIterator[Memory]:
     """The memory that the federation file at `path` describes, run in this process and reached through JSON (§8.1).
 
-    It is one process that has a federation at a time; several share one over HTTP, from `a2m-router`.
+    It is one process that has a federation at a time; several share one over HTTP, from `a2m-router`. It may be entered
+    in one task and left in another.
 
     Args:
         timeout: seconds that each call may take.
@@ -44,7 +47,6 @@ async def open_federation(
     variables = os.environ if environ is None else environ
     settings = load(Path(path), variables)
     links = links_for(settings, variables)
-    problem: Exception | KeyboardInterrupt | SystemExit | None = None
     try:
         async with (
             running_federation(settings, links) as federation,
@@ -55,18 +57,12 @@ async def open_federation(
                 on_notification=events_for(on_notification),
             ) as peer,
         ):
-            memory = await greeted(Memory(peer, timeout=timeout, owner=owner))
-            try:
-                yield memory
-            except (Exception, KeyboardInterrupt, SystemExit) as raised:  # noqa: BLE001 - raised again below, in order
-                problem = raised
+            yield await greeted(Memory(peer, timeout=timeout, owner=owner))
     except BaseExceptionGroup as group:
         told = _told(group)
         if told is None:
             raise
         raise told from None
-    if problem is not None:
-        raise problem
 
 
 def _told(group: BaseExceptionGroup[BaseException]) -> Exception | None:

@@ -34,7 +34,7 @@ from router.catalog.catalog import Catalog, TakenOver
 from router.catalog.entries import Stray
 from router.catalog.salvage import Salvage
 from router.config import Settings, Tier
-from router.database import locked
+from router.database import locked, real
 from router.policy import strength
 from router.recovery import Recovery
 from router.settling import Settling
@@ -92,7 +92,7 @@ async def rebuild(settings: Settings, links: Mapping[str, Link], watch: Watch, *
     Raises CannotServe for a tier that is down or cannot be part of the federation, InUse while a router has the file,
     DatabaseError for another program's file, OSError for a disk that fails; nothing has changed then.
     """
-    path = settings.state
+    path = real(settings.state)
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with locked(path, exchanging.HOLDER):
         exchanging.finish(path)  # an earlier one may have been cut off after it was done

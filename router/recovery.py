@@ -42,7 +42,7 @@ from router.config import Settings, Tier
 from router.nearest import METRICS
 from router.sweeping import Sweeper
 from router.tiers.copies import CannotList, Copies, LaterWriter, OtherFederation, Untrusted, Written
-from router.tiers.lifting import Origin, is_lifted
+from router.tiers.lifting import Lifted, Origin
 from router.tiers.link import TierDown
 from router.tiers.manner import identity_of, manner_of
 from router.tiers.mounts import Mounts
@@ -482,7 +482,7 @@ class Recovery:
         a native tier does not tell of, and would become everybody's."""
         if not self._copies.manner(tier).native:
             return page
-        own = [record for record in page if not is_lifted(record)]
+        own = [record for record in page if not isinstance(record, Lifted)]
         if len(own) < len(page):
             log.error(
                 "%s holds %d records that were written there lifted, as to a lesser server; reach it as it was reached "

@@ -209,17 +209,23 @@ def _label(name: str | None) -> str:
 
 
 def _day(record: Record) -> str:
-    """The day of `created_at`. A tier may answer what is no timestamp: that must not reach the head of an entry."""
+    """The day of `created_at`. A tier may answer what is no timestamp: that must not reach the head of an entry, nor
+    must the one that stands for none."""
     try:
         timestamps.parse(record.created_at)
     except ValueError:
         return _UNDATED
-    return record.created_at[: len("2026-07-28")]
+    return record.created_at[: len("2026-07-28")] if timestamps.is_dated(record.created_at) else _UNDATED
 
 
 def _moment(record: Record) -> tuple[str, str]:
     """Sorts by time; what has no day comes last."""
     return _day(record), record.created_at
+
+
+def _age(record: Record) -> tuple[bool, str]:
+    """Sorts by time; what has no day comes first: it is not known to be new."""
+    return _day(record) != _UNDATED, record.created_at
 
 
 def _fitting(entries: Sequence[_Entry], budget: int, keep: Literal["first", "last"]) -> list[_Entry]:
@@ -286,7 +292,7 @@ def _candidates(records: Sequence[Record], budget: int) -> tuple[int, list[_Cand
 
 def _newest(records: Sequence[Record]) -> list[Record]:
     """The records to read, by time."""
-    ordered = sorted(records, key=_moment)
+    ordered = sorted(records, key=_age)
     left = _READ
     start = len(ordered)
     while start and left > 0:

@@ -20,7 +20,7 @@ from router.a2m.records import Record, digest, draft_of
 from router.catalog.accounts import NotedStray
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Name, record_names
-from router.catalog.entries import Entry, Stray, is_as_it_is
+from router.catalog.entries import Entry, Stray
 from router.config import Tier
 from router.settling import Settling
 from router.tiers.copies import Copies
@@ -229,27 +229,26 @@ class Sweeper:
             left = await self._copies.read(home, there)
             lost = [seen[id] for id in there if id not in left]
             if lost:
-                await self._copies.write(home, [draft_of(record) for record in lost])
+                await self._copies.write_new(home, [draft_of(record) for record in lost])
                 log.error("%s and %s seem to lead to one server; give each a store of its own", tier, home)
 
     async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> dict[str, Record]:
-        """Those of the records that left `tier` which were read at their homes just now; vectors included, where they
-        may have to be restored."""
-        whole = not self._copies.manner(tier).native
+        """Those of the records that left `tier` which were read at their homes just now, and are there as they should
+        be; vectors included."""
         seen: dict[str, Record] = {}
         for home in dict.fromkeys(entry.home for entry in entries):
             there = [entry for entry in entries if entry.home == home]
             try:
-                answered = await self._copies.read(home, [entry.id for entry in there], embeddings=whole)
-                found = {
-                    entry.id: answered[entry.id]
-                    for entry in there
-                    if entry.id in answered and is_as_it_is(answered[entry.id], entry)
-                }
-                seen.update(found)
+                found = await self._copies.read(home, [entry.id for entry in there], embeddings=True)
                 # one that its home has yet to catch up with is not lost: that it has caught up wakes us
                 behind = self._catalog.behind(entry.id for entry in there)
-                lost = [entry for entry in there if entry.id not in found and entry.id not in behind]
+                lost = []
+                for entry in there:
+                    copy = found.get(entry.id)
+                    if copy is not None and (entry.id in behind or digest(copy) == entry.digest):
+                        seen[entry.id] = copy
+                    elif entry.id not in behind:
+                        lost.append(entry)
                 if lost:
                     await self._bring_home(lost, tier)
             except (TierDown, A2MError) as problem:

@@ -9,7 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from json import dumps
+from pathlib import Path
 from typing import TypeVar
+
+from router.a2m.paths import expanded
 
 _Default = TypeVar("_Default")
 _Option = TypeVar("_Option", bound=str)
@@ -110,6 +113,17 @@ class Table:
             self.note(key, "must not be empty")
             return default
         return value if self._is_clean(key, value) else default
+
+    def path(self, key: str, default: _Default, base: Path) -> Path | _Default:
+        """A path, from `base` unless it is absolute; `~` at its head is the home directory."""
+        written = self.text(key, None)
+        if written is None:
+            return default
+        try:
+            return base / expanded(written)
+        except ValueError as problem:
+            self.note(key, str(problem))
+            return default
 
     def texts(self, key: str, default: _Default) -> tuple[str, ...] | _Default:
         value = self._take(key, "a list of strings", list)

@@ -41,7 +41,7 @@ def handing_out(owner: str, token: str) -> str:
     return (
         f"the token, which is shown only this once: {token}\n"
         "\n"
-        "add this to federation.toml, and start the router anew:\n"
+        "add this to federation.toml, and start the router anew, or send it SIGHUP:\n"
         "\n"
         f"{principal(owner, token)}"
         "\n"

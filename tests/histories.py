@@ -93,6 +93,16 @@ class WriteGroup(msgspec.Struct, frozen=True):
     tier: str | None = None
 
 
+class Edit(msgspec.Struct, frozen=True):
+    """A page is fetched, and written if it still is at the revision that it had; or at another one, by `off`. `again`:
+    this is said twice."""
+
+    draft: Draft
+    owner: str | None = None
+    off: int = 0
+    again: bool = False
+
+
 class Read(msgspec.Struct, frozen=True):
     method: str
     owner: str | None = None
@@ -140,7 +150,7 @@ class Close(msgspec.Struct, frozen=True):
     owner: str | None = None
 
 
-Operation = Write | WriteGroup | Read | Fetch | Promote | Forget | Reinforce | Consolidate | Close
+Operation = Write | WriteGroup | Edit | Read | Fetch | Promote | Forget | Reinforce | Consolidate | Close
 
 
 class History(msgspec.Struct, frozen=True):
@@ -170,6 +180,7 @@ writes = st.builds(
     owners,
     st.none() | st.just("s"),
 )
+edits = st.builds(Edit, key_drafts, owners, st.sampled_from([0, 0, 0, 1]), st.booleans())
 groups = st.builds(WriteGroup, st.lists(st.builds(Draft, fields, metadata), min_size=2, max_size=3), owners, some_tier)
 reads = st.builds(
     Read,
@@ -199,7 +210,7 @@ reinforces = st.builds(Reinforce, which, st.sampled_from([0.5, 1.0, 2.0]))
 closes = st.builds(Close, st.sampled_from(["s", "t"]), owners)
 moves = st.one_of(promotes, st.just(Consolidate()), closes)
 anything = st.one_of(
-    writes, writes, writes, groups, reads, reads, full_reads, full_reads, fetches, promotes, promotes,
+    writes, writes, writes, groups, edits, reads, reads, full_reads, full_reads, fetches, promotes, promotes,
     forgets, reinforces, moves,
 )  # fmt: skip
 
@@ -268,18 +279,12 @@ class Run:
         match operation:
             case Write() | WriteGroup():
                 await self._write(operation)
+            case Edit():
+                await self._edit(operation)
             case Read():
                 await self._read(operation)
             case Fetch(key=key, owner=owner):
-                begin = self.model.tick()
-                try:
-                    answer = await self._raw("fetch", key=key, owner=owner)
-                except Unheard:
-                    return
-                except A2MError as refused:
-                    self.bear(refused)
-                    return
-                self.model.end_fetch(begin, owner, key, msgspec.json.decode(answer, type=_Fetched).record)
+                await self._fetch(key, owner)
             case Promote():
                 await self._promote(operation)
             case Forget():
@@ -337,6 +342,63 @@ class Run:
             return
         ids = msgspec.json.decode(answer, type=_Ids).ids
         self.model.end_write(begun, {v.number: id for v, id in zip(versions, ids, strict=True)})
+
+    async def _fetch(self, key: str, owner: str | None) -> "_Fetched | None":
+        """What is at the key; None if nobody told."""
+        begin = self.model.tick()
+        try:
+            answer = await self._raw("fetch", key=key, owner=owner)
+        except Unheard:
+            return None
+        except A2MError as refused:
+            self.bear(refused)
+            return None
+        fetched = msgspec.json.decode(answer, type=_Fetched)
+        self.model.end_fetch(begin, owner, key, fetched.record)
+        return fetched
+
+    async def _edit(self, edit: Edit) -> None:
+        assert edit.draft.key is not None
+        fetched = await self._fetch(edit.draft.key, edit.owner)
+        if fetched is None:
+            return
+        page = fetched.record
+        # nobody's page is another one
+        seen = None if page is None or page.owner != edit.owner else (page.revision or 0) + edit.off
+        version = self._version(edit.draft, edit.owner, None)
+        sent = {**self._sent(version, msgspec.structs.replace(edit.draft, known=False)), "if_revision": seen}
+        begun = self.model.begin_write([version])
+        try:
+            answer = await self._raw("remember", records=[sent], owner=edit.owner)
+        except Unheard:
+            self.model.leave_write(begun)
+            return
+        except A2MError as refused:
+            begin = begun[0][1].begin
+            self.model.refuse_write(begun)
+            self._bear_conflict(begin, version, refused)
+            return
+        [id] = msgspec.json.decode(answer, type=_Ids).ids
+        self.model.end_edit(begun, id, seen)
+        if not edit.again:
+            return
+        begin = self.model.tick()
+        try:
+            answer = await self._raw("remember", records=[sent], owner=edit.owner)
+        except Unheard:
+            return
+        except A2MError as refused:
+            self._bear_conflict(begin, version, refused)
+            return
+        [id] = msgspec.json.decode(answer, type=_Ids).ids
+        self.model.end_repeat(begin, version, id)
+
+    def _bear_conflict(self, begin: int, version: Version, refused: A2MError) -> None:
+        data = refused.data or {}
+        if data.get("reason") != "revision":
+            self.bear(refused)
+            return
+        self.model.end_conflict(begin, version.object, data["revision"])
 
     def _version(self, draft: Draft, owner: str | None, session: str | None) -> Version:
         fields = dict(draft.fields)

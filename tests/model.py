@@ -191,6 +191,25 @@ class Model:
             touch.effects = frozenset(after)
             touch.end = end
 
+    def end_edit(self, writes: "list[Written]", id: str, seen: int | None) -> None:
+        """A page was written, since it was at the revision that its writer has seen; None: since there was none."""
+        [(version, touch, _)] = writes
+        before = self._allowed(version.object, touch.begin, self.tick(), without=touch)
+        assert any(_is_at(state, seen) for state in before), f"written at {seen}, where it may be {before}: {version}"
+        self.end_write(writes, {version.number: id})
+        touch.effects = frozenset({State(version.number, 0 if seen is None else seen + 1)})
+
+    def end_repeat(self, begin: int, version: Version, id: str) -> None:
+        """The same once more was answered as done: the page is still what was written."""
+        allowed = self._allowed(version.object, begin, self.tick())
+        assert version.id == id
+        assert any(state.number == version.number for state in allowed), f"{version} is not there, but {allowed}"
+
+    def end_conflict(self, begin: int, object: Object, revision: int | None) -> None:
+        """A write was refused, since its page is at this revision; None: since there is none."""
+        allowed = self._allowed(object, begin, self.tick())
+        assert any(_is_at(state, revision) for state in allowed), f"{object} is not at {revision}, but {allowed}"
+
     def refuse_write(self, writes: "list[Written]") -> None:
         """Its caller got an error: nothing of the batch is or becomes visible."""
         for version, touch, _ in writes:
@@ -502,6 +521,13 @@ class Model:
 Written: TypeAlias = tuple[Version, Touch, int]
 
 _NOTHING: Final = frozenset({ABSENT})
+
+
+def _is_at(state: State, revision: int | None) -> bool:
+    """Whether this may be a page at the revision; None: no page."""
+    if revision is None:
+        return state == ABSENT
+    return state != ABSENT and state.revision in (None, revision)
 
 
 def packed(vector: Iterable[float]) -> bytes:

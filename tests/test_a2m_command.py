@@ -13,18 +13,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import anyio
+import msgspec
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from router.a2m.answers import Description, Record
 from router.a2m.client import connect_local
 from router.a2m.errors import A2MError
+from router.a2m.timestamps import UNDATED
 from router.command import cli, exporting, importing, showing
 from router.command.arguments import parser
 from router.command.asking import Asking
@@ -297,6 +301,20 @@ def test_what_is_wrong_is_said_in_a_sentence(
         (["summarize"], 2, "a2m: summarize: expected ids"),
         (["forget", "--tier", "semantic"], 2, "say --yes"),
         (["remember", "x", "--metadata", '{"n": 1e999}'], 2, "JSON"),
+        (["remember", "x", "--if-revision", "3"], 2, "a2m: remember: --if-revision says what must be at a key"),
+        *(
+            (
+                ["remember", "x", "--key", "k", "--if-revision", wrong],
+                2,
+                f"expected a whole number from 0, or new, got {wrong!r}",
+            )
+            for wrong in ("-1", "1.0", "null", "")
+        ),
+        (
+            ["remember", "x", "--key", "k", "--if-revision", "3"],
+            1,
+            "CAPABILITY_NOT_SUPPORTED: this server does not say",
+        ),
         (["import", "/no/such/file"], 1, "No such file"),
         (["import", "/"], 1, "Is a directory"),
         (["export", "/no/such/folder/file"], 1, "No such file"),
@@ -948,6 +966,95 @@ def test_nothing_that_a_terminal_would_obey_is_shown(text: str) -> None:
     assert not any(0x7F <= ord(character) < 0xA0 for character in shown)
 
 
+UNDATED_RECORD: Final = {"id": "42", "content": "Tea is in the kitchen.", "created_at": UNDATED}
+
+
+def test_what_has_no_date_is_undated_on_a_terminal() -> None:
+    undated = msgspec.convert(UNDATED_RECORD, Record)
+    dated = msgspec.structs.replace(undated, id="43", created_at="2026-07-28T10:15:30.123Z")
+    for shown in (showing.records([undated, dated]), showing.record(undated)):
+        assert b"1970" not in shown
+        assert b"undated" in shown
+    assert b"2026-07-28 10:15:30" in showing.records([undated, dated])
+    assert b"2026-07-28T10:15:30.123Z" in showing.record(dated)
+
+
+def test_an_undated_record_is_undated_where_an_export_of_it_is_imported() -> None:
+    async def there_and_in_a_prompt() -> tuple[str, str]:
+        async with two_tiers() as fed:
+            await imported(fed, [json.dumps(UNDATED_RECORD)])
+            (line,) = await exported(fed)
+            return json.loads(line)["created_at"], (await fed.call("recall", query="tea", prompt=True))["prompt"]
+
+    assert anyio.run(there_and_in_a_prompt) == (UNDATED, "- undated: Tea is in the kitchen.")
+
+
+MOUNTS: Final = {
+    "protocol": "a2m/0.1",
+    "name": "home",
+    "capabilities": ["core", "tiers"],
+    "tiers": [
+        {"name": "notes", "kind": "semantic", "count": 3, "status": "up", "mount": False},
+        {"name": "pages", "kind": "semantic", "count": 0, "status": "up", "mount": True},
+        {"name": "site", "count": 0, "status": "down", "mount": True, "reason": "it is\x1b[2J gone"},
+    ],
+}
+
+
+def test_describe_shows_which_tiers_are_mounted_and_why_one_is_down() -> None:
+    rows = showing.description(msgspec.convert(MOUNTS, Description)).decode().splitlines()
+    of = {row.split()[0]: row for row in rows if row.strip() and row.split()[0] in ("notes", "pages")}
+    assert "mounted" not in of["notes"]
+    assert "semantic, mounted" in of["pages"]
+    table, reason = (row for row in rows if "site" in row)
+    assert "mounted" in table
+    assert "down" in table
+    assert "it is\\x1b[2J gone" in reason
+
+
+@pytest.mark.parametrize(
+    ("service", "told"),
+    [
+        ({"status": "up"}, "up"),
+        ({"status": "down", "reason": "no answer within 4 s"}, "down: no answer within 4 s"),
+        ({"status": "ill"}, None),
+        ("pages", None),
+        (None, None),
+    ],
+)
+def test_describe_shows_how_the_service_behind_a_server_is(service: Any, told: str | None) -> None:
+    described = {"protocol": "a2m/0.1", "name": "pages", "capabilities": ["core"], "service": service}
+    rows = showing.description(msgspec.convert(described, Description)).decode().splitlines()
+    found = [row for row in rows if "the service behind it" in row]
+    assert [told in row for row in found] == ([] if told is None else [True])
+
+
+@pytest.mark.parametrize("body", [b'{"results": []}', b"<html>sign in</html>", b""])
+def test_an_address_that_is_no_server_s_is_said(body: bytes, call: Callable[..., Called]) -> None:
+    class Stranger(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        thread = threading.Thread(target=stranger.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            refused = call("recall", "x", "--http", f"http://127.0.0.1:{stranger.server_port}/")
+        finally:
+            stranger.shutdown()
+            thread.join()
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "is there an A2M server at this address? `a2m-rag http` puts one before a search service" in refused.stderr
+    assert (body.decode() or "empty") in refused.stderr
+
+
 # --- a federation that a router has already
 
 
@@ -965,7 +1072,7 @@ def serving(config: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "router.cli", "--config", str(config), "--http", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
-        env={**ENVIRONMENT, "A_TOKEN": "open sesame"},
+        env={**ENVIRONMENT, "A_TOKEN": "open-sesame"},
     )
     try:
         assert process.stderr is not None
@@ -992,6 +1099,30 @@ def test_a_federation_that_a_router_has_is_reached_through_it(
     assert [record["content"] for record in found] == ["before", "meanwhile"]
 
 
+def test_a_page_is_written_at_the_revision_that_the_command_line_names(
+    tmp_path: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "federation.toml").write_text(FEDERATION)
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, condition: str) -> Called:
+        return call("remember", text, "--key", "k", "--if-revision", condition)
+
+    with serving(tmp_path / "federation.toml"):
+        assert write("one", "0").stderr == (
+            "a2m: INVALID_PARAMS: records[0].if_revision: expected a page at revision 0 at the key 'k', and there is "
+            "none; to begin one, say that there must be none (null)\n"
+        )
+        assert write("one", "new").returncode == write("one", "new").returncode == 0
+        assert write("two", "0").returncode == 0
+        for condition, wanted in (("new", "no page"), ("0", "a page at revision 0"), ("7", "a page at revision 7")):
+            refused = write("three", condition)
+            assert (refused.returncode, refused.stdout) == (1, "")
+            assert f"expected {wanted} at the key 'k', and it is at revision 1; fetch it, and repeat" in refused.stderr
+        record = json.loads(call("fetch", "k").stdout)["record"]
+        assert (record["content"], record["revision"]) == ("two", 1)
+
+
 def test_a_router_with_principals_is_asked_with_a_token(
     tmp_path: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -999,11 +1130,11 @@ def test_a_router_with_principals_is_asked_with_a_token(
     config.write_text(FEDERATION + '[[serve.principals]]\nowner = "alice"\ntoken_env = "A_TOKEN"\n')
     with serving(config):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("A_TOKEN", "open sesame")
+        monkeypatch.setenv("A_TOKEN", "open-sesame")
         refused = call("remember", "x")
         assert refused.returncode == 1
         assert "A2M_TOKEN" in refused.stderr
-        monkeypatch.setenv("A2M_TOKEN", "open sesame")
+        monkeypatch.setenv("A2M_TOKEN", "open-sesame")
         allowed = call("remember", "x")
         assert (allowed.returncode, allowed.stderr) == (0, "")
 

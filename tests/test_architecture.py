@@ -17,12 +17,12 @@ ARROWS: dict[str, set[str]] = {
     "router.a2m": set(),
     "router.text": set(),
     "router.wal": set(),
-    "router.database": {"router.wal"},
+    "router.database": {"router.a2m", "router.wal"},
     "router.logs": set(),
     "router.tokens": set(),
-    "router.table": set(),
+    "router.table": {"router.a2m"},
     "router.drawing": set(),
-    "router.config": {"router.table"},
+    "router.config": {"router.a2m", "router.table"},
     "router.reasoning": set(),
     "router.model": {"router.a2m", "router.config", "router.reasoning"},
     "router.policy": set(),
@@ -75,7 +75,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "router.checking": {
         *("router.a2m", "router.catalog", "router.config", "router.database", "router.tiers", "router.app"),
-        *("router.drawing",),
+        *("router.drawing", "router.serve"),
     },
     "router.cli": {
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
@@ -98,6 +98,7 @@ PURE = {
     "router.a2m.equality",
     "router.a2m.errors",
     "router.a2m.events",
+    "router.a2m.http_addressing",
     "router.a2m.http_limits",
     "router.a2m.jsonrpc",
     "router.a2m.lines",
@@ -118,8 +119,8 @@ IMPURE = {
 }
 IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 
-# where uvicorn serves HTTP, and in an HTTP link's transport
-ASYNCIO = {"router.a2m.http", "router.a2m.http_client", "router.a2m.http_connection"}
+# where uvicorn serves HTTP, in an HTTP link's transport, and where a task starts that no other one waits for
+ASYNCIO = {"router.a2m.http", "router.a2m.http_client", "router.a2m.http_connection", "router.a2m.own_task"}
 
 
 def modules() -> dict[str, str]:

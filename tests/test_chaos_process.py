@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -125,6 +126,30 @@ def posted(url: str, message: bytes, **headers: str) -> httpx.Response:
 
 def got(url: str) -> httpx.Response:
     return httpx.get(url, timeout=PATIENCE, trust_env=False, verify=False)
+
+
+def raw(url: str, request: bytes) -> bytes:
+    """All that is answered to this on a connection of its own."""
+    where = httpx.URL(url)
+    with socket.create_connection((where.host, where.port or 0), timeout=PATIENCE) as connected:
+        connected.sendall(request)
+        return b"".join(iter(lambda: connected.recv(2**16), b""))
+
+
+def test_it_answers_those_who_mean_this_machine_as_any_server_of_ours_does(tmp_path: Path) -> None:
+    with at_an_address(tmp_path, "--plan", plan(tmp_path), "--", STORE, "some.db") as url:
+        assert posted(url, calls("describe"), Host="localhost").status_code == 200
+        refused = posted(url, calls("describe"), Host="evil.example")
+        assert (refused.status_code, "expected localhost" in refused.text) == (421, True)
+        body = calls("describe")
+        for target, lengths, status in (
+            (b"http://localhost/", b"Content-Length: %d\r\n" % len(body), b"200"),
+            (b"http://evil.example/", b"Content-Length: %d\r\n" % len(body), b"421"),
+            (b"/", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", b"400"),
+        ):
+            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%b\r\n" % (target, lengths)
+            came = raw(url, head + (b"0\r\n\r\n" if status == b"400" else body))
+            assert came.split(b" ", 2)[1] == status
 
 
 # --- without a fault it is not there

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import trustme
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from router.config import ConfigError, Serve, Settings, Summarizer, Tier, check_bind, host_port, load, parse
 from router.table import duration, size
+from router.tokens import fresh_token
 
 BASE = Path("/home/of/the/file")
 DIGEST = "ab" * 32
 ONE_TIER = '[tiers.all]\nkind = "semantic"\ncommand = ["a2m-store", "all.db"]\n'
+SHARED_TIER = '[tiers.pools]\nkind = "semantic"\ncommand = ["a2m-store", "pools.db"]\nshared = true\n'
 
 
 def settings(text: str, **environ: str) -> Settings:
@@ -85,7 +88,8 @@ def test_the_sample_says_what_it_is_meant_to_say() -> None:
 def test_the_sample_stays_good_when_its_examples_are_switched_on() -> None:
     text = (Path(__file__).parent.parent / "federation.toml").read_text()
     for example in (
-        *('http = "127', "origins", "[[serve", "owner =", "token_env", "limit ", "max_", "idle_timeout"),
+        *('http = "127', "origins", "hosts", "[[serve", "owner =", "token_env", "write", "admin", "limit ", "max_"),
+        "idle_timeout",
         *(
             "forgotten_for",
             "retained",
@@ -550,7 +554,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     },
     "a summarizer with a missing token": (
         summarizer('token_env = "NOPE"'),
-        "summarizer.token_env: the environment variable it names is not set",
+        "summarizer.token_env: the environment variable NOPE is not set",
     ),
     "a summarizer with no time": (summarizer('timeout = "0s"'), 'summarizer.timeout: "0s" must be longer than zero'),
     "a summarizer with a time without a unit": (
@@ -589,17 +593,53 @@ REFUSALS: dict[str, tuple[str, str]] = {
         "serve.origins[0]: expected scheme://host or scheme://hos",
     ),
     "an origin with a path": ('[serve]\norigins = ["https://a/"]\n' + ONE_TIER, "serve.origins[0]: expected scheme://"),
+    "a host with a port": (
+        '[serve]\nhosts = ["a:80"]\n' + ONE_TIER,
+        "serve.hosts[0]: expected a name without a port, as",
+    ),
+    "every host": (
+        '[serve]\nhosts = ["b.example", "*"]\n' + ONE_TIER,
+        "serve.hosts[1]: expected a name without a port",
+    ),
+    "a right to write where there is no tier": (
+        principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = ["private", "pool"]') + SHARED_TIER,
+        'serve.principals[0].write[1]: no tier is called "pool"; did you mean "pools"?',
+    ),
+    "a right to write into what is private": (
+        principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = ["all"]'),
+        'serve.principals[0].write[0]: "all" is not shared; what a principal owns in such tiers is meant by "private"',
+    ),
+    "a right to write into a mount": (
+        principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = ["book"]') + mount("book"),
+        'serve.principals[0].write[0]: "book" is a mount, and nothing is written to a mount',
+    ),
+    "a right to write that is given twice": (
+        principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = ["pools", "pools"]') + SHARED_TIER,
+        'serve.principals[0].write[1]: names "pools" once more',
+    ),
+    "a right to write that is no list": (
+        principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = "private"'),
+        "serve.principals[0].write: expected a list of strings, got a string",
+    ),
+    "an admin in words": (
+        principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'admin = "yes"'),
+        "serve.principals[0].admin: expected true or false, got a string",
+    ),
+    "a tier with the name of what is private": (
+        tier("private"),
+        'tiers.private: "private" is what a principal owns, where its `write` says so; choose another name',
+    ),
     "a principal without an owner": (
         principal(f'token_sha256 = "{DIGEST}"'),
         "serve.principals[0]: owner is missing",
     ),
     "a principal without a token": (
         principal('owner = "a"'),
-        "serve.principals[0]: expected one of token_sha256 and token_env, got neither",
+        "serve.principals[0]: expected one of token_sha256, token_env and token_file, got none",
     ),
     "a principal with two tokens": (
         principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'token_env = "PATH"'),
-        "serve.principals[0]: expected one of token_sha256 and token_env, got both",
+        "serve.principals[0]: expected one of token_sha256, token_env and token_file, got token_sha256 and token_env",
     ),
     "a token in place of its digest": (
         principal('owner = "a"', 'token_sha256 = "s3cret"'),
@@ -607,7 +647,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "a missing token": (
         principal('owner = "a"', 'token_env = "NOPE"'),
-        "serve.principals[0].token_env: the environment variable it names is not set",
+        "serve.principals[0].token_env: the environment variable NOPE is not set",
     ),
     "one token for two": (
         principal('owner = "a"', f'token_sha256 = "{DIGEST}"').removesuffix(ONE_TIER)
@@ -676,12 +716,96 @@ def test_no_token_is_in_a_refusal(text: str) -> None:
     assert "s3cret" not in "\n".join(mistakes(text, TOKEN="s3cret", **unfit))
 
 
-@pytest.mark.parametrize("token", ["two words", "line\n", "\t", "umläut", "\udcff", "\x7f"])
-def test_a_token_that_no_header_can_carry_is_refused_at_the_variable_that_holds_it(token: str) -> None:
-    said = mistakes(summarizer('token_env = "WRITER"'), WRITER=token)
-    assert said == [
-        "summarizer.token_env: a token is printable ASCII without spaces; the one in the variable it names is not"
+NO_HEADER_S: Final = [
+    "two words",
+    "line\n",
+    "carriage\r",
+    " s3cret",
+    "s3cret ",
+    "\t",
+    "umläut",
+    "\udcff",
+    "\x7f",
+    "\x00",
+]
+HOLDERS: Final = {
+    "summarizer": summarizer('token_env = "HOLDER"'),
+    "serve.principals[0]": principal('owner = "a"', 'token_env = "HOLDER"'),
+}
+
+
+@pytest.mark.parametrize("at", HOLDERS)
+@pytest.mark.parametrize("token", NO_HEADER_S)
+def test_a_token_that_no_header_can_carry_is_refused_at_the_variable_that_holds_it(token: str, at: str) -> None:
+    assert mistakes(HOLDERS[at], HOLDER=token) == [
+        f"{at}.token_env: a token is printable ASCII without spaces and line ends; the one in the environment variable "
+        "HOLDER is not"
     ]
+
+
+@pytest.mark.parametrize("at", HOLDERS)
+@pytest.mark.parametrize("name", ["HOLDER", "A", "_A2M_TOKEN_1", "ALICE_S_TOKEN_FOR_THE_ROUTER"])
+def test_a_variable_that_is_not_set_is_called_by_its_name(name: str, at: str) -> None:
+    said = mistakes(HOLDERS[at].replace("HOLDER", name))
+    assert said == [f"{at}.token_env: the environment variable {name} is not set"]
+
+
+@pytest.mark.parametrize("at", HOLDERS)
+@pytest.mark.parametrize("token", ["hunter2", "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP", "a" * 32, "sk_live_4eC39H", "Ab-_9"])
+def test_what_may_be_a_token_in_place_of_a_variable_s_name_is_not_repeated(token: str, at: str) -> None:
+    [said] = mistakes(HOLDERS[at].replace("HOLDER", token))
+    assert said.startswith(f"{at}.token_env: the environment variable it names (not repeated here")
+    assert token not in said
+
+
+def test_no_token_that_is_made_is_taken_for_a_variable_s_name() -> None:
+    for token in {fresh_token() for _ in range(100)}:
+        assert token not in "\n".join(mistakes(principal('owner = "a"', f'token_env = "{token}"')))
+
+
+def token_file(tmp_path: Path, content: bytes | None) -> Any:
+    """The settings, or mistakes, of a file with a principal whose token is in another that holds this."""
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    try:
+        text = principal('owner = "a"', 'token_file = "token"')
+        return parse(text, base=tmp_path, environ={}).serve.principals[0].token_sha256
+    except ConfigError as problem:
+        return str(problem).splitlines()
+
+
+@pytest.mark.parametrize("written", [b"s3cret", b"s3cret\n", b"s3cret\r\n", b"\xef\xbb\xbfs3cret\n"])
+def test_a_token_may_be_in_a_file_of_its_own(written: bytes, tmp_path: Path) -> None:
+    assert token_file(tmp_path, written) == sha256(b"s3cret").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is empty"),
+        (b"\n", "is empty"),
+        (b"s3cret s3cret", "expected one line with the token"),
+        (b"s3cret\ns3cret\n", "expected one line with the token"),
+        (b"s3cr\xc3\xa4t", "expected one line with the token"),
+        (b"s3cret\0", "expected one line with the token"),
+    ],
+)
+def test_a_file_that_holds_no_token_is_refused_by_its_path(
+    written: bytes | None, sentence: str, tmp_path: Path
+) -> None:
+    [said] = token_file(tmp_path, written)
+    assert said.startswith("serve.principals[0].token_file: ")
+    assert str(tmp_path / "token") in said
+    assert sentence in said
+    assert "s3cret" not in said
+
+
+def test_a_token_s_file_that_has_no_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "token").symlink_to("/dev/zero")
+    [said] = token_file(tmp_path, None)
+    assert "expected one line with the token" in said
 
 
 @pytest.mark.parametrize(
@@ -692,7 +816,7 @@ def test_a_token_that_no_header_can_carry_is_refused_at_the_variable_that_holds_
     ],
 )
 def test_an_empty_token_is_no_token(text: str, at: str) -> None:
-    assert mistakes(text, TOKEN="") == [f"{at}.token_env: the environment variable it names is empty"]
+    assert mistakes(text, TOKEN="") == [f"{at}.token_env: the environment variable TOKEN is empty"]
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_its_path(tmp_path: Path) -> None:
@@ -735,6 +859,14 @@ def test_a_loopback_bind_needs_no_principals(http: str, address: tuple[str, int]
     assert host_port(http) == address
     check_bind(http, Serve())
     assert settings(f'[serve]\nhttp = "{http}"\n{ONE_TIER}').serve.http == http
+
+
+def test_hosts_are_names_in_lower_case_and_ipv6_without_brackets() -> None:
+    assert settings('[serve]\nhosts = ["A2M.example", "[fe80::1]", "10.0.0.1"]\n' + ONE_TIER).serve.hosts == (
+        "a2m.example",
+        "fe80::1",
+        "10.0.0.1",
+    )
 
 
 @pytest.mark.parametrize("http", ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "example.org:80", "localhost.evil:80"])
@@ -781,7 +913,7 @@ def test_a_duration_is_understood_or_refused_with_a_sentence(text: str) -> None:
 KEYS = {
     "": ["name", "state", "serve", "recall", "policy", "limits", "events", "summarizer", "tiers"],
     "serve": [
-        *("http", "origins", "principals", "max_requests", "max_connections", "max_held", "max_header"),
+        *("http", "origins", "hosts", "principals", "max_requests", "max_connections", "max_held", "max_header"),
         "idle_timeout",
     ],
     "recall": ["fusion", "rankings", "candidates", "limit", "max_limit"],

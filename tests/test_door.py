@@ -50,9 +50,9 @@ def test_whatever_bytes_a_token_has_it_is_known_and_no_other(token: bytes, other
     assert admit({"authorization": f"{scheme} {token.decode('latin-1')}"}) == Caller(False, "alice")
     if other not in (token, b"another"):
         refused = admit({"authorization": f"{scheme} {other.decode('latin-1')}"})
-        assert refused == admit({})
+        assert refused == admit({"authorization": "Bearer nobody's"})
         assert isinstance(refused, Refusal)
-        assert refused.status == 401
+        assert (refused.status, refused == admit({})) == (401, False)
 
 
 @pytest.mark.parametrize("token", ["voilà", "\u0120", "geöffnet", "開けゴマ", "x\u00a0"])
@@ -72,6 +72,14 @@ def test_the_lines_for_the_file_say_whose_token_it_is(owner: str, token: str) ->
         lines + '[tiers.a]\nkind = "working"\ncommand = ["a2m-store", "a.db"]\n', base=HERE, environ={}
     ).serve.principals
     assert read == (known(owner, token.encode()),)
+
+
+@given(shown=SHOWN)
+def test_nothing_of_what_is_shown_is_in_a_refusal(shown: bytes) -> None:
+    admit = admission((), [known("alice", b"open sesame")])
+    assert admit({"authorization": shown.decode("latin-1")}) in [
+        admit({"authorization": other}) for other in ("", "Bearer", "Bearer x", "x")
+    ]
 
 
 def test_no_token_is_made_twice_and_all_can_be_shown() -> None:
@@ -202,3 +210,25 @@ def test_a_store_is_alive_and_ready(tmp_path: Path) -> None:
         assert client.get(url + "healthz").text == "alive"
         assert client.get(url + "readyz").text == "ready"
         assert client.get(url + "readyz", headers={"Origin": "https://evil.example"}).status_code == 403
+        for path in ("", "healthz", "readyz"):
+            assert client.get(url + path, headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_a_router_says_who_may_write_where(tmp_path: Path) -> None:
+    lines = principal("alice", "a") + 'write = ["private", "pool"]\n' + principal("bob", "b")
+    tiers = [
+        f'[tiers.{name}]\nkind = "{kind}"\ncommand = {json.dumps([STORE, f"{name}.db"])}\n'
+        for name, kind in (("working", "working"), ("pool", "semantic"))
+    ]
+    config = tmp_path / "federation.toml"
+    config.write_text(f'state = "router.db"\n{lines}{"".join(tiers)}shared = true\n')
+    checking = [COMMAND, "--config", str(config), "--check", "--log-level", "warning"]
+    checked = subprocess.run(checking, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    sentences = [
+        "principal 'alice' may write: what it owns in working and the shared pool",
+        "principal 'bob' may write: what it owns in working",
+    ]
+    assert [line for line in checked.stdout.splitlines() if line.startswith("principal")] == sentences
+    config.write_text(config.read_text().replace('write = ["private", "pool"]\n', ""))
+    checked = subprocess.run(checking, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert "every principal may write into the shared tiers (pool), for all to read" in checked.stdout

@@ -82,9 +82,10 @@ def test_every_method_is_called_well_and_badly() -> None:
 CALL: Final = '{"jsonrpc":"2.0","id":%s,"method":"memory/describe"}'
 
 
+@pytest.mark.parametrize("head", ["", "\ufeff"])
 @pytest.mark.parametrize("id", ["1", '"a"', '"\\u0041"', "1e400", "-0.0", "null", "1" * 30])
-def test_a_call_is_owed_one_answer_with_its_id_to_the_byte(id: str) -> None:
-    due = owed((CALL % id).encode())
+def test_a_call_is_owed_one_answer_with_its_id_to_the_byte(id: str, head: str) -> None:
+    due = owed((head + CALL % id).encode())
     assert due is not None
     assert due.id == id.encode()
 
@@ -92,7 +93,7 @@ def test_a_call_is_owed_one_answer_with_its_id_to_the_byte(id: str) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        *("{", "[]", "1", "", "{}", CALL % "[1]", CALL % "NaN", CALL % "1" + "}", "\ufeff" + CALL % "1"),
+        *("{", "[]", "1", "", "{}", CALL % "[1]", CALL % "NaN", CALL % "1" + "}", "\ufeff\ufeff" + CALL % "1"),
         *(
             CALL.replace('"2.0"', "2.0") % 1,
             CALL.replace("method", "m") % 1,

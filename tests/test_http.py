@@ -3,8 +3,10 @@
 import contextlib
 import hashlib
 import json
+import logging
+import re
 import socket
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +17,7 @@ import msgspec
 import pytest
 
 from router.a2m.http import CannotListen, HttpServer, application, serve_http
+from router.a2m.repeats import Repeats
 from router.a2m.server import Caller
 from router.serve.door import admission
 from tests.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
@@ -58,9 +61,10 @@ def app(
 
 
 @asynccontextmanager
-async def served(app: Any, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+async def served(app: Any, host: str = "127.0.0.1", hosts: Collection[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
     async with anyio.create_task_group() as tasks:
-        _, port = await tasks.start(serve_http, app, host, 0)
+        server = HttpServer(app, host, 0, hosts=hosts)
+        _, port = await tasks.start(server.serve)
         where = f"[{host}]" if ":" in host else host
         async with httpx.AsyncClient(base_url=f"http://{where}:{port}", timeout=20) as client:
             yield client
@@ -98,8 +102,8 @@ async def test_the_profile_is_only_read() -> None:
 
 @pytest.mark.parametrize("path", ["/nowhere", "/healthz/", "/.well-known", "/%2e%2e/%00"])
 async def test_elsewhere_there_is_nothing_and_no_way_on_is_shown(path: str) -> None:
-    async with served(app()) as client:
-        refused = await client.request("POST", client.base_url.join(path), headers={"Host": "evil.example"})
+    async with served(app(), hosts=["a2m.example"]) as client:
+        refused = await client.request("POST", client.base_url.join(path), headers={"Host": "a2m.example"})
         assert refused.status_code == 404
         assert refused.headers["content-type"].startswith("text/plain")
         assert "location" not in refused.headers
@@ -185,7 +189,7 @@ async def test_an_endless_body_is_not_read() -> None:
 
 
 async def test_a_client_that_asks_first_is_refused_before_it_sends() -> None:
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1500\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1500\r\n"
     async with served(app()) as client, await anyio.connect_tcp("127.0.0.1", client.base_url.port or 0) as asking:
         await asking.send(head + b"Expect: 100-continue\r\n\r\n")
         assert (await asking.receive()).startswith(b"HTTP/1.1 413 ")
@@ -228,17 +232,232 @@ async def test_a_caller_is_who_its_token_says() -> None:
 async def test_without_a_right_token_nobody_comes_in(shown: str | None) -> None:
     async with served(app(principals=[ALICE])) as client:
         refused = await client.post("/", json=CALL, headers={} if shown is None else {"Authorization": shown})
-        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="a2m"')
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith('Bearer realm="a2m"')
 
 
-async def test_a_wrong_token_and_none_are_answered_alike() -> None:
+async def answers_to(shown: Iterable[str | None]) -> set[tuple[Any, ...]]:
+    """The different answers to a call with each of these in `Authorization`."""
+    answers = set()
     async with served(app(principals=[ALICE, BOB])) as client:
-        answers = set()
-        for shown in [None, "Bearer wrong", "Bearer open sesam", "Bearer " + ALICE.token_sha256, "Digest open sesame"]:
-            refused = await client.post("/", json=CALL, headers={} if shown is None else {"Authorization": shown})
+        for value in shown:
+            refused = await client.post("/", json=CALL, headers={} if value is None else {"Authorization": value})
             fields = sorted((name, value) for name, value in refused.headers.items() if name != "date")
             answers.add((refused.status_code, refused.text, tuple(fields)))
-        assert len(answers) == 1
+    return answers
+
+
+async def test_wrong_tokens_are_answered_alike_and_so_are_missing_ones() -> None:
+    wrong = ["Bearer wrong", "Bearer open sesam", "Bearer " + ALICE.token_sha256, "Bearer open sesame and more"]
+    missing = [None, "", "Bearer", "bearer"]
+    [(of_wrong, said_wrong, _)], [(of_missing, said_missing, _)] = await answers_to(wrong), await answers_to(missing)
+    assert (of_wrong, of_missing) == (401, 401)
+    assert said_wrong == "wrong token: the one in the header Authorization is that of no principal\n"
+    assert said_missing.startswith("no token: ")
+
+
+@pytest.mark.parametrize("shown", ["Digest open sesame", "open sesame", "s3cret", "Bearer\ts3cret", "Bearer: s3cret"])
+async def test_what_is_no_bearer_is_not_called_a_token_and_not_repeated(shown: str) -> None:
+    [(status, said, fields)] = await answers_to([shown])
+    assert (status, "scheme Bearer" in said) == (401, True)
+    assert not any(word in said + repr(fields) for word in ("open", "sesame", "s3cret", "Digest"))
+
+
+@pytest.mark.parametrize(("headers", "word"), [({}, "no token"), ({"Authorization": "Bearer s3cret"}, "wrong token")])
+async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_token(
+    headers: dict[str, str], word: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.a2m.http._repeats", Repeats(logging.getLogger("router.a2m.http")))
+    async with served(app(principals=[ALICE])) as client:
+        for _ in range(9):
+            await client.post("/", json=CALL, headers=headers)
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert record.getMessage().startswith(f"a request from 127.0.0.1 was refused: {word}: ")
+    assert "s3cret" not in caplog.text
+
+
+async def test_who_asks_whether_it_is_alive_is_in_the_log_only_with_a_wrong_token(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.a2m.http._repeats", Repeats(logging.getLogger("router.a2m.http")))
+    page = {"Origin": "https://app.example"}
+    async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
+        for path in ("/healthz", "/readyz"):
+            assert (await client.get(path)).status_code == 200
+        asked = await client.options("/", headers={**page, "Access-Control-Request-Method": "POST"})
+        assert asked.status_code == 204
+        assert caplog.records == []
+        assert (await client.get("/readyz", headers={"Authorization": "Bearer wrong"})).status_code == 200
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+# --- whom a request is for
+
+EVERY_PATH = ["/", "/healthz", "/readyz", "/.well-known/a2m-server.json", "/nowhere", "/%00"]
+OURS = ["localhost", "LocalHost", "127.0.0.1", "127.9.8.7", "[::1]", "[0:0::1]"]
+NOT_OURS = [
+    *("evil.example", "localhost.evil.example", "evil.localhost", "localhost.", "127.0.0.1.evil.example", "0.0.0.0"),
+    *("10.0.0.1", "128.0.0.1", "[::]", "[fe80::1]", "::1", "[::1", "2130706433", "127.1", "evil.example@127.0.0.1", ""),
+    *("a2m.example.evil", "127.0.0.1, evil.example", "127.0.0.1:80:80", "127.0.0.1/evil", "*"),
+]
+
+
+async def answered(client: httpx.AsyncClient, request: bytes) -> bytes:
+    """All that comes on a connection of its own, to its end."""
+    came = bytearray()
+    async with await anyio.connect_tcp("127.0.0.1", client.base_url.port or 0) as stream:
+        await stream.send(request)
+        with anyio.fail_after(20), contextlib.suppress(anyio.EndOfStream):
+            while True:
+                came += await stream.receive()
+    return bytes(came)
+
+
+def status_of(came: bytes) -> int:
+    return int(came.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize("path", EVERY_PATH)
+async def test_a_request_for_another_host_is_refused_at_every_path(path: str) -> None:
+    async with served(app()) as client:
+        for method in ("GET", "POST", "HEAD", "OPTIONS"):
+            for host in ["evil.example", "evil.example:80", f"evil.example:{client.base_url.port}"]:
+                refused = await client.request(method, path, headers={"Host": host})
+                assert refused.status_code == 421
+                assert method == "HEAD" or "expected localhost" in refused.text
+            meant = await client.request(method, path, headers={"Host": "localhost"})
+            assert meant.status_code != 421
+
+
+async def test_a_page_that_has_its_own_name_looked_up_as_this_machine_learns_nothing() -> None:
+    """To its browser it is of the same origin, so it need not ask first, nor say where it comes from."""
+    async with served(app(principals=[ALICE])) as client:
+        page = {"Host": f"evil.example:{client.base_url.port}", "Sec-Fetch-Site": "same-origin"}
+        for path in EVERY_PATH:
+            refused = await client.get(path, headers=page)
+            assert (refused.status_code, "WWW-Authenticate" in refused.headers) == (421, False)
+
+
+@pytest.mark.parametrize("host", OURS)
+async def test_this_machine_may_be_called_what_it_is(host: str) -> None:
+    async with served(app()) as client:
+        for port in ("", ":", ":1", f":{client.base_url.port}"):
+            assert (await client.post("/", json=CALL, headers={"Host": host + port})).status_code == 200
+
+
+@pytest.mark.parametrize("host", NOT_OURS)
+async def test_no_other_name_is_this_machine_s(host: str) -> None:
+    async with served(app(), hosts=["a2m.example"]) as client:
+        came = await answered(client, f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        assert status_of(came) in (400, 421)
+
+
+async def test_a_name_that_the_settings_list_is_this_server_s_too() -> None:
+    async with served(app(), hosts=["a2m.example"]) as client:
+        for host in ("a2m.example", "A2M.Example:443"):
+            assert (await client.post("/", json=CALL, headers={"Host": host})).status_code == 200
+        assert (await client.post("/", json=CALL, headers={"Host": "b.a2m.example"})).status_code == 421
+
+
+async def test_what_it_was_told_to_listen_on_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's own name is an address of its loopback on many a machine."""
+
+    async def known(host: str, *rest: Any, **more: Any) -> Any:
+        return await found("127.0.1.1" if host == "This.Machine" else host, *rest, **more)
+
+    found = anyio.getaddrinfo
+    monkeypatch.setattr(anyio, "getaddrinfo", known)
+    async with anyio.create_task_group() as tasks:
+        _, port = await tasks.start(serve_http, app(), "This.Machine", 0)
+        async with httpx.AsyncClient(base_url=f"http://127.0.1.1:{port}", timeout=20) as client:
+            for host, status in (("this.machine", 200), ("another.machine", 421)):
+                answer = await client.post("/", json=CALL, headers={"Host": f"{host}:{port}"})
+                assert answer.status_code == status
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_server_that_others_reach_may_be_called_anything() -> None:
+    async with served(app(), host="0.0.0.0") as client:
+        assert (await client.post("/", json=CALL, headers={"Host": "a2m.example"})).status_code == 200
+
+
+async def test_a_client_from_before_there_were_hosts_is_answered() -> None:
+    async with served(app()) as client:
+        assert status_of(await answered(client, b"GET /healthz HTTP/1.0\r\n\r\n")) == 200
+        assert status_of(await answered(client, b"GET /healthz HTTP/1.0\r\nHost: evil.example\r\n\r\n")) == 421
+
+
+def as_to_a_proxy(method: str, target: str, host: str = "localhost", more: str = "", body: str = "") -> bytes:
+    length = f"Content-Length: {len(body)}\r\n" if body else ""
+    head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{length}{more}"
+    return f"{head}Connection: close\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    "target", ["http://localhost/", "HTTP://127.0.0.1:80/?x=http://y/", "https://[::1]", "http://a2m.example"]
+)
+async def test_a_target_in_absolute_form_is_taken_for_what_it_names(target: str) -> None:
+    async with served(app(), hosts=["a2m.example"]) as client:
+        came = await answered(client, as_to_a_proxy("POST", target, body=json.dumps(CALL)))
+        assert (status_of(came), came.endswith(b'{"id": 1, "result": null}')) == (200, True)
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/.well-known/a2m-server.json", "/nowhere", "/%2e", "//"])
+async def test_absolute_form_or_not_the_answer_is_the_same(path: str) -> None:
+    async with served(app(principals=[ALICE])) as client:
+        for more in ("", "Authorization: Bearer open sesame\r\n"):
+            for method in ("GET", "POST", "OPTIONS"):
+                answers = [
+                    await answered(client, as_to_a_proxy(method, target, more=more, body=json.dumps(CALL)))
+                    for target in (path, f"http://localhost:{client.base_url.port}{path}")
+                ]
+                one, another = [re.sub(rb"date: [^\r]*", b"", answer) for answer in answers]
+                assert one == another
+
+
+async def test_the_target_s_host_counts_and_not_the_header_s() -> None:
+    async with served(app()) as client:
+        assert status_of(await answered(client, as_to_a_proxy("GET", "http://evil.example/healthz"))) == 421
+        assert (
+            status_of(await answered(client, as_to_a_proxy("GET", "http://localhost/healthz", "evil.example"))) == 200
+        )
+
+
+@pytest.mark.parametrize("target", ["http:///healthz", "http://u:p@localhost/healthz", "http://[::1/", "http://a b/"])
+async def test_a_target_without_a_host_is_refused(target: str) -> None:
+    async with served(app()) as client:
+        assert status_of(await answered(client, as_to_a_proxy("GET", target))) == 400
+
+
+# what would be a second request to whoever has read the other of the two headers
+SMUGGLED = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
+TWO_LENGTHS = [
+    b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n",
+    b"transfer-encoding: CHUNKED\r\nContent-Length: %d\r\nContent-Length: %d\r\n",
+]
+
+
+@pytest.mark.parametrize("lengths", TWO_LENGTHS)
+@pytest.mark.parametrize("path", [b"/", b"/healthz", b"/nowhere"])
+async def test_two_ways_to_tell_where_a_body_ends_are_refused_and_the_connection_ends(
+    lengths: bytes, path: bytes
+) -> None:
+    body = b"0\r\n\r\n" + SMUGGLED
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path
+    said = lengths % ((len(body),) * lengths.count(b"%d"))
+    async with served(app()) as client:
+        came = await answered(client, head + said + b"\r\n" + body)
+        assert status_of(came) == 400
+        assert came.count(b"HTTP/1.1 ") == 1
+        assert b"connection: close" in came.lower()
+
+
+async def test_http_1_0_has_no_chunks() -> None:
+    head = b"POST / HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    async with served(app()) as client:
+        came = await answered(client, head + b"Connection: keep-alive\r\n\r\n0\r\n\r\n" + SMUGGLED)
+        assert (status_of(came), came.count(b"HTTP/1.1 ")) == (400, 1)
 
 
 async def test_a_network_caller_s_word_for_its_owner_is_never_taken() -> None:
@@ -322,7 +541,7 @@ async def test_a_connection_that_never_finishes_its_request_does_not_keep_the_se
         _, port = await tasks.start(server.serve)
         async with await anyio.connect_tcp("127.0.0.1", port) as torn:
             await torn.send(
-                b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+                b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
             )
             async with httpx.AsyncClient(timeout=20) as client:
                 await client.post(f"http://127.0.0.1:{port}/", json=CALL)  # the torn one was accepted before

@@ -32,7 +32,7 @@ from router.serve.door import admission
 PATIENCE = 20  # far more than anything here takes; a hang becomes a failure
 SOON = 0.4  # an idle_timeout that passes soon, and in which a busy machine can still send a request
 CALL = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "memory/describe"}).encode()
-POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -664,7 +664,7 @@ async def test_a_head_that_comes_byte_by_byte_is_not_waited_for(before: bytes) -
     async with served(limits=SLOW) as server, server.wire() as wire:
         if before:
             assert (await wire.ask(before)).status == 200
-        await wire.send(b"POST / HTTP/1.1\r\nHost: a\r\nX: ")
+        await wire.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nX: ")
         rest = await wire.trickle()
         assert rest.startswith(b"HTTP/1.1 408 ")
         assert b"connection: close" in rest.lower()
@@ -773,7 +773,7 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.parametrize("size", [50, 2**20], ids=["in pieces", "at once"])
 async def test_a_head_that_is_too_long_is_431(bomb: str, size: int, caplog: pytest.LogCaptureFixture) -> None:
-    head = b"GET /%b HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % (b"" if BOMBS[bomb] else b"x" * 5000, BOMBS[bomb])
+    head = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n" % (b"" if BOMBS[bomb] else b"x" * 5000, BOMBS[bomb])
     async with served(limits=HttpLimits(max_header=2000)) as server, server.wire() as wire:
         with contextlib.suppress(anyio.BrokenResourceError):
             for start in range(0, len(head), size):
@@ -831,14 +831,17 @@ async def test_garbage_after_an_early_refusal_only_closes_the_connection(caplog:
 FRAGMENTS = (
     *(POST, CHUNKED, announced(5), posted(CALL), posted(b"x" * 2000), b"\r\n", b"\r\n\r\n", b"x" * 700, b"0\r\n\r\n"),
     *(chunk(b"abc"), b"ffffffffff\r\n", b"Expect: 100-continue\r\n", b"Connection: close\r\n", b"Upgrade: h2c\r\n"),
-    *(b"HEAD / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
     *(
-        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"HEAD / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ),
+    *(
+        b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /%ff%00 HTTP/1.0\r\n\r\n",
     ),
     *(
-        b"GET http://a/healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://a/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x00\xff",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -899,7 +902,7 @@ async def test_a_client_that_asks_first_and_is_refused_need_not_send() -> None:
 
 
 def get(path: bytes, headers: bytes = b"", version: bytes = b"1.1", method: bytes = b"GET") -> bytes:
-    return b"%b %b HTTP/%b\r\nHost: a\r\n%b\r\n" % (method, path, version, headers)
+    return b"%b %b HTTP/%b\r\nHost: localhost\r\n%b\r\n" % (method, path, version, headers)
 
 
 @pytest.mark.anyio

@@ -802,7 +802,13 @@ async def test_a_tier_whose_certificate_is_not_trusted_is_down_and_says_why(cert
 
 @pytest.mark.parametrize(
     "status",
-    ["401 Unauthorized", "403 Forbidden", "404 Not Found", "500 Internal Server Error", "503 Service Unavailable"],
+    [
+        "401 Unauthorized",
+        "403 Forbidden",
+        "408 Request Timeout",
+        "500 Internal Server Error",
+        "503 Service Unavailable",
+    ],
 )
 async def test_a_tier_that_answers_with_another_status_is_down_and_names_it(status: str, tmp_path: Path) -> None:
     async def reply(_: Request) -> bytes:
@@ -811,6 +817,93 @@ async def test_a_tier_that_answers_with_another_status_is_down_and_names_it(stat
     async with served(reply) as server, linked(f'url = "{server.url}"', tmp_path) as link:
         await link.wait_greeted()
         assert (link.status, link.reason) == ("down", f"HTTP {status}: and why")
+
+
+# what may be at an address that is no A2M server's: what it answers to any POST, and how that begins
+STRANGERS: dict[str, tuple[bytes, str]] = {
+    "results": (http(b'{"results": [], "took": 3}'), '{"results": [], "took": 3}'),
+    "a page": (http(b"<!doctype html>\n<title>Sign in</title>", Content_Type="text/html"), "<!doctype html> <title>"),
+    "nothing": (http(b""), "empty"),
+    "a list": (http(b'[{"text": "x"}]'), '[{"text": "x"}]'),
+    "a string": (http(b'"ok"'), '"ok"'),
+    "null": (http(b"null"), "null"),
+    "not UTF-8": (http(b"\xff\xfe"), "UTF-8"),
+    "a model's answer": (http(b'{"id": "chatcmpl-1", "choices": []}'), '{"id": "chatcmpl-1"'),
+    "a model's error": (http(b'{"error": {"message": "no such model", "type": "x"}}'), '"no such model"'),
+    "a model's error with a status": (http(b'{"error": {"message": "no"}}', "404 Not Found"), '{"error": {"message"'),
+    "a framework's 405": (http(b'{"detail": "Method Not Allowed"}', "405 Method Not Allowed"), "Method Not Allowed"),
+    "a framework's 422": (http(b'{"detail": [{"loc": ["body", "q"]}]}', "422 Unprocessable Entity"), '"loc"'),
+    "an answer to another": (http(b'{"id": "q-1", "result": {}}'), "an answer to another call: id b'\"q-1\"'"),
+    "a notification": (http(b'{"method": "hello"}'), '{"method": "hello"}'),
+    "a stream": (http(b'event: message\ndata: {"x": 1}\n\n', Content_Type="text/event-stream"), "event: message"),
+}
+
+
+@pytest.mark.parametrize(("answer", "beginning"), STRANGERS.values(), ids=STRANGERS.keys())
+async def test_an_address_that_is_no_a2m_server_s_says_so_with_what_came(
+    answer: bytes, beginning: str, tmp_path: Path
+) -> None:
+    async def reply(_: Request) -> bytes:
+        return answer
+
+    async with served(reply) as server, linked(f'url = "{server.url}"', tmp_path) as link:
+        await link.wait_greeted()
+        assert link.status == "down"
+        assert link.reason is not None
+        assert beginning in link.reason
+        assert link.reason.endswith(
+            "; is there an A2M server at this address? `a2m-rag http` puts one before a search service"
+        )
+        assert "flush" not in link.reason
+
+
+async def test_a_server_that_has_answered_once_is_not_doubted() -> None:
+    answers = [http(b"<p>later"), http(b"<p>gone", "404 Not Found"), http(b"")]
+
+    async def reply(request: Request) -> bytes:
+        return request.answer("fine") if len(server.requests) == 1 else answers.pop()
+
+    async with served(reply) as server, connect_http(server.url) as client:
+        await asked(client)
+        while answers:
+            assert "a2m-rag" not in (await failed(client)).problem.reason
+
+
+async def test_what_is_shown_of_an_address_is_no_token() -> None:
+    async def reply(request: Request) -> bytes:
+        return http(f"you are {request.headers['authorization']}".encode())
+
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with served(reply) as server, connect_http(server.url, headers=headers) as client:
+        reason = (await failed(client)).problem.reason
+    assert "you are …" in reason
+    assert TOKEN not in reason
+
+
+async def test_a_json_rpc_server_of_something_else_says_so(tmp_path: Path) -> None:
+    async def reply(request: Request) -> bytes:
+        error = {"code": -32601, "message": "Method not found"}
+        return http(json.dumps({"jsonrpc": "2.0", "id": json.loads(request.body)["id"], "error": error}).encode())
+
+    async with served(reply) as server, linked(f'url = "{server.url}"', tmp_path) as link:
+        await link.wait_greeted()
+        assert link.reason == (
+            "memory/describe: refused with -32601: Method not found; it is no A2M server, which has this method"
+        )
+
+
+async def test_a_server_that_answers_nothing_is_not_told_to_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.tiers.link._GREETING", 0.1)
+
+    async def reply(_: Request) -> bytes:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with served(reply) as server, linked(f'url = "{server.url}"\ntimeout = "100ms"', tmp_path) as link:
+        await link.wait_greeted()
+        assert str(link.reason).endswith(" within 0.1 s")
 
 
 async def test_a_read_is_asked_again_and_a_write_is_not_when_the_server_hangs_up(tmp_path: Path) -> None:

@@ -16,19 +16,22 @@ from router.a2m.equality import parse_where
 from router.a2m.errors import A2MError, Code
 from router.a2m.matching import FIELDS, matches
 from router.a2m.records import Draft, Record, digest, record_of
+from router.a2m.timestamps import UNDATED
 from router.catalog.catalog import Catalog
 from router.config import parse
 from router.tiers.lifting import (
     RESERVED,
     VERSION,
+    Lifted,
     NewerRider,
     Riderless,
     Told,
     delegable,
-    is_lifted,
+    escaped,
     lifted,
     lowered,
     shows_metadata,
+    unescaped,
 )
 from router.tiers.profile import CannotServe, Profile
 from router.tiers.starting import links_for
@@ -78,11 +81,15 @@ def encoded(value: Any) -> bytes:
 
 def told(draft: Draft, *, like_javascript: bool, **answered: Any) -> Told:
     """A lifted record as its server tells it again."""
+    return msgspec.json.decode(answer(draft, like_javascript=like_javascript, **answered), type=Told)
+
+
+def answer(draft: Draft, *, like_javascript: bool, **answered: Any) -> Raw:
     text = msgspec.json.encode(draft).decode()
     fields = json.loads(javascript.reencoded(text) if like_javascript else text)
     fields["created_at"] = "2027-01-01T00:00:00.000Z"
     fields.update(answered)
-    return msgspec.json.decode(json.dumps(fields), type=Told)
+    return Raw(encoded(fields))
 
 
 @given(draft=drafts(), vector=st.booleans(), like_javascript=st.booleans())
@@ -116,14 +123,16 @@ def test_a_server_is_seen_to_keep_metadata_or_not(draft: Draft, added: dict[str,
     given = lifted(draft, vector=False, tier=None)
     shown = json.loads(bytes(given.metadata))
     plain = {name: value for name, value in shown.items() if name != RESERVED}
-    as_given = told(given, like_javascript=like_javascript)
-    more = told(given, like_javascript=like_javascript, metadata={**added, **shown})
+    as_given = answer(given, like_javascript=like_javascript)
+    more = answer(given, like_javascript=like_javascript, metadata={**added, **shown})
     assert shows_metadata(as_given, draft.metadata) is (True if plain else None)
     assert shows_metadata(more, draft.metadata) is (True if plain else None)
     for name in plain:
         others = [{k: v for k, v in shown.items() if k != name}, {**shown, name: [shown[name]]}]
         for other in others:
-            assert shows_metadata(told(given, like_javascript=False, metadata=other), draft.metadata) is False
+            assert shows_metadata(answer(given, like_javascript=False, metadata=other), draft.metadata) is False
+        if name not in FIELDS:
+            assert shows_metadata(answer(given, like_javascript=False, **{name: 1}), draft.metadata) is False
 
 
 @given(draft=drafts(), like_javascript=st.booleans(), name=names, value=json_values)
@@ -207,7 +216,18 @@ def test_a_rider_of_a_later_version_is_taken_neither_for_one_nor_for_none() -> N
     later = riding(version=VERSION + 1, owner={"not": "known here"})
     with pytest.raises(NewerRider, match=rf"riders of version {VERSION + 1}, this one reads up to {VERSION}"):
         lowered(later, vector=False)
-    assert is_lifted(Record(id="x", content="x", created_at=BORN, metadata=later.metadata))
+    assert isinstance(unescaped(Record(id="x", content="x", created_at=BORN, metadata=later.metadata)), Lifted)
+
+
+@given(draft=drafts())
+def test_what_a_native_tier_is_told_comes_back_as_it_was(draft: Draft) -> None:
+    given = escaped(draft)
+    assert given.metadata is draft.metadata or RESERVED in json.loads(bytes(draft.metadata))
+    back = unescaped(record_of(given))
+    assert not isinstance(back, Lifted)
+    assert digest(back) == digest(draft)
+    lesser = msgspec.structs.replace(lifted(draft, vector=False, tier=None), created_at=BORN)
+    assert isinstance(unescaped(record_of(lesser)), Lifted)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +249,8 @@ def test_a_rider_of_a_later_version_is_taken_neither_for_one_nor_for_none() -> N
         ("metadata", [1], UNSET),
         ("created_at", "2026-09-21T16:13:20.002999+02:00", "2026-09-21T14:13:20.002Z"),
         ("created_at", "2026-09-21T14:13:20Z", "2026-09-21T14:13:20.000Z"),
-        ("created_at", "yesterday", "yesterday"),
+        ("created_at", "yesterday", UNDATED),
+        ("created_at", None, UNDATED),
     ],
 )
 def test_a_field_of_a_server_s_own_record_that_is_none_counts_as_absent(field: str, answered: Any, taken: Any) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from router.a2m.budget import budget, left
 from router.a2m.child import CannotStart, connect_process
 from router.a2m.client import Connection, Settled, connect_local
-from router.a2m.errors import A2MError
+from router.a2m.errors import A2MError, unanswered_in
 from router.a2m.server import Caller
 from router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
 from router.tiers.link import PATIENCE, Link, LinkStatus, Overloaded, TierDown
@@ -44,6 +44,8 @@ class Tier:
         self.greets_after = 0.0
         self.takes = 0.0  # seconds to answer
         self.one_after_the_other = False
+        self.refusal: dict[str, Any] | None = None  # the data of the error that a recall is answered with
+        self.silences = 0  # of the service behind it, in a row
         self._turn = anyio.Lock()
         self._die = anyio.Event()
 
@@ -85,6 +87,12 @@ class Tier:
             self.die()
             await anyio.sleep_forever()
         answer = {"jsonrpc": "2.0", "id": call["id"]}
+        if method == "memory/recall" and self.refusal is not None:
+            if "unanswered" in self.refusal:
+                self.silences += 1
+                self.refusal["unanswered"] = self.silences
+            error = {"code": -32603, "message": "pages: no answer within 1 s", "data": self.refusal}
+            return json.dumps({**answer, "error": error}).encode()
         if method == "memory/describe":
             return json.dumps({**answer, "result": self.described}).encode()
         if method == "memory/promote":
@@ -264,6 +272,168 @@ async def test_any_answer_closes_the_row_of_failures() -> None:
             with pytest.raises(TierDown):
                 await link.call("memory/remember", {})
         assert link.status == "up"
+
+
+# what is behind a tier's server
+
+SILENT: dict[str, Any] = {"status": "down", "reason": "pages: no answer within 1 s"}
+
+
+def behind(tier: Tier, *, silent: bool) -> None:
+    """The service behind a tier's server answers it from now on, or does not."""
+    tier.silences = 0
+    tier.refusal = {"reason": "no answer", "unanswered": 0} if silent else None
+    tier.described = {**DESCRIBED, "service": SILENT if silent else {"status": "up"}}
+
+
+@simulated
+async def test_a_service_that_does_not_answer_its_server_opens_the_breaker_and_is_looked_for_by_greetings() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        behind(tier, silent=True)
+        for number in range(5):
+            with pytest.raises(A2MError, match="no answer within 1 s"):
+                await link.call("memory/recall", {})
+            if number < 4:
+                await link.call("memory/timeline", {})  # it is answered without the service, and so proves nothing
+        assert link.status == "down"
+        assert link.reason == "5 calls in a row were not answered; of the last: pages: no answer within 1 s"
+        opened = anyio.current_time()
+        tier.calls.clear()
+        with pytest.raises(TierDown, match="5 calls in a row"):
+            await link.call("memory/recall", {})
+        assert anyio.current_time() == opened
+        await anyio.sleep(10)
+        assert (link.status, link.reason) == ("down", "pages: no answer within 1 s")
+        assert [(round(at - opened, 3), method) for at, method in tier.calls] == [
+            (wait, "memory/describe") for wait in (0.5, 1.5, 3.5, 7.5)
+        ]
+        behind(tier, silent=False)
+        await link.wait_up()
+        await link.call("memory/recall", {})
+        assert len(tier.starts) == 1
+
+
+@simulated
+async def test_a_service_whose_silence_is_told_too_late_is_not_taken_for_slow() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        behind(tier, silent=True)
+        tier.takes = 8.0
+        for _ in range(5):
+            with pytest.raises(TierDown, match="no answer within 5 s"):
+                await link.call("memory/recall", {})
+        assert link.status == "down"
+
+
+@pytest.mark.parametrize("data", [{}, {"reason": "no answer"}, {"reason": "x", "silent": 9}])
+@simulated
+async def test_what_a_service_refuses_is_no_failure(data: dict[str, Any]) -> None:
+    tier = Tier()
+    tier.refusal = data
+    async with linked(tier) as link:
+        await link.wait_up()
+        for _ in range(20):
+            with pytest.raises(A2MError):
+                await link.call("memory/recall", {})
+        assert link.status == "up"
+
+
+@pytest.mark.parametrize("times", [0, -1, True, "5", None, [5], 1.5])
+def test_only_a_number_of_times_says_that_a_service_did_not_answer(times: Any) -> None:
+    assert unanswered_in(A2MError(-32603, "no", {"unanswered": times})) == 0
+    assert unanswered_in(A2MError(-32603, "no")) == 0
+    assert unanswered_in(A2MError(-32603, "no", {"unanswered": 5})) == 5
+
+
+@simulated
+async def test_a_service_that_has_answered_in_between_is_given_five_more_calls() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        for _ in range(3):
+            behind(tier, silent=True)
+            for _ in range(4):
+                with pytest.raises(A2MError):
+                    await link.call("memory/recall", {})
+            behind(tier, silent=False)
+            await link.call("memory/recall", {})
+        assert link.status == "up"
+
+
+@simulated
+async def test_a_tier_whose_service_is_down_is_down_and_known_all_the_same() -> None:
+    tier = Tier()
+    behind(tier, silent=True)
+    async with linked(tier) as link:
+        await link.wait_greeted()
+        assert link.describe_status() == LinkStatus("down", SILENT["reason"], "a tier's server", "local")
+        # its server is well, and is not started anew for that at once; but it may be its server's fault in the end
+        await anyio.sleep(PATIENCE - 1)
+        assert len(tier.starts) == 1
+        await anyio.sleep(2000)
+        lives = [b - a for a, b in pairwise(tier.starts)]
+        assert len(lives) > 3
+        for number, life in enumerate(lives):
+            assert PATIENCE * 2**number <= life <= PATIENCE * 2**number + 2 * LONGEST
+        behind(tier, silent=False)
+        await link.wait_up()
+
+
+@simulated
+async def test_a_look_says_at_once_how_the_service_is() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        tier.described = {**DESCRIBED, "name": "renamed"}
+        await link.look()
+        assert link.describe_status() == LinkStatus("up", None, "renamed", "local")
+        behind(tier, silent=True)
+        await link.look()
+        assert link.describe_status() == LinkStatus("down", SILENT["reason"], "a tier's server", "local")
+        with pytest.raises(TierDown, match="no answer within 1 s"):
+            await link.look()
+        behind(tier, silent=False)
+        await link.wait_up()
+        tier.described = {"name": "no server any more"}
+        with pytest.raises(TierDown, match="memory/describe: "):
+            await link.look()
+
+
+@simulated
+async def test_a_look_that_takes_its_time_is_not_waited_for_and_counts_all_the_same() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        assert await link.is_seen_within(1.0)
+        behind(tier, silent=True)
+        tier.greets_after = 4.0
+        tier.calls.clear()
+        began = anyio.current_time()
+        seen: list[bool] = []
+
+        async def look() -> None:
+            seen.append(await link.is_seen_within(1.0))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(look)
+        assert (seen, link.status, anyio.current_time() - began) == ([False] * 3, "up", pytest.approx(1.0))
+        assert len(tier.calls) == 1
+        await down(link)
+        assert link.reason == SILENT["reason"]
+        assert anyio.current_time() - began == pytest.approx(4.0)
+        tier.greets_after = 0.0
+        behind(tier, silent=False)
+        await link.wait_up()
+        assert await link.is_seen_within(1.0)
+
+
+@pytest.mark.parametrize("service", ["pages", None, 3, {"status": "ill"}, {"status": "down", "reason": 5}, []])
+def test_what_another_server_calls_its_service_is_no_matter(service: Any) -> None:
+    assert read_profile(json.dumps({**DESCRIBED, "service": service}).encode()).ailment is None
 
 
 @simulated
@@ -655,7 +825,7 @@ def test_what_another_server_calls_its_store_is_no_matter(store: Any) -> None:
         ({"protocol": None}, "protocol: expected a string, got null"),
         ({"capabilities": ["keys"]}, "'core' is required"),
         ({"capabilities": "core"}, "capabilities: expected an array"),
-        ({"limits": {"max_recall_limit": "8"}}, "limits.max_recall_limit: expected an integer or null"),
+        ({"limits": {"max_recall_limit": 8.5}}, "limits.max_recall_limit: expected an integer or null"),
         ({"capabilities": ["core", "embeddings"]}, "embeddings: required"),
     ],
 )

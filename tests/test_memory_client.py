@@ -305,6 +305,56 @@ async def test_keywords_fill_in_what_records_leave_out() -> None:
     ]
 
 
+HEEDING: Final = {**EVERYTHING, "store": {"pages": True, "if_revision": True}}
+
+
+@pytest.mark.parametrize("said", [None, "sqlite", {"if_revision": "yes"}, {"pages": True}])
+async def test_a_server_that_would_ignore_a_condition_is_not_asked(said: object) -> None:
+    fake = Fake(describe=[{**EVERYTHING, "store": said}], remember=[{"ids": ["a"]}])
+    memory = Memory(fake)
+    for condition in (0, None):
+        for call in (
+            lambda: memory.remember("x", key="k", if_revision=condition),  # noqa: B023
+            lambda: memory.remember_all([{"content": "x", "key": "k", "if_revision": condition}]),  # noqa: B023
+        ):
+            with pytest.raises(A2MError, match="it would ignore it, and replace whatever is at the key") as refused:
+                await call()
+            assert refused.value.code == Code.CAPABILITY_NOT_SUPPORTED
+    assert [method for method, _ in fake.asked] == ["describe"]
+    await memory.remember("x", key="k")
+    assert "if_revision" not in fake.params_of("remember")["records"][0]
+
+
+async def test_a_condition_is_sent_as_it_is_given_and_none_means_that_there_must_be_nothing() -> None:
+    fake = Fake(describe=[HEEDING], remember=[{"ids": ["a"]}, {"ids": ["a", "b", "c"]}])
+    memory = Memory(fake)
+    for condition in (0, 7, None):
+        await memory.remember("x", key="k", if_revision=condition)
+        assert fake.params_of("remember")["records"] == [{"content": "x", "key": "k", "if_revision": condition}]
+        fake._results["remember"].insert(0, {"ids": ["a"]})
+    fake._results["remember"] = [{"ids": ["a", "b", "c"]}]
+    records = [{"content": "x", "key": "k", "if_revision": None}, NewRecord(content="y", key="l", if_revision=3)]
+    await memory.remember([*records, {"content": "z", "key": "m"}])
+    assert [record.get("if_revision", "-") for record in fake.params_of("remember")["records"]] == [None, 3, "-"]
+    with pytest.raises(ValueError, match="for one record"):
+        await memory.remember(records, if_revision=None)
+    with pytest.raises(ValueError, match="if_revision: expected an integer or null, got a string"):
+        await memory.remember({"content": "x", "key": "k", "if_revision": "new"})
+
+
+async def test_a_page_is_edited_by_what_was_fetched_of_it() -> None:
+    async with trial() as fed:
+        memory = Memory(fed.client)
+        assert (await memory.describe()).heeds_if_revision
+        for number in range(3):
+            page = await memory.fetch("k")
+            seen = None if page is None else page.revision
+            assert len(await memory.remember(str(number), key="k", if_revision=seen)) == 1
+            with pytest.raises(A2MError, match="fetch it, and repeat the change on what it is now") as refused:
+                await memory.remember("another", key="k", if_revision=seen)
+            assert refused.value.data == {"reason": "revision", "revision": number}
+
+
 async def test_any_number_of_records_is_written_within_the_servers_limits() -> None:
     server = Server()
     async with memory_of(server) as memory:
@@ -456,7 +506,7 @@ async def test_the_file_and_its_programs_see_the_environment_that_is_given(tmp_p
     path = await federation_at(
         tmp_path, FEDERATION + '[[serve.principals]]\nowner = "alice"\ntoken_env = "ONLY_IN_THE_TEST"\n'
     )
-    with pytest.raises(ConfigError, match="token_env: the environment variable it names is not set"):
+    with pytest.raises(ConfigError, match="token_env: the environment variable ONLY_IN_THE_TEST is not set"):
         async with router.open_federation(path, environ={}):
             pass
 

@@ -6,9 +6,12 @@ whether it takes writes, by a forget of what nobody has.
 """
 
 import json
+import re
 import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import anyio
+import anyio.lowlevel
 import pytest
 import uvicorn
 from anyio.from_thread import start_blocking_portal
@@ -27,14 +31,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from backends.rag import server as rag
-from backends.rag.service import Result, ServiceFailure
+from backends.rag.service import Result, ServiceFailure, ServiceSilent
 from router.a2m.errors import A2MError, Code
-from router.a2m.timestamps import parse, render
+from router.a2m.server import Caller
+from router.a2m.timestamps import UNDATED, parse, render
+from router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from tests.conformance.checking import Target, same
 from tests.conformance.client import InProcess, Stdio
 from tests.conformance.running import ALL_CHECKS, State, outcomes
 from tests.federated import LOCAL, START, Foreign, Trial, filled, settings_of, told_by, trial
-from tests.test_rag import Corpus, server
+from tests.servers.core_only import CoreOnly
+from tests.test_rag import Corpus, Moody, server
 
 Records = list[dict[str, Any]]
 
@@ -255,6 +262,22 @@ async def test_of_a_mount_s_records_only_what_a_corpus_can_know_is_shown() -> No
 
 
 @pytest.mark.anyio
+async def test_a_page_without_a_date_is_undated_in_a_prompt_and_sorts_before_all_others() -> None:
+    async with federation(
+        MEMORY + MOUNT, {"handbook": server(Corpus({"id": "tea", "content": "Tea is here."}))}
+    ) as fed:
+        await fed.call("remember", records=SAID)
+        found = await fed.call("timeline", prompt={"style": "facts"})
+        assert found["prompt_ids"] == ["handbook/tea", "a", "b", "c"]
+        assert found["prompt"].startswith("- undated: Tea is here.\n- 20")
+        assert found["records"][0]["created_at"] == UNDATED
+        assert (await fed.ids("recall"))[-1] == "handbook/tea"
+        found = await fed.call("recall", query="tea", prompt={"style": "transcript"})
+        assert "1970" not in found["prompt"]
+        assert "undated\n-: Tea is here." in found["prompt"]
+
+
+@pytest.mark.anyio
 async def test_two_mounts_may_hold_the_same_ids() -> None:
     tiers = MEMORY + MOUNT + MOUNT.replace("handbook", "almanac")
     louder = [{**page, "content": page["content"].upper()} for page in PAGES]
@@ -390,7 +413,7 @@ FORGETS: Final[list[dict[str, Any]]] = [
     {"query": "storm harbour lamps ropes"},
     {"where": {"part": [1, 2.5]}},
     {"where": {"id": ["handbook/1", "a", "1"]}},
-    {"ids": [*ALL, "1", "42"]},
+    {"ids": ["a", "b", "c", "1", "42"]},
     {"where": {"owner": None}},
     {"where": {"content": [PAGES[0]["content"], SAID[0]["content"]]}},
     {"tier": "working"},
@@ -456,15 +479,72 @@ async def test_a_record_under_a_mount_s_name_is_refused(id: str) -> None:
         assert set(await fed.ids()) == {*ALL, *free}
 
 
+CHANGES: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("forget", {}),
+    ("forget", {"query": "storm"}),
+    ("forget", {"where": {"part": 1}}),
+    ("promote", {"tier": "notes"}),
+    ("reinforce", {}),
+]
+each_change = pytest.mark.parametrize(("method", "params"), CHANGES, ids=str)
+
+
+def of_the_handbook(place: int, id: str) -> tuple[int, str]:
+    return (
+        Code.INVALID_PARAMS,
+        f"ids[{place}]: {id!r} is a record of 'handbook', which is mounted read-only; nothing was changed",
+    )
+
+
 @pytest.mark.anyio
 @each_kind
-async def test_ids_of_a_mount_are_passed_by(manual: Mounted) -> None:
+@each_change
+async def test_an_id_of_a_mount_is_refused_by_what_changes_records_and_nothing_is_changed(
+    manual: Mounted, method: str, params: dict[str, Any]
+) -> None:
     async with mounted(manual(*PAGES)) as fed:
-        before = await fed.records(tier="handbook")
-        assert await fed.call("promote", ids=[*MANUAL, "a"], tier="notes") == {"promoted": 1}
-        assert await fed.call("reinforce", ids=[*MANUAL, "a"]) == {"reinforced": 1}
-        assert await fed.call("forget", ids=[*MANUAL, "a"]) == {"forgotten": 1}
-        assert await fed.records(tier="handbook") == before
+        before = await fed.records()
+        for ids, place in (
+            (["handbook/1"], 0),
+            (["a", "handbook/deep/7", "handbook/1", "b"], 1),
+            (["handbook/of nobody", "a"], 0),
+        ):
+            refusal = await fed.refused(method, **params, ids=ids)
+            assert (refusal.code, refusal.message) == of_the_handbook(place, ids[place])
+        assert await fed.records() == before
+        # what only looks like one is not known, and not counted
+        assert set((await fed.call(method, **params, ids=["handbook", "1", "/1", "notes/1"])).values()) == {0}
+
+
+@pytest.mark.anyio
+@each_change
+async def test_a_record_of_ours_with_an_id_like_a_mount_s_is_changed_by_it(
+    method: str, params: dict[str, Any], tmp_path: Path
+) -> None:
+    async with federation(MEMORY, {}, folder=tmp_path) as fed:
+        records = [{"id": "handbook/1", "content": "my storm", "metadata": {"part": 1}}]
+        await fed.call("remember", records=records, owner="ada")
+    async with federation(MEMORY + MOUNT, {"handbook": writable(*PAGES)}, folder=tmp_path) as fed:
+        # nobody else is told that there is such a record
+        refusal = await fed.refused(method, **params, ids=["handbook/1"], owner="bob")
+        assert (refusal.code, refusal.message) == of_the_handbook(0, "handbook/1")
+        refusal = await fed.refused(method, **params, ids=["handbook/1", "handbook/2"], owner="ada")
+        assert (refusal.code, refusal.message) == of_the_handbook(1, "handbook/2")
+        hers = partial(fed.call, method, **params, ids=["handbook/1"], owner="ada")
+        assert set((await hers()).values()) == {1}
+        assert set((await hers()).values()) <= {0, 1}  # a repeated call is no mistake
+
+
+@pytest.mark.anyio
+async def test_while_memory_is_not_looked_through_an_id_may_be_one_of_its_records() -> None:
+    down = {"notes"}
+    async with federation(MEMORY + MOUNT, {"handbook": writable(*PAGES)}, down=down) as fed:
+        assert await fed.call("forget", ids=["handbook/1"]) == {"forgotten": 0}
+        down.clear()
+        await fed.federation.links["notes"].wait_up()
+        while not fed.federation.catalog.is_scanned("notes"):
+            await anyio.lowlevel.checkpoint()
+        assert (await fed.refused("reinforce", ids=["handbook/2"])).code == Code.INVALID_PARAMS
 
 
 @pytest.mark.anyio
@@ -550,6 +630,108 @@ async def test_a_service_that_fails_behind_its_mount_is_told_with_its_reason() -
             assert "its index is being rebuilt" in missing["reason"]
 
 
+# --- a mount whose service does not answer
+
+
+def moody(**options: Any) -> tuple[Moody, rag.Server]:
+    service = Moody(*({**page, "at": page["created_at"]} for page in PAGES), **options)
+    return service, server(service)
+
+
+@pytest.mark.anyio
+async def test_a_service_that_is_silent_time_after_time_is_not_waited_for_any_more() -> None:
+    service, manual = moody(lists=False)
+    async with mounted(manual) as fed:
+        service.failure = ServiceSilent("no answer within 1 s")
+        for number in range(5):
+            answer = await fed.call("recall", query="storm")
+            assert "a" in {record["id"] for record in answer["records"]}
+            assert answer["degraded"] == [{"tier": "handbook", "reason": "corpus: no answer within 1 s"}]
+            if number < 4:
+                assert await fed.ids() == ["a", "b", "c"]  # it cannot be listed, which needs no answer of the service
+        asked = len(fed.told_to("handbook", "recall", "timeline"))
+        for method, params in READINGS:
+            answer = await fed.call(method, **params)
+            (missing,) = answer["degraded"]
+            assert missing["tier"] == "handbook"
+            assert missing["reason"].endswith("corpus: no answer within 1 s")
+        assert (await fed.refused("recall", query="storm", tier="handbook")).code == Code.INTERNAL_ERROR
+        assert len(fed.told_to("handbook", "recall", "timeline")) == asked
+        service.failure = None
+        await fed.federation.links["handbook"].wait_up()
+        assert "handbook/1" in await fed.ids("recall", query="storm", limit=20)
+
+
+@pytest.mark.anyio
+async def test_what_a_service_refuses_again_and_again_leaves_its_mount_up() -> None:
+    service, manual = moody()
+    async with mounted(manual) as fed:
+        service.failure = ServiceFailure("422: no such query")
+        for _ in range(12):
+            (missing,) = (await fed.call("recall", query="storm"))["degraded"]
+            assert missing["reason"] == "corpus: 422: no such query"
+        assert (await fed.call("describe"))["tiers"][2]["status"] == "up"
+        service.failure = None
+        assert "handbook/1" in await fed.ids("recall", query="storm", limit=20)
+
+
+@pytest.mark.anyio
+async def test_describe_tells_a_mount_s_health_by_its_service_s() -> None:
+    service, manual = moody()
+    async with mounted(manual) as fed:
+        assert (await fed.call("describe"))["tiers"][2]["status"] == "up"
+        service.failure = ServiceSilent("it cannot be reached")
+        handbook = (await fed.call("describe"))["tiers"][2]
+        assert (handbook["status"], handbook["reason"]) == ("down", "corpus: it cannot be reached")
+        assert (handbook["server"], handbook["mount"]) == ("corpus", True)
+        asked = len(fed.told_to("handbook", "recall"))
+        (missing,) = (await fed.call("recall", query="storm"))["degraded"]
+        assert missing == {"tier": "handbook", "reason": "corpus: it cannot be reached"}
+        assert len(fed.told_to("handbook", "recall")) == asked
+        service.failure = None
+        await fed.federation.links["handbook"].wait_up()
+        assert (await fed.call("describe"))["tiers"][2]["status"] == "up"
+
+
+@pytest.mark.anyio
+async def test_describe_does_not_wait_for_a_service_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.methods.table._LOOK_SECONDS", 0.01)
+    held = anyio.Event()
+
+    class Held(Moody):
+        async def search(self, *asked: Any, **options: Any) -> list[Result]:
+            if asked[0] == "is anybody there" and self.failure is not None:
+                await held.wait()
+            return await super().search(*asked, **options)
+
+    service = Held(*({**page, "at": page["created_at"]} for page in PAGES))
+    async with mounted(server(service, timeout=PATIENCE)) as fed:
+        service.failure = ServiceSilent("it cannot be reached")
+        for _ in range(2):
+            handbook = (await fed.call("describe"))["tiers"][2]
+            assert (handbook["status"], handbook["reason"]) == (
+                "up",
+                "asked how it is, it has not answered for 1 s",
+            )
+        held.set()
+        while fed.federation.links["handbook"].status == "up":
+            await anyio.lowlevel.checkpoint()
+        assert (await fed.call("describe"))["tiers"][2]["reason"] == "corpus: it cannot be reached"
+
+
+@pytest.mark.anyio
+async def test_a_mount_whose_service_is_down_at_the_start_joins_when_it_is_back() -> None:
+    service, manual = moody()
+    service.failure = ServiceSilent("it cannot be reached")
+    async with mounted(manual) as fed:
+        handbook = (await fed.call("describe"))["tiers"][2]
+        assert (handbook["status"], handbook["server"]) == ("down", "corpus")
+        assert (await fed.call("recall", query="storm"))["degraded"][0]["tier"] == "handbook"
+        service.failure = None
+        await fed.federation.links["handbook"].wait_up()
+        assert "handbook/1" in await fed.ids("recall", query="storm", limit=20)
+
+
 # --- vectors
 
 
@@ -596,18 +778,161 @@ async def test_a_mount_s_record_has_its_vector_whether_it_is_shown_or_not() -> N
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "manual",
-    [partial(vectored, width=3), partial(vectored, metric="l2"), writable],
-    ids=["another width", "another metric", "none"],
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+async def test_by_which_metric_a_mount_compares_is_no_matter(metric: str) -> None:
+    async with federation(MEMORY + MOUNT, {"handbook": vectored(*PAGES, metric=metric)}) as fed:
+        await fed.call("remember", records=[{"id": "v", "content": "x", "embedding": [0.0, 1.0]}])
+        found = await fed.ids("recall", embedding=[1.0, 0.5])
+        assert {"v", "handbook/1"} <= set(found)
+        assert found[0] == "handbook/1"
+        assert set(await fed.ids("recall", embedding=[1.0, 0.5], min_score=0.0, limit=50)) == {"v", *MANUAL}
+        assert {tuple(asked["embedding"]) for asked in fed.told_to("handbook", "recall")} == {(1.0, 0.5)}
+
+
+class Boastful(CoreOnly):
+    """A server that says of a record far away from everything how very similar it is."""
+
+    name = "boastful"
+    metric = "cosine"
+
+    def describe(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {**super().describe(params), "embeddings": {"dimensions": 2, "metric": self.metric}}
+
+    def recall(self, params: dict[str, Any]) -> dict[str, Any]:
+        far = {"id": "far", "content": "x", "created_at": at(0), "embedding": [-1.0, 0.0]}
+        return {"records": [{**far, "similarity": 0.999, "score": 1.0}]}
+
+
+class BoastfulOtherwise(Boastful):
+    metric = "l2"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("kind", "first"), [(BoastfulOtherwise, "v"), (Boastful, "handbook/far")])
+async def test_a_similarity_by_another_metric_is_not_compared_with_ours(kind: type[CoreOnly], first: str) -> None:
+    boastful = Foreign(kind=kind, capabilities=("embeddings",))
+    async with federation(MEMORY + MOUNT, {"handbook": boastful}) as fed:
+        await fed.call("remember", records=[{"id": "v", "content": "x", "embedding": [0.6, 0.8]}])
+        assert (await fed.ids("recall", embedding=[1.0, 0.0]))[0] == first
+
+
+other_vectors = pytest.mark.parametrize(
+    ("manual", "reason", "code"),
+    [
+        (partial(vectored, width=3), OTHER_WIDTH, Code.EMBEDDING_MISMATCH),
+        (writable, NO_VECTORS, Code.INVALID_PARAMS),
+        (retrieval, NO_VECTORS, Code.INVALID_PARAMS),
+    ],
+    ids=["another width", "none", "a text-only service"],
 )
-async def test_a_mount_whose_vectors_are_not_like_ours_is_asked_by_words_alone(manual: Mounted) -> None:
+
+
+@pytest.mark.anyio
+@other_vectors
+async def test_a_mount_that_cannot_use_a_vector_is_asked_by_the_words(manual: Mounted, reason: str, code: int) -> None:
     async with federation(MEMORY + MOUNT, {"handbook": manual(*PAGES)}) as fed:
         await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0]}])
-        assert await fed.ids("recall", embedding=[1.0, 0.5]) == ["v"]
-        assert fed.told_to("handbook", "recall") == []
         assert {"v", "handbook/1"} <= set(await fed.ids("recall", query="storm", embedding=[1.0, 0.5]))
         assert [asked.get("embedding") for asked in fed.told_to("handbook", "recall")] == [None]
+
+
+@pytest.mark.anyio
+@other_vectors
+async def test_without_words_a_mount_that_cannot_use_a_vector_is_named_with_the_reason(
+    manual: Mounted, reason: str, code: int
+) -> None:
+    async with federation(MEMORY + MOUNT, {"handbook": manual(*PAGES)}) as fed:
+        await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0], "session": "s"}])
+        for words in ({}, {"query": ""}, {"query": " ?! "}, {"min_score": 0.1}):
+            answer = await fed.call("recall", embedding=[1.0, 0.5], **words)
+            assert [record["id"] for record in answer["records"]] == ["v"]
+            assert answer["degraded"] == [{"tier": "handbook", "reason": reason}]
+        # what it could not have anyway, or is not asked, nothing is missing of
+        for narrowed in ({"where": {"session": "s"}}, {"where": {"id": "v"}}, {"tier": "working"}):
+            assert await fed.ids("recall", embedding=[1.0, 0.5], **narrowed) == ["v"]
+        assert await fed.ids("recall", embedding=[1.0, 0.5], key_prefix="k") == []
+        for alone in ({"tier": "handbook"}, {"where": {"tier": "handbook"}}):
+            refusal = await fed.refused("recall", embedding=[1.0, 0.5], **alone)
+            assert refusal.code == code
+            assert "'handbook'" in refusal.message
+        assert fed.told_to("handbook", "recall") == []
+
+
+@pytest.mark.anyio
+@other_vectors
+async def test_a_principal_is_told_why_a_mount_was_not_asked_by_its_vector(
+    manual: Mounted, reason: str, code: int
+) -> None:
+    async with mounted(manual(*PAGES)) as fed:
+        call = {"jsonrpc": "2.0", "id": 1, "method": "memory/recall", "params": {"embedding": [1.0, 0.5]}}
+        ada = Caller(asserts_owner=False, owner="ada")
+        answer = json.loads(await fed.federation.answer(json.dumps(call).encode(), ada) or b"")
+        # it is the router's own reason, and quotes nobody
+        assert answer["result"]["degraded"] == [{"tier": "handbook", "reason": reason}]
+        call["params"] = {"embedding": [1.0, 0.5], "tier": "handbook"}
+        answer = json.loads(await fed.federation.answer(json.dumps(call).encode(), ada) or b"")
+        assert answer["error"]["code"] == code
+
+
+@pytest.mark.anyio
+async def test_a_required_mount_that_cannot_use_a_vector_is_the_caller_s_to_mend() -> None:
+    async with mounted(vectored(*PAGES, width=3), MEMORY + MOUNT + "required = true\n") as fed:
+        assert (await fed.refused("recall", embedding=[1.0, 0.5])).code == Code.EMBEDDING_MISMATCH
+        assert await fed.ids("recall", query="storm", embedding=[1.0, 0.5], limit=50)
+
+
+@pytest.mark.anyio
+async def test_each_of_several_mounts_is_asked_as_it_can_be() -> None:
+    tiers = MEMORY + "".join(MOUNT.replace("handbook", name) for name in ("two", "three", "words"))
+    servers = {"two": vectored(*PAGES), "three": vectored(*PAGES, width=3), "words": writable(*PAGES)}
+    async with federation(tiers, servers) as fed:
+        await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0]}])
+        answer = await fed.call("recall", embedding=[1.0, 0.5], limit=50)
+        assert {record["tier"] for record in answer["records"]} == {"working", "two"}
+        assert answer["degraded"] == [
+            {"tier": "three", "reason": OTHER_WIDTH},
+            {"tier": "words", "reason": NO_VECTORS},
+        ]
+        found = await fed.records("recall", query="storm", embedding=[1.0, 0.5], limit=50)
+        assert {record["tier"] for record in found} == {"working", "two", "three", "words"}
+        # the width of what is kept here is no matter to a mount that is asked alone
+        (first, *_) = await fed.records("recall", embedding=[1.0, 0.5, 0.5], tier="three")
+        assert first["id"] == "three/1"
+        assert (await fed.refused("recall", embedding=[1.0, 0.5, 0.5])).code == Code.EMBEDDING_MISMATCH
+
+
+class Unfixed(Vectors):
+    """A service that says how wide its vectors are only once it was asked for it twice."""
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__(*values, **options)
+        self.told: list[int | None] = [None]
+
+    async def dimensions(self) -> int | None:
+        return self.told.pop() if self.told else 3
+
+
+@pytest.mark.anyio
+async def test_a_width_that_is_fixed_after_it_was_asked_for_is_found_out() -> None:
+    def unfixed() -> rag.Server:
+        return server(Unfixed(*({**page, "at": page["created_at"]} for page in PAGES), metric="cosine"))
+
+    async with federation(MEMORY + MOUNT, {"handbook": unfixed()}) as fed:
+        await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0]}])
+        assert {"v", "handbook/1"} <= set(await fed.ids("recall", query="storm", embedding=[1.0, 0.5]))
+        assert [asked.get("embedding") for asked in fed.told_to("handbook", "recall")] == [[1.0, 0.5], None]
+        answer = await fed.call("recall", embedding=[1.0, 0.5])
+        assert [record["id"] for record in answer["records"]] == ["v"]
+        (missing,) = answer["degraded"]
+        assert missing["tier"] == "handbook"
+        assert "have 3 numbers, this one has 2" in missing["reason"]
+        assert (await fed.refused("recall", embedding=[1.0, 0.5], tier="handbook")).code == Code.EMBEDDING_MISMATCH
+        # by now it says so itself, and is not asked any more
+        await fed.call("describe")
+        asked = len(fed.told_to("handbook", "recall"))
+        answer = await fed.call("recall", embedding=[1.0, 0.5])
+        assert answer["degraded"] == [{"tier": "handbook", "reason": OTHER_WIDTH}]
+        assert len(fed.told_to("handbook", "recall")) == asked
 
 
 # --- tiers that turn out to be mounts
@@ -719,7 +1044,7 @@ def test_a_federation_of_mounts_refuses_every_write_whatever_it_carries(asked: l
     async def scenario() -> None:
         async with federation(MOUNT, {"handbook": writable(*PAGES)}) as fed:
             for params in asked:
-                for method in ("remember", "forget", "summarize"):
+                for method in ("remember", "forget", "summarize", "promote", "reinforce"):
                     refusal = await fed.refused(method, **params)
                     assert (refusal.code, refusal.message) == (
                         Code.READ_ONLY,
@@ -735,7 +1060,8 @@ async def test_a_federation_of_mounts_is_read_like_any_other() -> None:
         assert await fed.ids() == MANUAL
         assert (await fed.ids("recall", query="lamps"))[:1] == ["handbook/42"]
         assert (await fed.refused("promote", ids=["handbook/1"], tier="handbook")).code == Code.READ_ONLY
-        assert await fed.call("reinforce", ids=MANUAL) == {"reinforced": 0}
+        assert (await fed.refused("reinforce", ids=MANUAL)).code == Code.READ_ONLY
+        assert (await fed.refused("forget", ids=MANUAL)).code == Code.READ_ONLY
         assert (await fed.call("session/list"))["sessions"] == []
         assert (await fed.call("consolidate"))["moved"] == 0
         assert (await fed.call("events"))["events"] == []
@@ -794,7 +1120,14 @@ def site() -> Iterator[str]:
     async def everything(_: Request) -> Response:
         return JSONResponse({"hits": HITS})
 
-    app = Starlette(routes=[Route("/search", search, methods=["POST"]), Route("/all", everything)])
+    with listening(Route("/search", search, methods=["POST"]), Route("/all", everything)) as url:
+        yield url
+
+
+@contextmanager
+def listening(*routes: Route) -> Iterator[str]:
+    """The address of a server with these routes."""
+    app = Starlette(routes=routes)
     served = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]})
@@ -892,7 +1225,9 @@ def _beside_memory(router: Stdio) -> None:
     assert ids() == [*manual, "a", "b"]
     assert ids(limit=3) == ["site/1", "a", "b"]
     assert {"a", "pages/1", "site/1"} <= set(ids("recall", query="storm"))
-    assert ids("recall", embedding=[1.0, 0.0], limit=2) in (["pages/1", "a"], ["a", "pages/1"])
+    by_vector = ask("recall", embedding=[1.0, 0.0], limit=2)
+    assert {record["id"] for record in by_vector["records"]} == {"a", "pages/1"}
+    assert [(missing["tier"], missing["reason"]) for missing in by_vector["degraded"]] == [("site", NO_VECTORS)]
     assert ids(where={"part": 2}) == ["pages/2", "pages/3", "site/2"]
     assert ids("recall", query="storm", where={"id": ["pages/1", "site/1"], "tier": "site"}) == ["site/1"]
     assert ids(where={"created_at": "2024-05-01T00:00:00.000Z"}) == ["pages/1"]
@@ -901,8 +1236,131 @@ def _beside_memory(router: Stdio) -> None:
         aimed = json.loads(json.dumps(params).replace("handbook", "pages"))
         refusal = router.request(f"memory/{method}", aimed)["error"]
         assert (refusal["code"], refusal["message"]) == (Code.INVALID_PARAMS, sentence.replace("handbook", "pages"))
-    assert ask("promote", ids=["pages/1", "site/1"], tier="notes") == {"promoted": 0}
+    refusal = router.request("memory/promote", {"ids": ["a", "site/1"], "tier": "notes"})["error"]
+    assert (refusal["code"], "'site/1' is a record of 'site'" in refusal["message"]) == (Code.INVALID_PARAMS, True)
     assert ask("summarize", query="storm", into="notes")["written"] == 1
     assert ask("forget", query="storm harbour rope lamp") == {"forgotten": 3}
     assert ask("forget", where={"session": "s"}) == {"forgotten": 0}
     assert ids() == manual
+
+
+WITH_A_TOOL: Final = """
+state = "router.db"
+[tiers.working]
+kind = "working"
+command = ["a2m-store", "working.db"]
+[tiers.tool]
+kind = "semantic"
+mount = true
+command = {tool}
+timeout = "60s"
+"""
+
+
+def test_a_search_tool_stands_beside_memory_and_comes_back_when_it_has_died(tmp_path: Path) -> None:
+    server = [sys.executable, str(Path(__file__).parent / "servers" / "mcp_search.py"), "--marks", str(tmp_path)]
+    near = ["--score", "score", "--min-score", "0.3"]
+    rag = [sys.executable, "-m", "backends.rag.cli", "mcp", "--tool", "search", "--timeout", "60", *near, "--", *server]
+    config = tmp_path / "federation.toml"
+    config.write_text(WITH_A_TOOL.format(tool=json.dumps(rag)))
+    router = Stdio([str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)], PATIENCE)
+    try:
+        router.request("memory/remember", {"records": [{"id": "a", "content": "The office closes at six."}]})
+        for mark in ("print", "die", "fail"):
+            (tmp_path / mark).touch()
+            answer = router.request("memory/recall", {"query": "when does the office open"})["result"]
+            ids = {record["id"] for record in answer["records"]}
+            if mark == "fail":
+                (missing,) = answer["degraded"]
+                assert missing["tier"] == "tool"
+                assert "the tool 'search' answered with an error" in missing["reason"]
+                assert ids == {"a"}
+            else:
+                assert (ids, answer.get("degraded")) == ({"a", "tool/pay", "tool/doors"}, None)
+        assert len(list(tmp_path.glob("started-*"))) == 2
+    finally:
+        router.close()
+
+
+HANGING: Final = """
+state = "router.db"
+[tiers.working]
+kind = "working"
+command = ["a2m-store", "working.db"]
+[tiers.site]
+kind = "semantic"
+mount = true
+command = {http}
+timeout = "60s"
+"""
+
+
+class Hanging:
+    """A search endpoint that answers, or hangs; and what it was asked."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.asked: list[str] = []
+
+    async def search(self, request: Request) -> Response:
+        self.asked.append(request.query_params["q"])
+        if self.hangs:
+            await anyio.sleep_forever()
+        return JSONResponse(HITS)
+
+
+def test_a_service_that_hangs_is_left_alone_until_it_is_back(tmp_path: Path) -> None:
+    site = Hanging()
+    with ExitStack() as stack:
+        url = stack.enter_context(listening(Route("/search", site.search)))
+        http = [sys.executable, "-m", "backends.rag.cli", "http", "--url", f"{url}/search?q={{query}}"]
+        http += ["--content", "text", "--timeout", "0.5"]
+        config = tmp_path / "federation.toml"
+        config.write_text(HANGING.format(http=json.dumps(http)))
+        command = [str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)]
+        with ExitStack() as while_it_runs:
+            router = Stdio(command, PATIENCE)
+            while_it_runs.callback(router.close)
+
+            def ask(method: str, **params: Any) -> Any:
+                return router.request(f"memory/{method}", params)["result"]
+
+            def described() -> Any:
+                return ask("describe")["tiers"][1]
+
+            def until(wanted: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + PATIENCE
+                while not wanted():
+                    assert time.monotonic() < deadline
+
+            ask("remember", records=[{"id": "a", "content": "The storm closed the harbour."}])
+            until(lambda: "degraded" not in ask("recall", query="storm"))
+
+            site.hangs = True
+            site.asked.clear()
+
+            def is_without_it() -> bool:
+                asked = site.asked.count("storm")
+                answer = ask("recall", query="storm")
+                assert [record["id"] for record in answer["records"]] == ["a"]
+                assert [missing["tier"] for missing in answer["degraded"]] == ["site"]
+                return site.asked.count("storm") == asked
+
+            until(is_without_it)
+            assert site.asked.count("storm") <= 5
+            assert all(is_without_it() for _ in range(20))
+            down = described()
+            assert (down["status"], down["mount"]) == ("down", True)
+            assert "no answer within 0.5 s" in down["reason"]
+
+            site.hangs = False
+            until(lambda: "degraded" not in ask("recall", query="storm"))
+            until(lambda: described()["status"] == "up")
+
+        site.hangs = True
+        checked = subprocess.run([*command, "--check"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert checked.returncode == 1
+        (line,) = (line for line in checked.stdout.splitlines() if line.strip().startswith("site "))
+        assert {"semantic, mounted", "down"} <= {cell.strip() for cell in re.split(r"\s{2,}", line)}
+        assert "site: 127.0.0.1: no answer within 0.5 s" in checked.stdout
+        site.hangs = False

@@ -83,7 +83,7 @@ async def test_a_page_is_what_a_timeline_shows() -> None:
             await fed.remember(f"note {number}", embedding=[0.5, number], metadata={"n": number})
         assert await walk(fed, 2, embeddings=True) == await fed.timeline(embeddings=True)
         assert await walk(fed, 2, tier="semantic") == []
-        assert (await fed.call("describe"))["store"] == {"pages": True}
+        assert (await fed.call("describe"))["store"]["pages"] is True
 
 
 async def test_the_place_of_a_walk_tells_nothing() -> None:

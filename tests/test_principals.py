@@ -6,12 +6,13 @@ tells, and what the policy may publish. A2M_EXAMPLES=50 looks fifty times as lon
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
 import httpx
@@ -29,6 +30,7 @@ from router.a2m.jsonrpc import render_call, render_error
 from router.a2m.messages import Describe
 from router.a2m.server import Caller
 from router.config import ConfigError, Settings, parse
+from router.serve import rights
 from router.serve.door import admission
 from tests import two_worlds as w
 from tests.federated import FOUR_TIERS, START, Steered, Task, Trial, Weather, at_once, method_of, settings_of, trial
@@ -63,6 +65,17 @@ EVERYTHING: Final = (
 )
 
 
+# into every tier, or into what is private only
+rights_to_write: Final = st.sampled_from([None, frozenset(PRIVATE)])
+
+
+@asynccontextmanager
+async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
+    """Where "b" may write: a refusal must tell no more than an answer."""
+    with patch.dict(w.CALLERS, b=Caller(asserts_owner=False, owner="b", writes=writes)):
+        yield
+
+
 async def common_ground(worlds: TwoWorlds) -> None:
     """The width of vectors is known, since it is one for all; both have looked where the log is."""
     await worlds.alike("local", remember("alpha", id="n0", embedding=[1.0, 1.0]))
@@ -72,12 +85,12 @@ async def common_ground(worlds: TwoWorlds) -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
-@given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans())
+@given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans(), writes=rights_to_write)
 def test_whatever_another_does_in_private_nothing_that_can_be_asked_tells_of_it(
-    anyio_backend: str, history: list[Step], distil: bool
+    anyio_backend: str, history: list[Step], distil: bool, writes: frozenset[str] | None
 ) -> None:
     async def scenario() -> None:
-        async with two_worlds(secluded("background", distil=distil)) as worlds:
+        async with two_worlds(secluded("background", distil=distil)) as worlds, allowed_to_b(writes):
             await common_ground(worlds)
             for step in history:
                 await worlds.apart(step.first, step.second)
@@ -100,13 +113,14 @@ secrets_without_passes = w.private.filter(lambda call: call.method not in ("cons
     secrets=st.lists(secrets_without_passes, min_size=2, max_size=8),
     asked=st.lists(w.reads | w.writes, min_size=2, max_size=8),
     seed=st.integers(0, 2**32),
+    writes=rights_to_write,
 )
 def test_nothing_of_it_shows_while_it_happens(
-    anyio_backend: str, secrets: list[Call], asked: list[Call], seed: int
+    anyio_backend: str, secrets: list[Call], asked: list[Call], seed: int, writes: frozenset[str] | None
 ) -> None:
     async def scenario() -> None:
         weather = restless(seed), restless(seed)
-        async with two_worlds(secluded(), weather=weather, settle=False) as worlds:
+        async with two_worlds(secluded(), weather=weather, settle=False) as worlds, allowed_to_b(writes):
             await common_ground(worlds)
 
             async def busy() -> None:
@@ -878,9 +892,8 @@ PUBLIC_FACTS: Final = FOUR_TIERS.replace('kind = "semantic"\n', 'kind = "semanti
 async def test_a_summary_of_what_is_private_is_published_on_purpose_only() -> None:
     async with with_secrets_in("working", PUBLIC_FACTS) as fed:
         for selector in ({"ids": ["x"]}, {"query": "alpha"}, {"tier": "working"}, {"ids": ["x"], "key": "new"}):
-            refused = await ask(fed, "a", "summarize", **selector)
-            assert refused.error["code"] == Code.INVALID_PARAMS
-            assert refused.error["message"].startswith("into: ")
+            [summary] = (await ask(fed, "a", "summarize", **selector)).result["records"]
+            assert summary["tier"] == "episodic"
             assert await told(fed, "timeline") == {"records": []}
         assert (await ask(fed, "a", "summarize", ids=["x"], into="semantic")).result["written"] == 1
         [summary] = (await ask(fed, "b", "timeline")).result["records"]
@@ -905,3 +918,387 @@ async def with_secrets_in(tier: str, text: str) -> AsyncIterator[Trial]:
         record = {"id": "x", "content": w.secret("The alpha came late. Some beta was never seen."), "tier": tier}
         await done(fed, "remember", records=[record])
         yield fed
+
+
+# --- who may write where
+
+POOL: Final = '[tiers.pool]\nkind = "semantic"\ncommand = ["-"]\nshared = true\n'
+SHARED_TIERS: Final = (SHARED, "pool")
+
+
+class Right(msgspec.Struct, frozen=True):
+    """What the file says of a principal."""
+
+    owner: str
+    write: tuple[str, ...] | None = None
+    admin: bool = False
+
+    def text(self) -> str:
+        digest = sha256(self.owner.encode()).hexdigest()
+        lines = ["[[serve.principals]]", f'owner = "{self.owner}"', f'token_sha256 = "{digest}"']
+        lines += [] if self.write is None else [f"write = {json.dumps(self.write)}"]
+        return "\n".join([*lines, *(["admin = true"] if self.admin else []), ""])
+
+
+def with_rights(*principals: Right, more: str = POOL, policy: str = "explicit", tiers: str = SECLUDED) -> Settings:
+    text = "".join(principal.text() for principal in principals) + tiers.replace("DISTIL", "false") + more
+    return settings_of(text, policy=policy)
+
+
+def caller_of(settings: Settings, owner: str) -> Caller:
+    """Who comes in with that owner's token."""
+    admit = admission((), settings.serve.principals, rights_of(settings))
+    caller = admit({"authorization": f"Bearer {owner}"})
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def rights_of(settings: Settings) -> Callable[[Any], Caller]:
+    return partial(rights.caller, principals=settings.serve.principals, tiers=settings.tiers)
+
+
+async def ask_as(fed: Trial, who: str, method: str, **params: Any) -> Answer:
+    """What the federation answers a principal of its file."""
+    caller = caller_of(fed.federation.settings, who)
+    answer = await fed.federation.answer(render_call(1, f"memory/{method}", params), caller)
+    assert answer is not None
+    return Answer(answer)
+
+
+async def account(fed: Trial) -> dict[str, dict[str, Any]]:
+    """Every record there is, by its id, but for what reading it changes."""
+    records = (await ask(fed, "local", "timeline", embeddings=True)).result["records"]
+    read = ("access_count", "accessed_at")
+    return {record["id"]: {name: value for name, value in record.items() if name not in read} for record in records}
+
+
+def changed(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records that are not what they were, as they were and as they are."""
+    ids = {id for id in before | after if before.get(id) != after.get(id)}
+    return [there[id] for there in (before, after) for id in ids if id in there]
+
+
+OWNERS: Final = ("a", "b", None)
+ALL_TIERS: Final = (*PRIVATE, *SHARED_TIERS)
+
+
+async def furnish(fed: Trial) -> None:
+    """One record of everybody's in each tier, as a local caller can write it: with a key and in a group."""
+    for tier in ALL_TIERS:
+        for owner in OWNERS:
+            name = f"{tier}-{owner}"
+            record = {"id": name, "key": f"k/{name}", "content": f"alpha of {name}", "tier": tier, "group": tier}
+            answer = await ask(fed, "local", "remember", records=[{**record, "owner": owner}])
+            assert answer.error is None
+
+
+_named = st.sampled_from([f"{tier}-{owner}" for tier in ALL_TIERS for owner in OWNERS])
+_some = st.lists(_named, min_size=1, max_size=3)
+_into = st.sampled_from(ALL_TIERS)
+_page = _named.map(lambda name: f"k/{name}")
+_meant: dict[str, st.SearchStrategy[Any]] = {
+    "tier": _into,
+    "where": st.sampled_from([{"tier": [SHARED, "working"]}, {"owner": ["a", "b"]}, {"group": "pool"}]),
+    "key_prefix": st.sampled_from(["k", "k/pool-a"]),
+    "query": st.just("alpha"),
+}
+_drafts = st.fixed_dictionaries(
+    {"content": st.sampled_from(["beta", "gamma"])},
+    optional={
+        "tier": _into,
+        "key": _page,
+        "id": st.sampled_from(["new0", "new1"]) | _named,
+        "group": st.sampled_from(ALL_TIERS),
+        "owner": st.sampled_from(["a", "b"]),
+    },
+)
+changes = st.one_of(
+    w.calls("remember", {"records": st.lists(_drafts, min_size=1, max_size=3)}),
+    w.calls("remember", {"records": st.lists(_drafts, min_size=1, max_size=3)}, owner=st.sampled_from(["a", "b"])),
+    w.calls("forget", {"ids": _some}, **_meant),
+    w.calls("forget", {}, **_meant),
+    w.calls("promote", {"ids": _some, "tier": _into}, salience=st.just(1.0)),
+    w.calls("reinforce", {"ids": _some}),
+    w.calls("summarize", {"ids": _some}, into=_into, key=_page),
+    w.calls("summarize", {}, into=_into, key=_page, **_meant),
+)
+_writes = st.none() | st.lists(st.sampled_from(["private", *SHARED_TIERS]), unique=True, max_size=3).map(tuple)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@examples(40)
+@given(
+    principals=st.tuples(*(st.builds(Right, st.just(owner), _writes, st.booleans()) for owner in ("a", "b"))),
+    asked=st.lists(st.tuples(st.sampled_from(["a", "b"]), changes), min_size=1, max_size=8),
+)
+def test_a_principal_changes_what_the_file_says_and_nothing_else(
+    anyio_backend: str, principals: tuple[Right, ...], asked: list[tuple[str, Call]]
+) -> None:
+    everywhere = all(principal.write is None for principal in principals)
+
+    def may_write(who: Right, tier: str) -> bool:
+        if everywhere or (who.admin and who.write is None):
+            return True
+        listed = ("private",) if who.write is None else who.write
+        return (tier if tier in SHARED_TIERS else "private") in listed
+
+    async def scenario() -> None:
+        async with trial(with_rights(*principals)) as fed:
+            await furnish(fed)
+            before = await account(fed)
+            for owner, call in asked:
+                [who] = [principal for principal in principals if principal.owner == owner]
+                answer = await ask_as(fed, owner, call.method, **call.params)
+                after = await account(fed)
+                if answer.error is not None:
+                    assert before == after
+                for record in changed(before, after):
+                    assert may_write(who, record["tier"])
+                    assert who.admin or record.get("owner") in (owner, None)
+                if all(may_write(who, tier) for tier in ALL_TIERS) and answer.error is not None:
+                    assert "may not write into" not in answer.error["message"]
+                before = after
+
+    run(anyio_backend, scenario)
+
+
+# each way to change what is in a shared tier, or to bring something there; "b" has "mine" in its own working tier
+INTRUSIONS: Final[Mapping[str, Call]] = {
+    "a record": Call("remember", {"records": [{"content": "x", "tier": SHARED}]}),
+    "a record among others": Call("remember", {"records": [{"content": "x"}, {"content": "y", "tier": SHARED}]}),
+    "a page of its own that lives there": Call("remember", {"records": [{"content": "x", "key": f"k/{SHARED}-b"}]}),
+    "one by its id and key": Call(
+        "remember", {"records": [{"content": "x", "id": f"{SHARED}-b", "key": f"k/{SHARED}-b"}]}
+    ),
+    "a page that is taken out": Call(
+        "remember", {"records": [{"content": "x", "key": f"k/{SHARED}-b", "tier": "working"}]}
+    ),
+    "a page that is brought in": Call(
+        "remember", {"records": [{"content": "x", "key": "k/working-b", "tier": SHARED}]}
+    ),
+    "a page with its group": Call(
+        "remember", {"records": [{"content": "x", "key": "k/working-b", "group": "working", "tier": SHARED}]}
+    ),
+    "a group, for another that may be moved": Call(
+        "remember",
+        {
+            "records": [
+                {"content": "x", "key": "k/working-b", "group": "working", "tier": "episodic"},
+                {"content": "x", "tier": SHARED},
+            ]
+        },
+    ),
+    **{f"forgetting {owner}'s": Call("forget", {"ids": [f"{SHARED}-{owner}"]}) for owner in OWNERS},
+    "forgetting it among others": Call("forget", {"ids": ["working-b", f"{SHARED}-None"]}),
+    "forgetting it by its key": Call("forget", {"key_prefix": f"k/{SHARED}-b"}),
+    "forgetting it by a query": Call("forget", {"query": "alpha"}),
+    "forgetting it by its group": Call("forget", {"where": {"group": [SHARED, "working"]}}),
+    "forgetting all of it": Call("forget", {"tier": SHARED}),
+    "promoting into it": Call("promote", {"ids": ["working-b"], "tier": SHARED}),
+    "promoting nothing into it": Call("promote", {"ids": [], "tier": SHARED}),
+    **{
+        f"promoting {owner}'s out of it": Call("promote", {"ids": [f"{SHARED}-{owner}"], "tier": "semantic"})
+        for owner in OWNERS
+    },
+    **{f"reinforcing {owner}'s": Call("reinforce", {"ids": [f"{SHARED}-{owner}"]}) for owner in OWNERS},
+    "reinforcing among others": Call("reinforce", {"ids": ["working-b", f"{SHARED}-b"]}),
+    "a summary into it": Call("summarize", {"ids": ["working-b"], "into": SHARED}),
+    "a summary at a page of its own there": Call("summarize", {"ids": [f"{SHARED}-b"], "key": f"k/{SHARED}-b"}),
+    "a summary that takes a page out": Call(
+        "summarize", {"ids": ["working-b"], "key": f"k/{SHARED}-b", "into": "working"}
+    ),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("intrusion", INTRUSIONS)
+@pytest.mark.parametrize("write", [None, ("private",), ("private", "pool"), ()], ids=str)
+async def test_who_may_not_write_into_a_shared_tier_is_refused_and_nothing_has_changed(
+    intrusion: str, write: tuple[str, ...] | None
+) -> None:
+    call = INTRUSIONS[intrusion]
+    async with trial(with_rights(Right("a", ("private", SHARED)), Right("b", write))) as fed:
+        await furnish(fed)
+        before = await account(fed)
+        answer = await ask_as(fed, "b", call.method, **call.params)
+        assert answer.error["code"] == Code.SCOPE_DENIED
+        assert await account(fed) == before
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("intrusion", INTRUSIONS)
+@pytest.mark.parametrize("write", [("private", *SHARED_TIERS), None], ids=str)
+async def test_who_may_write_into_it_or_where_nobody_is_said_to_is_not_refused(
+    intrusion: str, write: tuple[str, ...] | None
+) -> None:
+    call = INTRUSIONS[intrusion]
+    async with trial(with_rights(Right("a", write), Right("b", write))) as fed:
+        await furnish(fed)
+        answer = await ask_as(fed, "b", call.method, **call.params)
+        assert answer.error is None or answer.error["code"] != Code.SCOPE_DENIED
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("write", [(SHARED,), ()], ids=str)
+async def test_who_may_not_write_what_it_owns_is_refused_in_private_tiers(write: tuple[str, ...]) -> None:
+    async with trial(with_rights(Right("a", ("private",)), Right("b", write))) as fed:
+        await furnish(fed)
+        before = await account(fed)
+        for call in (
+            Call("remember", {"records": [{"content": "x"}]}),
+            Call("remember", {"records": [{"content": "x", "key": "k/semantic-b"}]}),
+            Call("forget", {"ids": ["semantic-b"]}),
+            Call("forget", {"tier": "semantic"}),
+            Call("promote", {"ids": ["semantic-b"], "tier": "working"}),
+            Call("reinforce", {"ids": ["semantic-b"]}),
+            Call("summarize", {"ids": ["semantic-b"]}),
+        ):
+            answer = await ask_as(fed, "b", call.method, **call.params)
+            assert answer.error["code"] == Code.SCOPE_DENIED
+            assert await account(fed) == before
+
+
+@pytest.mark.anyio
+async def test_a_forget_passes_by_what_it_only_describes_and_is_not_one_s_own() -> None:
+    async with trial(with_rights(Right("a", (SHARED,)), Right("b"))) as fed:
+        await furnish(fed)
+        await ask(fed, "local", "forget", ids=[f"{tier}-b" for tier in SHARED_TIERS])
+        assert (await ask_as(fed, "b", "forget", query="alpha")).result == {"forgotten": 6}
+        left = await account(fed)
+        assert {record["tier"] for record in left.values() if record.get("owner") is None} == set(SHARED_TIERS)
+
+
+@pytest.mark.anyio
+async def test_a_forget_that_names_a_tier_is_refused_whoever_s_records_are_in_it() -> None:
+    async with trial(with_rights(Right("a", (SHARED,)), Right("b"))) as fed:
+        for _ in range(2):
+            refused = await ask_as(fed, "b", "forget", tier=SHARED)
+            assert refused.error["code"] == Code.SCOPE_DENIED
+            await ask(fed, "local", "remember", records=[{"content": "x", "owner": "a", "tier": SHARED}])
+        assert (await ask_as(fed, "b", "forget", tier="no such tier")).error["code"] == Code.UNKNOWN_TIER
+
+
+@pytest.mark.anyio
+async def test_no_group_has_moved_for_a_batch_that_is_refused() -> None:
+    async with trial(with_rights(Right("a", (SHARED,)), Right("b"))) as fed:
+        group = [{"content": "x", "id": f"g{n}", "key": f"g/{n}", "group": "g"} for n in range(3)]
+        await ask_as(fed, "b", "remember", records=group)
+        before = await account(fed)
+        for last in ({"tier": SHARED}, {"tier": SHARED, "key": "g/1", "group": "g"}):
+            moving = {"content": "y", "key": "g/0", "group": "g", "tier": "episodic"}
+            refused = await ask_as(fed, "b", "remember", records=[moving, {"content": "z", **last}])
+            assert refused.error["code"] == Code.SCOPE_DENIED
+            assert await account(fed) == before
+
+
+@pytest.mark.anyio
+async def test_a_refusal_says_which_tier_and_where_one_may_write() -> None:
+    async with trial(with_rights(Right("a", (SHARED,)), Right("b", ("private", "pool")))) as fed:
+        refused = (await ask_as(fed, "b", "remember", records=[{"content": "x", "tier": SHARED}])).error
+        assert refused["message"] == (
+            "records: you may not write into the tier 'procedural'; the tiers that you may write into: 'episodic', "
+            "'pool', 'semantic', 'working'"
+        )
+        assert refused["data"] == {"tier": SHARED}
+
+
+@pytest.mark.anyio
+async def test_a_write_that_is_repeated_is_answered_by_whoever_repeats_it() -> None:
+    async with trial(with_rights(Right("a", (SHARED,)), Right("b"))) as fed:
+        record = {"content": "for all", "id": "x", "tier": SHARED}
+        await ask(fed, "local", "remember", records=[record])
+        assert (await ask_as(fed, "b", "remember", records=[record])).result == {"ids": ["x"]}
+
+
+@pytest.mark.anyio
+async def test_what_the_policy_publishes_it_publishes_whoever_may_write_there() -> None:
+    settings = with_rights(
+        Right("a", ("private", SHARED)),
+        Right("b", ("private",)),
+        more="",
+        tiers=SECLUDED.replace('promote_to = "semantic"', 'promote_to = "procedural"\nmay_publish = true'),
+    )
+    async with trial(settings) as fed:
+        await ask_as(fed, "b", "remember", records=[{"content": "alpha", "id": "x", "tier": "episodic"}])
+        for _ in range(2):
+            await ask_as(fed, "b", "recall", query="alpha")
+        assert (await ask_as(fed, "b", "consolidate")).result["promoted"] == 1
+        assert (await account(fed))["x"]["tier"] == SHARED
+        # once it is there, it is for those who may write there to take it back
+        assert (await ask_as(fed, "b", "forget", ids=["x"])).error["code"] == Code.SCOPE_DENIED
+
+
+@pytest.mark.anyio
+async def test_an_admin_sees_every_owner_s_and_may_take_back_what_others_have_written() -> None:
+    async with trial(with_rights(Right("a", ("private", SHARED)), Right("root", admin=True))) as fed:
+        await furnish(fed)
+        everything = set(await account(fed))
+        assert {r["id"] for r in (await ask_as(fed, "root", "timeline")).result["records"]} == everything
+        for_b = (await ask_as(fed, "root", "timeline", owner="b", where={"owner": "b"})).result["records"]
+        assert {record["owner"] for record in for_b} == {"b"}
+        mine = {"content": "x", "id": "x", "owner": "c"}
+        assert (await ask_as(fed, "root", "remember", records=[mine])).result == {"ids": ["x"]}
+        assert (await ask_as(fed, "root", "forget", ids=[f"{SHARED}-a", "working-b"])).result == {"forgotten": 2}
+        assert set(await account(fed)) == everything - {f"{SHARED}-a", "working-b"} | {"x"}
+
+
+@pytest.mark.anyio
+async def test_an_admin_with_a_list_may_write_what_that_says() -> None:
+    async with trial(with_rights(Right("a"), Right("root", ("pool",), admin=True))) as fed:
+        await furnish(fed)
+        assert (await ask_as(fed, "root", "forget", ids=["pool-a"])).result == {"forgotten": 1}
+        assert (await ask_as(fed, "root", "forget", ids=["working-a"])).error["code"] == Code.SCOPE_DENIED
+
+
+@pytest.mark.anyio
+async def test_what_may_yet_turn_up_where_one_may_not_write_is_not_forgotten_unseen() -> None:
+    """A note of a forgotten id holds wherever its record turns up, when its tier comes back."""
+    down = {SHARED}
+    async with trial(with_rights(Right("a", ("private", SHARED)), Right("b")), down=down) as fed:
+        await ask(fed, "local", "remember", records=[{"content": "x", "id": "mine", "owner": "b"}])
+        await ask(fed, "local", "remember", records=[{"content": "x", "id": "his", "owner": "a"}])
+        for id in ("unheard", "his"):  # another's is like one that nobody has heard of
+            refused = (await ask_as(fed, "b", "forget", ids=[id])).error
+            assert (refused["code"], refused["data"]["tier"]) == (Code.INTERNAL_ERROR, SHARED)
+        assert (await ask_as(fed, "b", "forget", ids=["mine"])).result == {"forgotten": 1}
+        assert (await ask_as(fed, "a", "forget", ids=["unheard"])).result == {"forgotten": 0}
+
+
+@pytest.mark.parametrize(
+    ("principals", "sentences", "warned"),
+    [
+        ((), [], False),
+        (
+            (Right("a"), Right("b", admin=True)),
+            [
+                "principal 'a' may write: what it owns in working, episodic, semantic and the shared procedural, pool",
+                "principal 'b', an admin, may write: every owner's records in working, episodic, semantic and the "
+                "shared procedural, pool",
+            ],
+            True,
+        ),
+        (
+            (Right("a", ("pool",)), Right("b"), Right("c", ()), Right("d", ("private", "pool"), admin=True)),
+            [
+                "principal 'a' may write: the shared pool",
+                "principal 'b' may write: what it owns in working, episodic, semantic",
+                "principal 'c' may write: nothing",
+                "principal 'd', an admin, may write: every owner's records in working, episodic, semantic and the "
+                "shared pool",
+            ],
+            False,
+        ),
+    ],
+    ids=["nobody", "as it was", "some"],
+)
+def test_who_may_write_where_is_told(principals: tuple[Right, ...], sentences: list[str], warned: bool) -> None:
+    settings = with_rights(*principals)
+    assert list(rights.told(settings.serve.principals, settings.tiers)) == sentences
+    warning = rights.warning(settings.serve.principals, settings.tiers)
+    assert (warning is not None) == warned
+    assert warning is None or "(procedural, pool)" in warning
+
+
+def test_where_nothing_is_shared_there_is_nothing_to_warn_of() -> None:
+    settings = with_rights(Right("a"), more="", tiers=SECLUDED.replace("shared = true", ""))
+    assert rights.warning(settings.serve.principals, settings.tiers) is None

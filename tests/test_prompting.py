@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.a2m.errors import A2MError, Code
+from router.a2m.timestamps import UNDATED
 from router.config import Settings, parse
 from router.model import Model
 from tests.federated import FOUR_TIERS, LOCAL, Task, Trial, assert_nothing_under_way, contents, settings_of, trial
@@ -206,6 +207,19 @@ async def test_the_model_is_asked_only_where_the_caller_asks_for_it() -> None:
             instructions, material = (message["content"] for message in asked.body["messages"])
             assert "60 characters" in instructions
             assert material == template["prompt"]
+
+
+@anyio_test
+async def test_a_model_is_not_told_of_a_date_that_there_is_not() -> None:
+    with serving() as endpoint:
+        endpoint.answers(completion("short"))
+        async with remembering(with_model(endpoint.url)) as fed:
+            undated = {"id": "u", "content": "Tea is in the kitchen.", "created_at": UNDATED, "tier": "semantic"}
+            await fed.call("remember", records=[undated])
+            await fed.call("recall", query="tea", prompt={"method": "model", "style": "facts"})
+            await fed.call("summarize", ids=["u"], into="working")
+            written = [asked.body["messages"][1]["content"] for asked in endpoint.asked]
+            assert written == ["- undated: Tea is in the kitchen."] * 2
 
 
 @anyio_test

@@ -1,20 +1,29 @@
 """a2m-rag: the server in front of a service, its profile, and what results become; with services made up here."""
 
+import email.message
+import errno
 import json
 import re
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path as FilePath
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import httpx
 import msgspec
+import numpy as np
 import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis import given
@@ -24,16 +33,18 @@ from msgspec import UNSET
 from backends.rag import moments
 from backends.rag.filling import filled
 from backends.rag.headers import headers_from
-from backends.rag.mapping import FIELDS, UNDATED, Path, Paths, records
+from backends.rag.mapping import FIELDS, Path, Paths, records
 from backends.rag.over_python import PythonService, python_service
 from backends.rag.server import Limits, Server
-from backends.rag.service import CannotStart, Result, ServiceFailure, told
+from backends.rag.service import CannotStart, Result, ServiceFailure, ServiceSilent, told
 from backends.rag.threads import Threads
+from backends.rag.thresholds import NearService, Threshold
 from router.a2m.equality import parse_where
 from router.a2m.matching import matches
 from router.a2m.records import Record
 from router.a2m.stdio import LOCAL
-from router.a2m.timestamps import parse, render
+from router.a2m.timestamps import UNDATED, parse, render
+from tests.addresses import reserved_port
 from tests.conformance.__main__ import main as conformance
 from tests.conformance.checking import Target
 from tests.conformance.client import InProcess
@@ -283,6 +294,104 @@ def test_a_recall_is_the_services_order_filtered_deduplicated_and_cut(
     assert found == expected
 
 
+# --- thresholds
+
+
+def near(corpus: Corpus, option: str, value: float, path: str = "score") -> Server:
+    return server(NearService(corpus, Path(path), Threshold(option, value)))
+
+
+@pytest.mark.anyio
+async def test_what_is_not_near_enough_is_gone_before_ranks_are_made() -> None:
+    corpus = Corpus(note(1, score=0.9), note(2, score=0.2), note(3, score=0.5), note(4, score=0.49))
+    similar = near(corpus, "--min-score", 0.5)
+    found = (await ask(similar, "recall", query="x"))["records"]
+    assert [(record["id"], record["score"]) for record in found] == [("1", 1.0), ("3", 1 / 2)]
+    assert await contents(near(corpus, "--max-distance", 0.49), query="x") == ["note 2", "note 4"]
+    assert await contents(near(corpus, "--min-score", 1), query="x") == []
+    # what is listed has no score that means anything
+    assert len(await contents(similar, "timeline")) == len(await contents(similar)) == 4
+    assert await contents(similar, where={"id": "2"}) == ["note 2"]
+
+
+@pytest.mark.anyio
+async def test_a_service_is_not_asked_for_more_where_nothing_more_is_near() -> None:
+    corpus = Corpus(*(note(n, score=-n, metadata={"even": n % 2 == 0}) for n in range(300)))
+    assert len(await contents(near(corpus, "--min-score", -4), query="x")) == 5
+    assert await contents(near(corpus, "--min-score", -4), query="x", where={"even": True}, limit=2) == [
+        "note 0",
+        "note 2",
+    ]
+    assert await contents(near(corpus, "--min-score", -4), query="x", where={"even": None}, limit=2) == []
+    assert [asked for _, asked in corpus.asked] == [8, 8, 8]
+
+
+readable_scores: st.SearchStrategy[Any] = (
+    st.floats(allow_nan=False)
+    | st.integers(-3, 3)
+    | st.sampled_from([Decimal("0.5"), Fraction(1, 2), np.float32(0.25), np.int64(1), np.array(0.75)])
+    | st.sampled_from(["0.50", "1e400", "-3", "0.30000000000000004001"]).map(lambda text: msgspec.Raw(text.encode()))
+)
+unreadable_scores = st.sampled_from([None, "0.9", True, float("nan"), [0.9], {"score": 0.9}, np.array([0.9]), ""])
+
+
+@given(
+    scores=st.lists(readable_scores | unreadable_scores, max_size=12),
+    value=st.sampled_from([-1, 0, 0.25, 0.5, 1, 2.5]),
+    option=st.sampled_from(["--min-score", "--max-distance"]),
+)
+def test_a_result_is_there_if_its_score_can_be_read_and_is_near(scores: list[Any], value: float, option: str) -> None:
+    def number(score: Any) -> float | None:
+        if isinstance(score, msgspec.Raw):
+            return float(bytes(score))
+        if (
+            score is None
+            or isinstance(score, str | bool | list | dict)
+            or getattr(score, "shape", ())
+            or score != score
+        ):
+            return None
+        return float(score)
+
+    served = near(Corpus(*(note(n, score=score) for n, score in enumerate(scores))), option, value)
+    numbers = list(map(number, scores))
+    if scores and all(each is None for each in numbers):
+        code, sentence = anyio.run(lambda: refused(served, "recall", query="x", limit=50))
+        assert (code, "expected its score, a number, at 'score', got " in sentence) == (-32603, True)
+        return
+    kept = [
+        n
+        for n, each in enumerate(numbers)
+        if each is not None and (each >= value if "min" in option else each <= value)
+    ]
+    assert anyio.run(lambda: contents(served, query="x", limit=50)) == [f"note {n}" for n in kept]
+
+
+@pytest.mark.anyio
+async def test_a_score_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    served = near(
+        Corpus(note(1, score="0.9"), "a text", None, note(2, score=0.9), note(3, score=0.1)), "--min-score", 0.5
+    )
+    for _ in range(2):
+        assert await contents(served, query="x") == ["note 2"]
+        assert await contents(served, query="x", limit=1) == ["note 2"]
+    [line] = [line for line in caplog.messages if line.startswith("--min-score")]
+    assert line == (
+        "--min-score 0.5: a result is left out, and so is every later one like it: expected its score, a number, at "
+        "'score', got the string '0.9'; it has 'id', 'content', 'score'; to_number(…) takes a number out of a string"
+    )
+    assert await contents(near(Corpus(note(1, score="0.9")), "--min-score", 0.5, "to_number(score)"), query="x") == [
+        "note 1"
+    ]
+    wrong = near(Corpus(note(1, rank=1), note(2, rank=2)), "--min-score", 0.5)
+    assert "got nothing; it has 'id', 'content', 'rank'" in (await refused(wrong, "recall", query="x"))[1]
+
+
+def test_a_score_that_has_a_path_is_not_of_the_rest() -> None:
+    paths = Paths(content=Path("content"), metadata="*", score=Path("score"))
+    assert only({"content": "x", "score": 0.5}, paths).metadata is UNSET
+
+
 # --- timeline
 
 
@@ -346,10 +455,186 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
     assert (code, "no answer within 0.02 s" in sentence) == (-32603, True)
 
 
+class Moody(Corpus):
+    """A service that fails as it is told to."""
+
+    failure: Exception | None = None
+
+    async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
+        if self.failure is not None:
+            raise self.failure
+        return await super().search(query, vector, limit, vectors=vectors)
+
+
+async def unanswered(served: Server, method: str = "recall", **params: Any) -> int | None:
+    """How often in a row the service has not answered, as an error says; None where it does not say so."""
+    error = (await answer(served, method, **params))["error"]
+    assert (error["code"], error["data"]["reason"]) == (-32603, error["message"])
+    times: int | None = error["data"].get("unanswered")
+    return times
+
+
+@pytest.mark.anyio
+async def test_silences_of_the_service_are_counted_until_it_answers() -> None:
+    moody = Moody("one", lists=False)
+    served = server(moody)
+    silence, refusal = ServiceSilent("it cannot be reached"), ServiceFailure("400 Bad Request")
+    moody.failure = silence
+    assert [await unanswered(served, query="x") for _ in range(3)] == [1, 2, 3]
+    assert await contents(served, "timeline") == await contents(served) == []  # answered without the service
+    assert await unanswered(served, query="x") == 4
+    moody.failure = refusal
+    assert await unanswered(served, query="x") is None
+    moody.failure = None
+    assert await contents(served, query="x") == ["one"]
+    moody.failure = silence
+    assert await unanswered(served, query="x") == 1
+
+
+@pytest.mark.anyio
+async def test_what_takes_too_long_is_silence() -> None:
+    served = server(Failing(), timeout=0.02)
+    assert [await unanswered(served, "timeline") for _ in range(2)] == [1, 2]
+    assert await unanswered(served, query="x") is None
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
+    ("failure", "service"),
+    [
+        (None, {"status": "up"}),
+        (ServiceFailure("422: no such query"), {"status": "up"}),
+        (ServiceSilent("it cannot be reached"), {"status": "down", "reason": "corpus: it cannot be reached"}),
+    ],
+    ids=["answers", "refuses", "silent"],
+)
+async def test_describe_tells_how_the_service_is(failure: Exception | None, service: dict[str, str]) -> None:
+    for metric in (None, "cosine"):
+        moody = Moody("one", metric=metric)
+        moody.failure = failure
+        described = await ask(server(moody), "describe")
+        assert described["service"] == service
+        assert described["name"] == "corpus"
+
+
+@pytest.mark.anyio
+async def test_describe_tells_of_a_service_that_hangs_and_of_one_that_is_back() -> None:
+    class Hanging(Moody):
+        hangs = True
+
+        async def search(self, *asked: Any, **options: Any) -> list[Result]:
+            if self.hangs:
+                await anyio.sleep_forever()
+            return await super().search(*asked, **options)
+
+    hanging = Hanging("one")
+    served = server(hanging, timeout=0.02)
+    down = (await ask(served, "describe"))["service"]
+    assert (down["status"], "no answer within 0.02 s" in down["reason"]) == ("down", True)
+    hanging.hangs = False
+    assert (await ask(served, "describe"))["service"] == {"status": "up"}
+    hanging.failure = ServiceSilent("gone")
+    assert await unanswered(served, query="x") == 1  # what was before it answered does not count
+
+
+@pytest.mark.anyio
+async def test_a_service_that_takes_only_vectors_is_asked_by_one_whether_it_is_there() -> None:
+    class OnlyVectors(Moody):
+        async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
+            if vector is None:
+                raise ServiceFailure("nothing makes vectors of words")
+            return await super().search(query, vector, limit, vectors=vectors)
+
+    service = OnlyVectors("one", metric="cosine")
+    served = server(service)
+    assert (await ask(served, "describe"))["service"] == {"status": "up"}
+    assert len(service.asked) == 1
+    service.failure = ServiceSilent("it cannot be reached")
+    assert (await ask(served, "describe"))["service"]["status"] == "down"
+
+
+def refused_connection(_query: str, _limit: int) -> Any:
+    with reserved_port() as port:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/").read()
+
+
+def answering(status: int) -> Exception:
+    return urllib.error.HTTPError("http://x/", status, "said so", email.message.Message(), None)
+
+
+def answered_by_httpx(status: int) -> Exception:
+    request = httpx.Request("GET", "http://x/")
+    return httpx.HTTPStatusError("said so", request=request, response=httpx.Response(status, request=request))
+
+
+def wrapped(inner: Exception) -> Exception:
+    """As libraries do it: their own exception, raised while another is handled."""
+    outer = RuntimeError("the search failed")
+    outer.__context__ = inner
+    return outer
+
+
+SILENCES: list[Exception] = [
+    TimeoutError(),
+    ConnectionRefusedError(111, "Connection refused"),
+    ConnectionResetError(),
+    socket.gaierror(-2, "Name or service not known"),
+    OSError(errno.EHOSTUNREACH, "No route to host"),
+    httpx.ConnectError("nobody there"),
+    httpx.ReadTimeout("too slow"),
+    answering(503),
+    answered_by_httpx(500),
+    wrapped(ConnectionRefusedError()),
+    wrapped(httpx.RemoteProtocolError("it hung up")),
+    wrapped(answered_by_httpx(502)),
+]
+REFUSALS: list[Exception] = [
+    ValueError("no such query"),
+    KeyError("x"),
+    FileNotFoundError(errno.ENOENT, "No such file"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    answering(404),
+    answered_by_httpx(422),
+    wrapped(answered_by_httpx(429)),
+    wrapped(ValueError()),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("failure", "silent"),
+    [*((each, True) for each in SILENCES), *((each, False) for each in REFUSALS)],
+    ids=lambda value: repr(value)[:60],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_what_a_function_raises_is_silence_where_nobody_answered_it(
+    failure: Exception, silent: bool, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(query: str, limit: int) -> Any:
+        raise failure
+
+    async def search_later(query: str, limit: int) -> Any:
+        raise failure
+
+    monkeypatch.setattr(sys.modules[__name__], "search", search_later if is_async else search, raising=False)
+    served = server(python_service(f"{__name__}:search", None))
+    assert (await unanswered(served, query="x") is not None) == silent
+    assert (await ask(served, "describe"))["service"]["status"] == ("down" if silent else "up")
+
+
+@pytest.mark.anyio
+async def test_a_function_that_asks_where_nobody_listens_is_silent() -> None:
+    assert await unanswered(server(python_service(f"{__name__}:refused_connection", None)), query="x") == 1
+
+
+each_that_is_no_record = pytest.mark.parametrize(
     ("value", "said"),
     [
+        (None, "expected an object or a string, got nothing"),
+        (True, "expected an object or a string, got True"),
+        ({"content": None}, "expected its content, a string, at 'content', got nothing; it has 'content'"),
+        ({"content": ["x"]}, "got a list; it has 'content'"),
+        ({str(n): 0 for n in range(14)}, "'10', '11' and 2 more"),
         ({"text": "x"}, "expected its content, a string, at 'content', got nothing; it has 'text'"),
         ({}, "got nothing; it is empty"),
         ({"content": 5}, "got 5"),
@@ -364,11 +649,79 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
         ({"content": "x", "metadata": {"a": json.loads("[" * 120 + "]" * 120)}}, "nested more than 100 deep"),
     ],
 )
-async def test_a_result_that_makes_no_sense_is_an_error(value: Any, said: str) -> None:
-    code, sentence = await refused(server(Corpus("one", value)), "recall", query="x")
-    assert code == -32603
-    assert "corpus: result 2 of 2: " in sentence
-    assert said in sentence
+
+
+@pytest.mark.anyio
+@each_that_is_no_record
+async def test_a_result_that_is_no_record_is_left_out_and_the_log_says_so_once(
+    value: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = server(Corpus(note(1), value, note(2), value))
+    for _ in range(2):
+        assert await contents(served, query="x") == ["note 1", "note 2"]
+        assert await contents(served, query="x", limit=2) == ["note 1", "note 2"]
+        assert await contents(served, "timeline") == ["note 1", "note 2"]
+        assert await contents(served, where={"id": "2"}) == ["note 2"]
+        assert await contents(served) == ["note 1", "note 2"]
+    [line] = caplog.messages
+    assert line.startswith("corpus: result 2 of 4: ")
+    assert said in line
+    assert "it is left out" in line
+
+
+@pytest.mark.anyio
+@each_that_is_no_record
+async def test_an_answer_in_which_nothing_is_a_record_is_an_error(value: Any, said: str) -> None:
+    served = server(Corpus(value, value))
+    for method, params in (("recall", {"query": "x"}), ("recall", {"query": "x", "limit": 1}), ("timeline", {})):
+        code, sentence = await refused(served, method, **params)
+        assert code == -32603
+        assert "corpus: result 1 of 2: " in sentence
+        assert said in sentence
+
+
+@pytest.mark.anyio
+async def test_what_is_left_out_does_not_use_up_the_limit() -> None:
+    corpus = Corpus(None, {"id": "no content"}, "one", 5, "two")
+    assert await contents(server(corpus), query="x", limit=1) == ["one"]
+    assert await contents(server(corpus), query="x", limit=2) == ["one", "two"]
+
+
+class Small(Corpus):
+    """It takes no limit over 2."""
+
+    async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
+        if limit > 2:
+            raise ServiceFailure("no such limit")
+        return await super().search(query, vector, limit, vectors=vectors)
+
+
+@pytest.mark.anyio
+async def test_what_is_left_out_of_a_service_with_a_small_limit_leaves_the_rest() -> None:
+    assert await contents(server(Small("one", None, "two")), query="x", limit=2) == ["one"]
+    assert "result 1 of 2" in (await refused(server(Small(None, None, "two")), "recall", query="x", limit=2))[1]
+    assert (await refused(server(Small("one", "two", "three")), "recall", query="x"))[1] == "corpus: no such limit"
+
+
+@given(
+    st.lists(
+        st.builds(note, st.integers(0, 5))
+        | st.sampled_from(["a text", None, 7, {}, {"content": None}, {"content": "bare", "id": None, "metadata": None}])
+    )
+)
+def test_whatever_is_among_the_results_the_others_are_the_records(values: list[Any]) -> None:
+    kept: dict[Any, str] = {}
+    for value in values:
+        content = value if isinstance(value, str) else value.get("content") if isinstance(value, dict) else None
+        if content is not None:
+            id = value.get("id") if isinstance(value, dict) else None
+            kept.setdefault(id or content, content)
+    served = server(Corpus(*values))
+    if values and not kept:
+        assert anyio.run(lambda: refused(served, "recall", query="x", limit=100))[0] == -32603
+        return
+    assert anyio.run(lambda: contents(served, query="x", limit=100)) == [*kept.values()]
+    assert anyio.run(lambda: contents(served, "timeline")) == [*kept.values()]
 
 
 # --- results as records
@@ -671,6 +1024,31 @@ def test_a_function_that_hangs_does_not_keep_the_process(handbook: FilePath) -> 
         (("python", "handbook:search", "--serve", "0.0.0.0:80"), 2, "can be reached from elsewhere"),
         (("python", "handbook:search", "--timeout", "0"), 2, "expected a number of seconds"),
         (("python", "handbook:search", "--max-asked", "none"), 2, "expected 1 or more"),
+        (("python", "handbook:search", "--min-score", "0.5"), 2, "say where a result has its score: --score PATH"),
+        (
+            ("langchain", "handbook:search", "--max-distance", "0.5"),
+            2,
+            "argument --max-distance: say where a result has",
+        ),
+        (
+            ("python", "handbook:search", "--score", "s"),
+            2,
+            "argument --score: say how near a result must be: --min-score",
+        ),
+        (("python", "handbook:search", "--score", "[", "--min-score", "1"), 2, "is no JMESPath"),
+        (("python", "handbook:search", "--score", "s", "--min-score", "nan"), 2, "expected a number, got 'nan'"),
+        (("chroma", "x", "--collection", "c", "--max-distance", "near"), 2, "expected a number, got 'near'"),
+        (
+            ("qdrant", "x", "--collection", "c", "--max-distance", "1", "--min-score", "1"),
+            2,
+            "argument --min-score: not allowed with argument --max-distance",
+        ),
+        (("chroma", "x", "--collection", "c", "--score", "s"), 2, "unrecognized arguments: --score s"),
+        (
+            ("chroma", "x", "--collection", "c", "--min-score", "1"),
+            1,
+            "Chroma measures distances, and no similarities; say --max-distance X instead of --min-score",
+        ),
     ],
 )
 def test_mistakes_at_the_start_are_sentences(

@@ -9,9 +9,11 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -22,12 +24,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from backends.rag import over_http
 from backends.rag.cli import main
 from backends.rag.mapping import Path, Paths
 from backends.rag.over_http import Endpoint, HttpService, connect_http
 from backends.rag.server import Limits, Server
 from router.a2m.stdio import LOCAL
-from tests.test_rag import contents, refused
+from tests.addresses import UNKNOWN_HOST, ask_no_name_server
+from tests.test_rag import answer, contents, refused
 
 PATIENCE = 60
 COMMAND = [sys.executable, "-m", "backends.rag.cli", "http"]
@@ -62,7 +66,31 @@ async def html(_: Request) -> Response:
 
 
 async def status(request: Request) -> Response:
-    return Response(f"you are {TOKEN}", int(request.query_params["code"]))
+    body = bytes.fromhex(request.query_params.get("hex", f"you are {TOKEN}".encode().hex()))
+    return Response(body, int(request.query_params["code"]), media_type=request.query_params.get("type"))
+
+
+async def half_an_error(_: Request) -> Response:
+    """An error whose body never ends: here comes its first line, and then nothing."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"the index is being built\n"
+        await anyio.sleep(PATIENCE)
+
+    return StreamingResponse(lines(), 503)
+
+
+async def endless_error(_: Request) -> Response:
+    async def words() -> AsyncIterator[bytes]:
+        while True:
+            yield b"word " * 100
+            await anyio.lowlevel.checkpoint()
+
+    return StreamingResponse(words(), 500)
+
+
+async def false_error(_: Request) -> Response:
+    return Response(b"this is no gzip", 500, headers={"Content-Encoding": "gzip"})
 
 
 async def raw(request: Request) -> Response:
@@ -97,6 +125,9 @@ def listening() -> Iterator[Endpoints]:
             Route("/html", html),
             Route("/status", status),
             Route("/raw", raw),
+            Route("/half-an-error", half_an_error),
+            Route("/endless-error", endless_error),
+            Route("/false-error", false_error),
             Route("/elsewhere", elsewhere),
             Route("/never", never),
             Route("/endless", endless),
@@ -231,13 +262,35 @@ def test_a_file_says_the_same_and_the_command_line_wins(endpoints: Endpoints, tm
     )
     assert (described["name"], described["limits"]) == ("from the line", {"max_recall_limit": 2})
     assert [record["id"] for record in recalled["records"]] == ["e1", "o1"]
-    assert endpoints.asked[0][0] == {"q": "x", "k": 2}
+    assert {"q": "x", "k": 2} in [asked for asked, _ in endpoints.asked]
     assert endpoints.asked[0][1]["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize("where", ["line", "file"])
+def test_a_threshold_leaves_out_what_is_not_near(where: str, endpoints: Endpoints, tmp_path: FilePath) -> None:
+    scores = b'"a": 0.8300000131130218507, "b": 0.2, "c": 7.5e-1'
+    hits = [{"text": name, "score": None} for name in "abcd"]
+    body = json.dumps({"hits": hits}).encode()
+    for part in scores.split(b", "):
+        name, _, score = part.partition(b": ")
+        body = body.replace(b'{"text": %b, "score": null}' % name, b'{"text": %b, "score": %b}' % (name, score))
+    url = f"{endpoints.url}/raw?hex={body.hex()}&q={{query}}"
+    arguments = ["--url", url, "--results", "hits", "--content", "text", "--metadata", "*", "--log-level", "error"]
+    if where == "line":
+        arguments += ["--score", "score", "--min-score", "0.75"]
+    else:
+        (tmp_path / "near.toml").write_text("score = 'score'\nmin_score = 0.75\n")
+        arguments = ["--config", str(tmp_path / "near.toml"), *arguments]
+    environment = {"PYTHONPATH": str(FilePath.cwd())}
+    [recalled] = talk(arguments, ("recall", {"query": "x"}), environment=environment)
+    assert [(record["content"], record["score"]) for record in recalled["records"]] == [("a", 1.0), ("c", 0.5)]
+    assert all("metadata" not in record for record in recalled["records"])
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ("url = 'http://x?q={query}'\nmin_score = 'near'", "argument --min-score: expected a number, got 'near'"),
         ("url = 'http://x?q={query}'\nresuts = 'hits'", "resuts: unknown key; did you mean results?"),
         ("url = 'http://x?q={query}'\ntimeout = true", "timeout: expected a string or a number"),
         ("url = 'http://x?q={query}'\ntimeout = 'soon'", "argument --timeout: expected a number of seconds"),
@@ -359,10 +412,14 @@ def test_nothing_in_a_query_leaves_its_place(
         ("/status?code=503", "answered 503 Service Unavailable: its own log may say why"),
         ("/status?code=204", "answered 204 No Content, where 200 with results is expected"),
         ("/elsewhere", "answered 307 Temporary Redirect: redirects are not followed"),
-        ("/all", "expected a list of results at 'hits' of its answer, got nothing"),
+        (
+            "/all",
+            "expected a list of results at 'hits' of its answer, got nothing; it has 'all'; a list is at 'all', see "
+            "--results",
+        ),
         (
             "/raw?hex=" + b'{"hits": {"a": 1}}'.hex(),
-            "expected a list of results at 'hits' of its answer, got an object",
+            "expected a list of results at 'hits' of its answer, got an object; it has 'hits'; see --results",
         ),
         ("/raw?hex=" + b'{"hits": ['.hex(), "answered with what is not JSON"),
         ("/raw?hex=" + b'{"hits": [NaN]}'.hex(), "answered with what is not JSON: NaN is no JSON"),
@@ -382,6 +439,109 @@ async def test_what_is_no_answer_is_an_error(path: str, said: str, endpoints: En
     assert sentence.startswith("handbook: ")
 
 
+def erring(body: bytes, media_type: str = "text/plain", code: int = 422) -> str:
+    return f"/status?code={code}&type={quote(media_type)}&hex={body.hex()}"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        (erring(b"limit must be 20 or less"), "; it says: limit must be 20 or less"),
+        (erring(b"\n \r\nlimit must be\t20\nat line 5"), "; it says: limit must be 20"),
+        (
+            erring(b'{\n  "detail": "no\\n such index"\n}', "application/json"),
+            '; it says: { "detail": "no\\n such index" }',
+        ),
+        (erring(b'{\n"title": "x"}', "application/problem+json", 500), '; it says: { "title": "x"}'),
+        (erring(b"\xef\xbb\xbfno \xff\x1b[31m\xe2\x80\xae\x00."), "; it says: no \ufffd\ufffd[31m\ufffd\ufffd."),
+        (erring(b"x" * 5000), "; it says: " + "x" * 299 + "…"),
+        (erring(f"Bearer {TOKEN} is no key".encode(), code=401), "; it says: … is no key"),
+        (erring(f"'{TOKEN}'?".encode(), code=403), "; it says: '…'?"),
+        (erring(b"the Bearer"), "; it says: the Bearer"),
+        (erring(b"my s3cret-s3cret is gone", code=500), "; it says: my … is gone"),
+        (erring(b"  \n ", code=500), "its own log may say why"),
+        (erring(b"", code=500), "its own log may say why"),
+        ("/nowhere", "; see --url; it says: Not Found"),
+        ("/half-an-error", "its own log may say why"),
+        ("/endless-error", "word word…"),
+        ("/false-error", "its own log may say why"),
+        ("/elsewhere", "see --url"),
+    ],
+)
+async def test_an_error_is_quoted_on_one_printable_line(
+    path: str, end: str, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "s3cret-s3cret")
+    monkeypatch.setattr(over_http, "_PATIENCE_WITH_AN_ERROR", 0.2)
+    async with connect_http(at(endpoints, path), None, headers={"Authorization": f"Bearer {TOKEN}"}) as service:
+        code, sentence = await refused(served(service, timeout=PATIENCE), "recall", query="x")
+    assert code == -32603
+    assert sentence.endswith(end)
+    assert " answered " in sentence
+    assert TOKEN not in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < 700
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("answer", "results", "said"),
+    [
+        ({"hits": [], "took": 3}, "data", "got nothing; it has 'hits', 'took'; a list is at 'hits', see --results"),
+        (
+            {"data": {"my hits": [1], "n": {"o": []}}},
+            "hits",
+            "it has 'data'; a list is at 'data.\"my hits\"' and at 'data.n.o', see --results",
+        ),
+        ({"hits": "none"}, "hits", "got the string 'none'; it has 'hits'; see --results"),
+        ({}, "hits", "got nothing; it is empty; see --results"),
+        ([{"text": "x"}], "hits", "got nothing; the answer is a list itself, which --results '@' takes"),
+        ("hits", "hits", "got nothing; the answer is the string 'hits'"),
+        (None, "@", "got nothing; the answer is nothing"),
+        ({str(n): n for n in range(30)}, "hits", "'11' and 18 more; see --results"),
+        ({"a\u202e\n": 1}, "hits", r"it has 'a\u202e\n'; see --results"),
+        (
+            {"hits": [{"doc": 1}, {}]},
+            "hits[].document",
+            "got nothing of any of 2 elements; the first is an object; it has",
+        ),
+        ({"hits": [{"docs": [{"x": 1}]}]}, "hits[].docs[].y", "got nothing of any of 1 elements"),
+        ({"hits": [None, "x"]}, "hits[*].doc", "the first is nothing; see --results"),
+    ],
+)
+async def test_a_wrong_path_of_results_names_what_the_answer_has(
+    answer: Any, results: str, said: str, endpoints: Endpoints
+) -> None:
+    raw = at(endpoints, f"/raw?hex={json.dumps(answer).encode().hex()}")
+    raw = msgspec.structs.replace(raw, results=Path(results))
+    async with connect_http(raw, raw, headers={}) as service:
+        handbook = served(service)
+        code, sentence = await refused(handbook, "recall", query="x")
+        assert (code, said in sentence) == (-32603, True), sentence
+        assert sentence.isprintable()
+        code, sentence = await refused(handbook, "timeline")
+        assert (code, said.replace("--results", "--list-results") in sentence) == (-32603, True), sentence
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("answer", "results"),
+    [
+        ({"hits": []}, "hits"),
+        ({"hits": []}, "hits[].doc"),
+        ({"hits": [{"docs": []}, {"docs": []}]}, "hits[].docs[]"),
+        ({"hits": [{"docs": []}]}, "hits[].docs[].text"),
+        ({"hits": [{"v": 1}]}, "hits[?v > `5`]"),
+        ({"hits": [{"v": 1}]}, "hits[?v > `5`].doc"),
+    ],
+)
+async def test_an_answer_without_results_is_no_mistake(answer: Any, results: str, endpoints: Endpoints) -> None:
+    raw = at(endpoints, f"/raw?hex={json.dumps(answer).encode().hex()}")
+    async with connect_http(msgspec.structs.replace(raw, results=Path(results)), None, headers={}) as service:
+        assert await contents(served(service), query="x") == []
+
+
 @pytest.mark.anyio
 async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: Endpoints) -> None:
     async with connect_http(at(endpoints, "/never"), None, headers={}) as service:
@@ -394,11 +554,62 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/search", "up"),
+        ("/status?code=400", "up"),
+        ("/status?code=401", "up"),
+        ("/status?code=404", "up"),
+        ("/status?code=422", "up"),
+        ("/status?code=429", "up"),
+        ("/html", "up"),
+        ("/elsewhere", "up"),
+        ("/status?code=500", "down"),
+        ("/status?code=502", "down"),
+        ("/status?code=503", "down"),
+        ("/never", "down"),
+        ("http://127.0.0.1:1/", "down"),
+        (f"http://{UNKNOWN_HOST}/", "down"),
+    ],
+)
+async def test_an_endpoint_that_does_not_answer_is_down_and_one_that_refuses_is_not(
+    path: str, status: str, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_no_name_server(monkeypatch)
+    sign = "&" if "?" in path else "?"
+    url = f"{path if path.startswith('http') else endpoints.url + path}{sign}query={{query}}"
+    where = Endpoint(url=url, method="GET", results=Path("hits"))
+    async with connect_http(where, None, headers={}) as service:
+        # for what answers at once there is no need to hurry
+        server = served(service, timeout=0.1 if path == "/never" else PATIENCE)
+        for times in (1, 2):
+            described = await answer(server, "describe")
+            assert described["result"]["service"]["status"] == status
+            error = (await answer(server, "recall", query="x")).get("error", {"data": {}})
+            assert error["data"].get("unanswered") == (2 * times if status == "down" else None)
+
+
+@pytest.mark.anyio
 async def test_a_listing_that_fails_is_no_empty_timeline(endpoints: Endpoints) -> None:
     async with connect_http(posting(endpoints), at(endpoints, "/html"), headers={}) as service:
         for method in ("timeline", "recall"):
             assert (await refused(served(service), method))[0] == -32603
         assert len(await contents(served(service), query="x")) == 3
+
+
+@pytest.mark.anyio
+async def test_results_without_content_are_left_out(endpoints: Endpoints, caplog: pytest.LogCaptureFixture) -> None:
+    hits = [None, {"id": "a"}, {"id": "b", "text": None}, {"id": "c", "text": "tea"}, {"text": "bare"}, {"id": "c"}]
+    body = json.dumps({"hits": hits}).encode().hex()
+    raw = at(endpoints, f"/raw?hex={body}")
+    async with connect_http(raw, raw, headers={}) as service:
+        handbook = served(service)
+        for params in ({"query": "x"}, {"query": "x", "limit": 2}, {}):
+            assert await contents(handbook, **params) == ["tea", "bare"]
+        assert await contents(handbook, "timeline") == ["tea", "bare"]
+        assert await contents(handbook, where={"id": "c"}) == ["tea"]
+    assert [line.partition(":")[0] for line in caplog.messages] == ["handbook"]
 
 
 @pytest.mark.anyio

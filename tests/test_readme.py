@@ -1,6 +1,7 @@
 """What README shows to be copied works as it stands there."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tests.conformance.client import Stdio
 from tests.conformance.running import State, judged
+from tests.test_router_process import PATIENCE, federation, on_http, post
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -47,3 +49,15 @@ def asked(program: Path, journal: Path, method: str, params: dict[str, Any]) -> 
         return client.request(method, params)["result"]
     finally:
         client.close()
+
+
+def test_the_page_that_is_edited_from_python_has_every_edit(tmp_path: Path) -> None:
+    [shown] = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "if_revision" in code]
+    with on_http(federation(tmp_path)) as (_, client, _):
+        program = shown.replace("http://127.0.0.1:8778/", str(client.base_url))
+        names = ["Ada", "Ben", "Cleo"]
+        editors = [subprocess.Popen([sys.executable, "-c", program.replace("Ada", name)]) for name in names]
+        assert [editor.wait(PATIENCE) for editor in editors] == [0, 0, 0]
+        record = post(client, "fetch", key="garden/pears")["record"]
+        assert sorted(record["content"].split("\n")) == ["", *(f"{name}: one bears fruit." for name in names)]
+        assert record["revision"] == 2

@@ -191,6 +191,28 @@ def test_a_transcript_names_speakers_and_each_day_once() -> None:
     )
 
 
+def test_what_has_no_date_is_undated_in_every_style() -> None:
+    given_ = [
+        record("Tea is in the kitchen.", id="a", created_at=timestamps.UNDATED, uri="h://tea"),
+        record("Where is the tea?", id="b", role="user"),
+    ]
+    assert render(given_, style="facts", budget=None, cite=True).text == (
+        "- undated [h://tea]: Tea is in the kitchen.\n- 2026-07-28, user: Where is the tea?"
+    )
+    assert render(given_, style="transcript", budget=None, cite=False).text == (
+        "2026-07-28\nuser: Where is the tea?\nundated\n-: Tea is in the kitchen."
+    )
+    for style in STYLES:
+        assert "1970" not in render(given_, style=style, budget=None, cite=True).text
+
+
+def test_only_one_moment_is_none() -> None:
+    assert not timestamps.is_dated(timestamps.UNDATED)
+    assert timestamps.render(0) == timestamps.UNDATED
+    assert timestamps.is_dated(timestamps.render(1))
+    assert timestamps.is_dated(timestamps.render(-1))
+
+
 @given(records)
 def test_without_cite_no_mark_is_shown(given_: list[Record]) -> None:
     plain = [msgspec.structs.replace(each, key=None, uri=None if each.content.strip() else each.uri) for each in given_]
@@ -388,6 +410,14 @@ def test_text_without_spaces_is_summarized_too() -> None:
 )
 def test_where_nothing_is_gained_there_is_no_summary(texts: list[str]) -> None:
     assert extract(numbered([record(text) for text in texts]), budget=2000) is None
+
+
+def test_of_a_mass_of_records_what_is_undated_is_not_taken_for_the_newest() -> None:
+    mass = [record("Same words here. " * 1000, created_at=timestamps.render(START + at)) for at in range(70)]
+    new = record("A fact about whales came last. Hi!", created_at=timestamps.render(START + 100))
+    undated = record("Whales eat krill in the sea.", id="u", created_at=timestamps.UNDATED)
+    assert extract([undated, new, *mass], budget=300) == extract([new, *mass], budget=300)
+    assert extract([undated, new, *mass[:2]], budget=300) != extract([new, *mass[:2]], budget=300)
 
 
 def test_of_a_mass_of_records_the_newest_are_read() -> None:

@@ -639,7 +639,8 @@ PRINCIPALS: Final = "".join(
 
 
 def test_http_refuses_before_any_work(tmp_path: Path) -> None:
-    head = f'[limits]\nmax_message = "1MiB"\n[serve]\norigins = ["https://app.example"]\n{PRINCIPALS}'
+    head = '[limits]\nmax_message = "1MiB"\n[serve]\norigins = ["https://app.example"]\nhosts = ["a2m.example"]\n'
+    head += PRINCIPALS
     with on_http(federation(tmp_path, head)) as (_, client, offered):
         assert "Authorization: Bearer TOKEN" in offered
         good = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "memory/describe"})
@@ -657,6 +658,9 @@ def test_http_refuses_before_any_work(tmp_path: Path) -> None:
         assert status(Origin="https://evil.example") == 403
         assert status(Origin="https://app.example") == 200
         assert status(Origin="https://app.example", Authorization="Bearer x") == 401
+        assert status(Host="a2m.example") == 200
+        assert status(Host="evil.example") == 421
+        assert client.get("/healthz", headers={"Host": "evil.example"}).status_code == 421
         assert status(Content_Type="text/plain") == 415
         assert status(A2M_Protocol_Version="a2m/9") == 400
         assert status(A2M_Protocol_Version="a2m/0.1") == 200

@@ -220,8 +220,8 @@ def test_a_record_is_dated_by_the_clock_but_never_before_the_newest_of_its_conve
     again.remember({"content": "after the import", "session": "t", "owner": "a"})
     told = [(record["content"], record["created_at"]) for record in again("timeline")["records"]]
     now = render(START - 5000)
-    later = [(content, render(ahead)) for content in ("ahead", "after", "imported", "after the import")]
-    assert told == [("after", now)] * 4 + later
+    later = [("ahead", ahead), ("imported", ahead), ("after", ahead + 1), ("after the import", ahead + 1)]
+    assert told == [("after", now)] * 4 + [(content, render(moment)) for content, moment in later]
     again.store.close()
 
 

@@ -16,6 +16,7 @@ import tests.federated
 from router.a2m.errors import A2MError, Code
 from router.a2m.records import Record, digest
 from router.app import running_federation
+from router.summarizing import Extracts, Summarizer
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -31,12 +32,12 @@ from tests.federated import (
 anyio_test = pytest.mark.anyio
 
 CALM = settings_of(policy="explicit")
-SHARED_SEMANTIC = settings_of(
-    FOUR_TIERS.replace("promote_after = 3", "promote_after = 3\nmay_publish = true").replace(
-        '[tiers.semantic]\nkind = "semantic"', '[tiers.semantic]\nkind = "semantic"\nshared = true'
-    ),
-    policy="explicit",
+ALL_MAY_PUBLISH_TEXT = (
+    FOUR_TIERS.replace("promote_after = 3", "promote_after = 3\nmay_publish = true")
+    .replace('half_life = "5m"', 'half_life = "5m"\nmay_publish = true')
+    .replace('[tiers.semantic]\nkind = "semantic"', '[tiers.semantic]\nkind = "semantic"\nshared = true')
 )
+ALL_MAY_PUBLISH = settings_of(ALL_MAY_PUBLISH_TEXT, policy="explicit")
 
 
 class Stop:
@@ -96,7 +97,7 @@ class Thinker:
 
 
 @asynccontextmanager
-async def thinking(thinker: Thinker, settings: Any = CALM, **options: Any) -> AsyncIterator[Trial]:
+async def thinking(thinker: Summarizer, settings: Any = CALM, **options: Any) -> AsyncIterator[Trial]:
     """A trial in which `thinker` writes the summaries; see `trial` for the options."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tests.federated, "running_federation", partial(running_federation, summarizer=thinker))
@@ -243,20 +244,85 @@ async def test_the_summary_goes_into_the_semantic_tier_unless_another_is_named()
 
 
 @anyio_test
-async def test_what_is_private_is_published_only_where_the_caller_or_the_file_says_so() -> None:
-    thinker = Thinker()
-    async with thinking(thinker, SHARED_SEMANTIC) as fed:
-        await fed.call("remember", records=MEMORY, owner="a")
-        error = await refused(fed.call("summarize", ids=["1", "2"], owner="a"), Code.INVALID_PARAMS)
-        assert all(word in error.message for word in ("into", "'semantic'", "'working'", "private"))
-        assert thinker.thoughts == []
-        for params in ({"ids": ["2"]}, {"ids": ["4"]}, {"ids": ["1"], "into": "semantic"}):
+@pytest.mark.parametrize("thinker", [Thinker(), Thinker(model="small"), None], ids=["by hand", "a model", "extracts"])
+async def test_what_is_private_goes_to_a_shared_tier_only_where_the_caller_says_so(thinker: Thinker | None) -> None:
+    """Though the policy may publish all of it."""
+    async with thinking(thinker or Extracts(threads=False), ALL_MAY_PUBLISH) as fed:
+        said = "Ada keeps bread in the shop. Tea is sold on Monday in Ghent."
+        mine = await fed.remember(said, said[::-1].title() + ".", session="s", owner="a")
+        [nobodys] = await fed.remember(said, tier="episodic")
+        [shared] = await fed.remember(said, tier="semantic", owner="a")
+        private: list[dict[str, Any]] = [
+            {"ids": mine[:1]},
+            {"where": {"session": "s"}},
+            {"ids": [*mine, shared]},
+            {"ids": [nobodys]},
+            {"ids": [nobodys, shared]},
+            {"query": "bread"},
+            {"ids": mine[:1], "key": "page"},
+        ]
+        for selector in private:
+            [record] = (await fed.call("summarize", **selector, owner="a"))["records"]
+            assert (record["tier"], record["owner"]) == ("episodic", "a"), selector
+            assert record["id"] not in {each["id"] for each in await fed.timeline(owner="b")}
+        for params in ({"ids": [shared]}, {"ids": mine, "into": "semantic"}):
             [record] = (await fed.call("summarize", **params, owner="a"))["records"]
             assert (record["tier"], record["owner"]) == ("semantic", "a")
-            assert record["metadata"] == {"summary_of": {"records": 1, "model": None}}, "whose ids these are is private"
+            assert "ids" not in record["metadata"]["summary_of"], "whose ids these are is private"
             assert record["id"] in {each["id"] for each in await fed.timeline(owner="b")}
-        [record] = (await fed.call("summarize", ids=["1"], into="episodic", owner="a"))["records"]
-        assert record["id"] not in {each["id"] for each in await fed.timeline(owner="b")}
+
+
+@anyio_test
+@pytest.mark.parametrize(
+    ("kinds", "tier"),
+    [
+        ({"a": "semantic", "b": "semantic"}, "b"),
+        ({"a": "semantic", "b": "working", "c": "episodic"}, "c"),
+        ({"a": "semantic", "b": "working"}, "b"),
+        ({"a": "semantic", "p": "procedural"}, None),
+        ({"a": "working", "p": "procedural"}, None),
+    ],
+)
+async def test_what_is_private_goes_to_the_private_tier_that_is_most_like_the_semantic_one(
+    kinds: dict[str, str], tier: str | None
+) -> None:
+    text = "\n".join(f'[tiers.{name}]\nkind = "{kind}"\ncommand = ["-"]' for name, kind in kinds.items())
+    text = text.replace("[tiers.a]", "[tiers.a]\nshared = true")
+    thinker = Thinker()
+    async with thinking(thinker, settings_of(text)) as fed:
+        source = list(kinds)[-1]
+        [id] = await fed.remember("a secret", tier=source, owner="a")
+        if tier is not None:
+            assert [r["tier"] for r in (await fed.call("summarize", ids=[id], owner="a"))["records"]] == [tier]
+            return
+        error = await refused(fed.call("summarize", ids=[id], owner="a"), Code.INVALID_PARAMS)
+        assert all(word in error.message for word in ("into: ", "'a'", f"{source!r} is private", "name the tier"))
+        assert thinker.thoughts == []
+        assert [record["id"] for record in await fed.timeline()] == [id]
+        assert (await fed.call("summarize", ids=[id], owner="a", into="a"))["written"] == 1
+
+
+@anyio_test
+async def test_a_page_in_a_shared_tier_is_replaced_by_what_is_private_only_where_the_caller_says_so() -> None:
+    thinker = Thinker()
+    async with thinking(thinker, ALL_MAY_PUBLISH) as fed:
+        [id] = await fed.remember("a secret", owner="a")
+        [page] = await fed.remember("for all", key="page", tier="semantic", owner="a")
+        error = await refused(fed.call("summarize", ids=[id], key="page", owner="a"), Code.INVALID_PARAMS)
+        assert all(word in error.message for word in ("into: ", "'page'", "'semantic'", "'working' is private"))
+        assert thinker.thoughts == []
+        for into in ("episodic", "semantic"):
+            [record] = (await fed.call("summarize", ids=[id], key="page", into=into, owner="a"))["records"]
+            assert (record["id"], record["tier"]) == (page, into)
+
+
+@anyio_test
+async def test_what_the_file_says_that_the_policy_may_publish_is_still_published_on_its_way() -> None:
+    distilling = ALL_MAY_PUBLISH_TEXT.replace("capacity = 6\n", "capacity = 1\ndistil = true\n")
+    async with thinking(Thinker(), settings_of(distilling, policy="explicit")) as fed:
+        await fed.remember("one two", "three four", tier="episodic", owner="a")
+        await fed.call("consolidate")
+        assert [record["content"] for record in await fed.timeline(tier="semantic", owner="b")] == ["gist of one two"]
 
 
 @anyio_test
@@ -474,23 +540,25 @@ async def test_a_record_without_a_key_may_have_come_with_any_revision() -> None:
 
 Change = Callable[[Trial], Awaitable[Any]]
 
-# what others do meanwhile; the sources that are left; what is at the page in the end, with its revision
-CHANGES: dict[str, tuple[Change, list[str], int]] = {
-    "a source is replaced": (lambda fed: fed.remember("new one", key="source"), ["new one", "two"], 1),
-    "a source is forgotten": (lambda fed: fed.call("forget", ids=["2"]), ["one"], 1),
-    "a source is written anew": (
-        lambda fed: anew(fed, {"id": "2", "content": "another two"}),
-        ["one", "another two"],
-        1,
-    ),
-    "the page is written": (lambda fed: fed.remember("newer", key="page"), ["one", "two"], 2),
-    "the page is forgotten": (lambda fed: fed.call("forget", key_prefix="page"), ["one", "two"], 0),
-    "the page is written anew": (
-        lambda fed: anew(
-            fed, {"id": "p", "content": "old page", "key": "page", "created_at": "2001-01-01T00:00:00.000Z"}
-        ),
-        ["one", "two"],
-        1,
+# what others do meanwhile; the sources that are left
+CHANGES: dict[str, tuple[Change, list[str]]] = {
+    "a source is replaced": (lambda fed: fed.remember("new one", key="source"), ["new one", "two"]),
+    "a source is forgotten": (lambda fed: fed.call("forget", ids=["2"]), ["one"]),
+    "a source is written anew": (lambda fed: anew(fed, {"id": "2", "content": "another two"}), ["one", "another two"]),
+}
+
+OLD_PAGE = {"id": "p", "content": "old page", "key": "page", "tier": "semantic"}
+
+# what others make of the page meanwhile; what the error says of it
+EDITS: dict[str, tuple[Change, str]] = {
+    "edited": (lambda fed: fed.remember("newer", key="page"), "has been edited"),
+    "replaced by the same content": (lambda fed: fed.remember("old page", key="page"), "has been edited"),
+    "edited there and back": (lambda fed: there_and_back(fed), "has been edited"),
+    "edited into another tier": (lambda fed: fed.remember("newer", key="page", tier="episodic"), "has been edited"),
+    "forgotten": (lambda fed: fed.call("forget", key_prefix="page"), "has been forgotten"),
+    "written anew": (
+        lambda fed: anew(fed, {**OLD_PAGE, "created_at": "2001-01-01T00:00:00.000Z"}),
+        "has been edited",
     ),
 }
 
@@ -500,10 +568,15 @@ async def anew(fed: Trial, record: dict[str, Any]) -> None:
     await fed.call("remember", records=[record])
 
 
+async def there_and_back(fed: Trial) -> None:
+    for content in ("newer", "old page"):
+        await fed.remember(content, key="page")
+
+
 async def sources_and_page(fed: Trial, *, page: bool = True) -> None:
     await fed.call("remember", records=[{"id": "1", "content": "one", "key": "source"}, {"id": "2", "content": "two"}])
     if page:
-        await fed.call("remember", records=[{"id": "p", "content": "old page", "key": "page", "tier": "semantic"}])
+        await fed.call("remember", records=[OLD_PAGE])
 
 
 async def summarize_both(fed: Trial) -> Any:
@@ -525,7 +598,7 @@ async def assert_only_the_second_thought(fed: Trial, answer: Any, left: list[str
 @anyio_test
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_is_changed_while_it_thinks_is_thought_anew(change: str) -> None:
-    act, left, revision = CHANGES[change]
+    act, left = CHANGES[change]
     thinker = Thinker()
     async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed)
@@ -535,25 +608,113 @@ async def test_what_is_changed_while_it_thinks_is_thought_anew(change: str) -> N
         await act(fed)  # nothing is locked: it goes through while the thought goes on
         assert not call.done
         stop.release()
-        await assert_only_the_second_thought(fed, await call.ended(), left, revision)
+        await assert_only_the_second_thought(fed, await call.ended(), left, 1)
         assert len(thinker.thoughts) == 2
 
 
+async def assert_the_edit_stays(fed: Trial, call: Task, before: list[dict[str, Any]], what: str) -> None:
+    """The call fails, and everything is as it was before that, and nothing is under way."""
+    error = await refused(call.ended(), Code.INTERNAL_ERROR)
+    assert error.data == {"reason": "changing", "retry_after": 1.0}
+    assert all(word in error.message for word in ("'page'", what, "nothing was written"))
+    assert await everything(fed) == before
+    await fed.settled()
+    assert set(fed.copies()) == {record["id"] for record in before}
+    assert_nothing_under_way(fed)
+
+
 @anyio_test
-async def test_a_page_that_is_made_while_it_thinks_is_not_overwritten_by_the_older_thought() -> None:
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("params", [{}, {"into": "episodic"}, {"ids": None, "key_prefix": "page"}], ids=str)
+async def test_a_page_that_is_edited_while_it_thinks_stays_as_it_is(edit: str, params: dict[str, Any]) -> None:
+    act, what = EDITS[edit]
+    thinker = Thinker()
+    async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
+        await sources_and_page(fed)
+        stop = thinker.stop()
+        call = Task(tasks, lambda: fed.call("summarize", **{"ids": ["1", "2"], "key": "page", **params}))
+        await stop.reached.wait()
+        await act(fed)
+        before = await everything(fed)
+        stop.release()
+        await assert_the_edit_stays(fed, call, before, what)
+        assert len(thinker.thoughts) == 1, "what comes to nothing is not thought anew"
+        assert (await fed.call("summarize", ids=["1", "2"], key="page"))["written"] == 1
+
+
+@anyio_test
+async def test_a_page_that_is_made_while_it_thinks_stays_as_it_is() -> None:
     thinker = Thinker()
     async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed, page=False)
-        stop, second = thinker.stop(), thinker.stop()
+        stop = thinker.stop()
         call = Task(tasks, lambda: summarize_both(fed))
         await stop.reached.wait()
-        made = await fed.remember("somebody else's", key="page", tier="episodic")
+        await fed.remember("somebody else's", key="page", tier="episodic")
+        before = await everything(fed)
         stop.release()
-        await second.reached.wait()
-        assert (await fed.call("fetch", key="page"))["record"]["content"] == "somebody else's"
-        second.release()
-        [record] = (await call.ended())["records"]
-        assert (record["id"], record["tier"], record["revision"]) == (*made, "episodic", 1)
+        await assert_the_edit_stays(fed, call, before, "has been written")
+
+
+@anyio_test
+async def test_a_page_that_is_edited_while_the_sources_are_read_or_are_thought_of_anew_stays_as_it_is() -> None:
+    thinker, steer = Thinker(), Steered()
+    async with thinking(thinker, weather=steer) as fed, anyio.create_task_group() as tasks:
+        await sources_and_page(fed)
+        for when in ("read", "read again"):
+            if when == "read again":
+                stop = thinker.stop()
+                call = Task(tasks, lambda: summarize_both(fed))
+                await stop.reached.wait()
+                await fed.remember("new one", key="source")
+            reading = steer.hold("working", "recall")
+            if when == "read":
+                call = Task(tasks, lambda: summarize_both(fed))
+            else:
+                stop.release()
+            await reading.reached.wait()
+            await fed.remember(f"edited when it {when}", key="page")
+            reading.release()
+            assert (await refused(call.ended(), Code.INTERNAL_ERROR)).data == {"reason": "changing", "retry_after": 1.0}
+            assert (await fed.call("fetch", key="page"))["record"]["content"] == f"edited when it {when}"
+
+
+@anyio_test
+@pytest.mark.parametrize("page", [True, False])
+async def test_of_two_summaries_of_one_page_at_once_one_is_written(page: bool) -> None:
+    thinker = Thinker()
+    async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
+        await sources_and_page(fed, page=page)
+        stops = [thinker.stop(), thinker.stop()]
+        calls = [
+            Task(tasks, lambda: fed.call("summarize", ids=["1"], key="page")),
+            Task(tasks, lambda: fed.call("summarize", ids=["2"], key="page")),
+        ]
+        for stop in stops:
+            await stop.reached.wait()
+        for stop in stops:
+            stop.release()
+        for call in calls:
+            await call.settled()
+        [lost] = [call.error for call in calls if call.error is not None]
+        [won] = [call.result for call in calls if call.error is None]
+        assert lost.data == {"reason": "changing", "retry_after": 1.0}
+        assert won["records"] == [(await fed.call("fetch", key="page"))["record"]]
+        assert won["records"][0]["revision"] == int(page)
+
+
+@anyio_test
+async def test_the_page_of_another_owner_may_be_edited_meanwhile() -> None:
+    thinker = Thinker()
+    async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
+        [id] = await fed.remember("fact", owner="a")
+        stop = thinker.stop()
+        call = Task(tasks, lambda: fed.call("summarize", ids=[id], key="page"))  # it is to be a's
+        await stop.reached.wait()
+        for owner in ("b", None):
+            await fed.remember("another page", key="page", owner=owner)
+        stop.release()
+        assert [record["owner"] for record in (await call.ended())["records"]] == ["a"]
 
 
 @anyio_test
@@ -684,7 +845,7 @@ async def test_a_summary_that_is_cancelled_is_there_whole_or_not_at_all(where: s
 @anyio_test
 async def test_a_page_that_gets_into_a_shared_tier_meanwhile_publishes_nothing() -> None:
     thinker = Thinker()
-    async with thinking(thinker, SHARED_SEMANTIC) as fed, anyio.create_task_group() as tasks:
+    async with thinking(thinker, ALL_MAY_PUBLISH) as fed, anyio.create_task_group() as tasks:
         await fed.call("remember", records=MEMORY, owner="a")
         [page] = await fed.remember("a page", key="page", owner="a")
         thought = thinker.stop()

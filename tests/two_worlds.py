@@ -25,7 +25,7 @@ from tests.federated import LOCAL, START, Clock, Trial, Weather, trial
 
 Who = Literal["a", "b", "local"]
 
-CALLERS: Final[Mapping[Who, Caller]] = {
+CALLERS: Final[dict[Who, Caller]] = {
     "a": Caller(asserts_owner=False, owner="a"),
     "b": Caller(asserts_owner=False, owner="b"),
     "local": LOCAL,

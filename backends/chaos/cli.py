@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -19,7 +18,9 @@ from backends.serving import loopback
 from router import __version__
 from router.a2m.child import CannotStart
 from router.a2m.descriptors import open_missing_streams
+from router.a2m.paths import path_argument
 from router.a2m.server import CannotListen
+from router.a2m.stderr import unblocked_stderr
 
 _DESCRIPTION: Final = """\
 An A2M server that misbehaves as planned: it stands before another one, passes everything on, to the byte, and does to
@@ -70,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("expected either a server's command after --, or --url with the address of one")
     if options.plan is None:
         parser.error("the following argument is required: --plan (see --help for what it may say)")
+    with unblocked_stderr():
+        return _done(options, command)
+
+
+def _done(options: argparse.Namespace, command: list[str]) -> int:
     front: Front = "stdio" if options.http is None else "http"
     behind: Behind = "url" if options.url is not None else "command"
     try:
@@ -123,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="which faults, and when: a TOML file, see below")
+    parser.add_argument(
+        "--plan", type=path_argument, metavar="FILE", help="which faults, and when: a TOML file, see below"
+    )
     parser.add_argument(
         "--seed", type=_seed, metavar="N", help="for what happens by chance (default: the plan's, or 0)"
     )

@@ -26,9 +26,12 @@ from backends.chaos.schedule import Applied
 from backends.chaos.sockets import Listener, Stream
 from backends.chaos.upstream import Headers, Request, Response, Unreachable, Upstream
 from router.a2m.ending import until_signalled
+from router.a2m.http_addressing import addressed
+from router.a2m.server import Refusal
 from router.a2m.waiting import until_any
 
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
+_LAST: Final[Headers] = ((b"content-type", b"text/plain"), (b"connection", b"close"))
 # nothing is refused for its length here, but a head has to end some time
 _LONGEST_HEAD: Final = 2**20
 
@@ -232,6 +235,10 @@ class _Server:
                 request = await _read(connection, stream)
                 if request is None:
                     break
+                if isinstance(request, Refusal):
+                    self._run.say(f"a request was refused: {request.message}")
+                    await stream.send(_rendered(Response(request.status, _LAST, request.message.encode() + b"\n")))
+                    break
                 await self._respond(request, stream)
                 if any(name == b"connection" and b"close" in value.lower() for name, value in request.headers):
                     break
@@ -353,8 +360,8 @@ class _Wire:
         self._run.note(self.call, self.applied, sentence)
 
 
-async def _read(connection: h11.Connection, stream: Stream) -> Request | None:
-    """The next request, whole; None at the end."""
+async def _read(connection: h11.Connection, stream: Stream) -> Request | Refusal | None:
+    """The next request, whole, or why it is refused; None at the end."""
     head: h11.Request | None = None
     body = bytearray()
     while True:
@@ -373,7 +380,11 @@ async def _read(connection: h11.Connection, stream: Stream) -> Request | None:
             case h11.Data():
                 body += event.data
             case h11.EndOfMessage() if head is not None:
-                return Request(bytes(head.method), bytes(head.target), tuple(head.headers), bytes(body))
+                path, mark, query = bytes(head.target).partition(b"?")
+                meant = addressed(path, list(head.headers), head.http_version.decode(), ())
+                if isinstance(meant, Refusal):
+                    return meant
+                return Request(bytes(head.method), meant.path + mark + query, tuple(meant.headers), bytes(body))
             case _:
                 return None
 

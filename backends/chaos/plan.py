@@ -85,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def read_plan(path: Path, *, front: Front, behind: Behind) -> Plan:
     """The plan in a file, for a server that is reached and wrapped in this way. Raises PlanError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         raise PlanError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or 'it is not UTF-8'}") from None
     try:
@@ -107,13 +107,13 @@ def parse_plan(text: str, *, base: Path = Path(), front: Front = "stdio", behind
         wrong = _wrong_with(pattern)
         if wrong:
             table.note("memory", wrong, item=position)
-    counts = table.text("counts", None)
+    counts = table.path("counts", None, base)
     reading = _Reading(base, front, behind, has_memory=bool(memory))
     plan = Plan(
         faults=tuple(reading.fault(each) for each in table.tables("fault")),
         seed=table.integer("seed", 0, least=0),
         memory=memory,
-        counts=None if counts is None else base / counts,
+        counts=counts,
         folder=base,
     )
     table.refuse_the_rest()
@@ -148,7 +148,7 @@ def _wrong_with(pattern: str) -> str:
         return "must not be empty"
     if path.is_absolute():
         return f"{quoted(pattern)} is absolute; expected a path relative to this file"
-    if ".." in path.parts:
+    if ".." in path.parts or path.parts[:1] == ("~",):
         return f"{quoted(pattern)} leads out of this file's folder; the server's files must be in it"
     if not path.parts:
         return f'{quoted(pattern)} is this file\'s folder; expected files in it, such as "notes.db*"'
@@ -176,7 +176,7 @@ class _Reading:
             table.note_here(f"do is required, and says what happens; the faults are {', '.join(KINDS)}")
         if kind is not None:
             self._refuse_elsewhere(table, kind)
-        switch = table.text("while", None)
+        switch = table.path("while", None, self._base)
         having = table.text("having", "")
         begins = table.duration("from", 0.0, example="10s")
         ends = table.duration("until", None, example="1m")
@@ -195,7 +195,7 @@ class _Reading:
             chance=chance,
             begins=begins,
             ends=ends,
-            switch=None if switch is None else self._base / switch,
+            switch=switch,
             wait=table.duration("wait", _WAITS.get(name, _WAIT), example="2s"),
             size=table.size("size", _HUGE),
             field=table.choice("field", ("content", "metadata"), _FIELD),

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from backends.rag.importing import library
 from backends.rag.over_python import Embedding
-from backends.rag.service import CannotStart, Result, ServiceFailure, starting
+from backends.rag.service import CannotStart, Result, ServiceFailure, starting, told
 from backends.rag.threads import Threads
+from backends.rag.thresholds import DISTANCE, Threshold
 
 _METRICS: Final = {"cosine": "cosine", "ip": "dot", "l2": "l2"}
 
@@ -20,16 +21,23 @@ _METRICS: Final = {"cosine": "cosine", "ip": "dot", "l2": "l2"}
 _PAGE: Final = 1000
 
 
-def chroma_service(path: Path, collection: str, embed: str | None) -> "ChromaService":
+def chroma_service(
+    path: Path, collection: str, embed: str | None, threshold: Threshold | None = None
+) -> "ChromaService":
     """The service of a collection.
 
     Args:
         embed: `module:function`, from texts to vectors; None takes the collection's own embedding function.
+        threshold: a distance, as Chroma measures it.
 
     Raises CannotStart: there is no such database, or no such collection in it.
     """
     chromadb = library("chromadb", "chroma")
     settings = library("chromadb.config", "chroma").Settings(anonymized_telemetry=False)
+    if threshold is not None and threshold.option != DISTANCE:
+        raise CannotStart(
+            f"Chroma measures distances, and no similarities; say {DISTANCE} X instead of {threshold.option}"
+        )
     if not (path / "chroma.sqlite3").is_file():  # else one would be made
         raise CannotStart(f"{path}: there is no Chroma database here; expected the folder that holds chroma.sqlite3")
     threads = Threads()
@@ -42,7 +50,39 @@ def chroma_service(path: Path, collection: str, embed: str | None) -> "ChromaSer
             raise CannotStart(f"{path}: there is no collection {collection!r}; {there}")
         # without a function of its own it would take one that is downloaded, and whose vectors mean something else
         found = client.get_collection(collection, embedding_function=None)
-        return ChromaService(collection, found, embedding, threads)
+        if embedding is None:
+            _check_embedding_function(f"{path}: the collection {collection!r}", found)
+        return ChromaService(collection, found, embedding, threads, threshold)
+
+
+def _check_embedding_function(what: str, collection: Any) -> None:
+    """Raises CannotStart where a collection has an embedding function of its own that cannot be made here."""
+    function = _embedding_function(collection)
+    if function is None:
+        return
+    known = library("chromadb.utils.embedding_functions", "chroma").known_embedding_functions
+    if function in known:
+        try:
+            _ = collection.configuration  # this makes the function
+            return
+        except Exception as problem:  # noqa: BLE001 - the function may be anybody's
+            # Chroma puts the configuration before the reason, at any length
+            why = told(problem.__context__ or problem)
+    else:
+        why = "nothing of that name is registered with Chroma in this process"
+    raise CannotStart(
+        f"{what} makes vectors with the embedding function {function!r}, which cannot be made here: {why}; provide "
+        "what is missing, or give a function that makes the same vectors: --embed MODULE:FUNCTION"
+    )
+
+
+def _embedding_function(collection: Any) -> str | None:
+    """The name of the embedding function that a collection was made with, None where it has none.
+
+    It is read from the configuration as JSON: to read that as an object makes the function, which may be missing here.
+    """
+    registered = collection.configuration_json.get("embedding_function") or {"type": "legacy"}
+    return None if registered["type"] == "legacy" else str(registered.get("name"))
 
 
 class ChromaService:
@@ -50,13 +90,21 @@ class ChromaService:
 
     lists = True
 
-    def __init__(self, name: str, collection: Any, embedding: Embedding | None, threads: Threads) -> None:
+    def __init__(
+        self,
+        name: str,
+        collection: Any,
+        embedding: Embedding | None,
+        threads: Threads,
+        threshold: Threshold | None,
+    ) -> None:
         self._what = f"the collection {name!r}"
         self._collection = collection
         self._embedding = embedding
         self._threads = threads
+        self._threshold = threshold
         self._dimensions: int | None = None
-        index = collection.configuration.get("hnsw") or collection.configuration.get("spann") or {}
+        index = collection.configuration_json.get("hnsw") or collection.configuration_json.get("spann") or {}
         self.metric = _METRICS.get(index.get("space") or "l2")
 
     async def dimensions(self) -> int | None:
@@ -74,14 +122,18 @@ class ChromaService:
         asked = self._asked_in_words(query) if vector is None else {"query_embeddings": [list(vector)]}
 
         def found() -> list[Result]:
-            answer = self._collection.query(**asked, n_results=limit, include=_included(vectors))
-            return _results({name: rows[0] if rows else rows for name, rows in answer.items() if name in _ROWS})
+            answer = self._collection.query(**asked, n_results=limit, include=[*_included(vectors), "distances"])
+            results = _results({name: rows[0] if rows else rows for name, rows in answer.items() if name in _ROWS})
+            if self._threshold is None:
+                return results
+            admits = self._threshold.admits
+            return [each for each, distance in zip(results, answer["distances"][0], strict=True) if admits(distance)]
 
         results: list[Result] = await self._threads.run(self._what, found)
         return results
 
     def _asked_in_words(self, query: str) -> dict[str, Any]:
-        if self._collection.configuration.get("embedding_function") is None:
+        if _embedding_function(self._collection) is None:
             raise ServiceFailure(
                 f"{self._what} has no embedding function of its own, so that a query in words cannot be searched for; "
                 "give one: --embed MODULE:FUNCTION"

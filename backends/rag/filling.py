@@ -35,12 +35,21 @@ def filled_text(template: str, query: str, limit: int) -> str:
 
 def asks(template: Any) -> bool:
     """Whether `{query}` stands anywhere in it."""
+    return _holds(template, "{query}")
+
+
+def holds_limit(template: Any) -> bool:
+    """Whether `{limit}` stands anywhere in it."""
+    return _holds(template, _THE_LIMIT)
+
+
+def _holds(template: Any, place: str) -> bool:
     match template:
         case str():
-            return "{query}" in template
+            return place in template
         case list():
-            return any(map(asks, template))
+            return any(_holds(each, place) for each in template)
         case Mapping():
-            return any(map(asks, template.values()))
+            return any(_holds(each, place) for each in template.values())
         case _:
             return False

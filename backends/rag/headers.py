@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from backends.rag.service import CannotStart
+from backends.rag.service import SHORTEST_SECRET, CannotStart
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token, RFC 9110 §5.6.2
 _VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
+_PARTS: Final = re.compile(r"[\s;,=]+")
 _TELLS: Final = re.compile(r"authorization|cookie|token|secret|key|password", re.IGNORECASE)
 
 
@@ -37,3 +38,12 @@ def headers_from(lines: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
             raise CannotStart(f"--header {name}: its value holds characters that no header can have")
         headers[name] = filled
     return headers
+
+
+def secrets_in(headers: Mapping[str, str]) -> list[str]:
+    """What of the headers' values may be a token, the longest first: a whole one, and its parts after a scheme."""
+    found: set[str] = set()
+    for value in headers.values():
+        found.add(value)
+        found.update(_PARTS.split(value)[1:])
+    return sorted((each for each in found if len(each) >= SHORTEST_SECRET), key=len, reverse=True)

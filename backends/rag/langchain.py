@@ -38,16 +38,17 @@ class LangChainService(ByWords):
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         def documents() -> list[Result]:
-            return [
-                Result(
-                    {"content": document.page_content, "metadata": document.metadata},
-                    id=None if document.id is None else str(document.id),
-                )
-                for document in self._asked(query, limit)
-            ]
+            return [_result(document) for document in self._asked(query, limit)]
 
         found: list[Result] = await self._threads.run(self._reference, documents)
         return found
+
+
+def _result(document: Any) -> Result:
+    if not hasattr(document, "page_content"):
+        return Result(document, unusable=f"expected a document, got {shown(document)}")
+    id = None if document.id is None else str(document.id)
+    return Result({"content": document.page_content, "metadata": document.metadata}, id=id)
 
 
 def _asking(retriever: Any) -> Callable[[str, int], Any]:

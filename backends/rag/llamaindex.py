@@ -45,11 +45,13 @@ class LlamaIndexService(ByWords):
                 # a copy, since another search may be under way that wants another number
                 retriever = copy.copy(retriever)
                 retriever.similarity_top_k = limit
-            return [self._result(found.node) for found in retriever.retrieve(query)]
+            return [self._result(found) for found in retriever.retrieve(query)]
 
         found: list[Result] = await self._threads.run(self._reference, nodes)
         return found
 
-    def _result(self, node: Any) -> Result:
+    def _result(self, found: Any) -> Result:
+        node = found.node
         content = node.get_content(metadata_mode=self._bare)
-        return Result({"content": content, "metadata": node.metadata, "document": node.ref_doc_id}, id=node.node_id)
+        value = {"content": content, "metadata": node.metadata, "document": node.ref_doc_id, "score": found.score}
+        return Result(value, id=node.node_id)

@@ -4,29 +4,29 @@ Rules:
 - A result is a string, which is its content, or an object, from which each field is taken by a path (JMESPath).
 - A record has the id that its path finds, else the service's own, else one made from its content. Of several results
   with one id, the first is the record: so the same content twice in one answer is one record.
-- A record whose time is not given, or means no moment, has the one fixed time UNDATED.
+- A record whose time is not given, or means no moment, is undated, as the wire says that.
 - Metadata is an object, passed on as it is. A path `*` means all members of a result that no other field is.
-- What cannot be a record is a ServiceFailure that says what was expected and what came, never a record less.
+- A result that cannot be a record is left out, and why is passed on. If no result of an answer can be one, that is a
+  ServiceFailure: a path that is wrong must not look like a service that has nothing.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
 import jmespath
 import msgspec
 from jmespath.exceptions import ArityError, JMESPathError, UnknownFunctionError
+from jmespath.visitor import TreeInterpreter
 from msgspec import UNSET, Raw, UnsetType
 
 from backends.rag import moments
 from backends.rag.service import Result, ServiceFailure
 from router.a2m.records import Record
-from router.a2m.timestamps import render
-
-UNDATED: Final = render(0)
-"""When everything was made of which the service does not say it."""
+from router.a2m.timestamps import UNDATED, render
 
 THE_REST: Final = "*"
 """The path of metadata that is all members of a result which no other path takes."""
@@ -34,6 +34,7 @@ THE_REST: Final = "*"
 # a message may be nested 128 deep, and metadata stands some levels inside it
 _DEEPEST: Final = 100
 _LONGEST_SHOWN: Final = 80
+_MOST_NAMES: Final = 12
 
 
 class Path:
@@ -71,6 +72,18 @@ class Path:
             said = " ".join(str(problem).split())
             raise ServiceFailure(f"the path {self.text!r} cannot be followed: {said}") from None
 
+    def passed_over(self, value: Any) -> list[Any] | None:
+        """For a path that finds an empty list: the elements of a list on its way that all lack what it takes of each,
+        as hits without a `document` do for `hits[].document`. None where there is no such list."""
+        node, find = self._compiled.parsed, TreeInterpreter().visit
+        while node["type"] in ("projection", "flatten") and find(node, value) == []:
+            before = node["children"][0]
+            elements = find(before, value)
+            if node["type"] == "projection" and isinstance(elements, list) and elements:
+                return elements
+            node = before
+        return None
+
 
 def _choices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The parts of a path that are joined by `||`."""
@@ -82,7 +95,10 @@ def _choices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a result has the fields of a record. What has no path is not there; `metadata` may be THE_REST."""
+    """Where a result has the fields of a record. What has no path is not there; `metadata` may be THE_REST.
+
+    score: no field of a record; what it takes is no part of THE_REST.
+    """
 
     content: Path
     id: Path | None = None
@@ -91,26 +107,43 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     uri: Path | None = None
     role: Path | None = None
     group: Path | None = None
+    score: Path | None = None
 
 
 FIELDS: Final = frozenset(("id", "content", "created_at", "role", "metadata", "group", "uri", "embedding"))
 """The fields that a record may have here; in a `where` every other name is one of metadata's (§5.2)."""
 
 
-def records(results: Sequence[Result], paths: Paths) -> list[Record]:
-    """The records that results are, in their order; fewer where ids repeat. Raises ServiceFailure."""
+def records(
+    results: Sequence[Result], paths: Paths, left_out: Callable[[str], None] = lambda _why: None
+) -> list[Record]:
+    """The records that results are, in their order; fewer where ids repeat, and where a result cannot be a record.
+
+    Args:
+        left_out: called with one sentence for each result that cannot be a record.
+
+    Raises ServiceFailure if there are results, and none of them can be a record.
+    """
     found: dict[str, Record] = {}
+    reasons: list[str] = []
     for place, result in enumerate(results):
         try:
             record = _record(result, paths)
         except ServiceFailure as failure:
-            raise ServiceFailure(f"result {place + 1} of {len(results)}: {failure}") from None
-        found.setdefault(record.id, record)
+            reasons.append(f"result {place + 1} of {len(results)}: {failure}")
+        else:
+            found.setdefault(record.id, record)
+    if reasons and not found:
+        raise ServiceFailure(reasons[0])
+    for reason in reasons:
+        left_out(reason)
     return list(found.values())
 
 
 def _record(result: Result, paths: Paths) -> Record:
     value = result.value
+    if result.unusable is not None:
+        raise ServiceFailure(result.unusable)
     if isinstance(value, str):
         content = _encodable("content", value)
         return Record(
@@ -136,8 +169,7 @@ def _record(result: Result, paths: Paths) -> Record:
 def _content(value: Mapping[str, Any], path: Path) -> str:
     content = path.find(value)
     if not isinstance(content, str):
-        has = f"it has {', '.join(map(repr, list(value)[:12]))}" if value else "it is empty"
-        raise ServiceFailure(f"expected its content, a string, at {path.text!r}, got {shown(content)}; {has}")
+        raise ServiceFailure(f"expected its content, a string, at {path.text!r}, got {shown(content)}; {has(value)}")
     return _encodable("content", content)
 
 
@@ -178,7 +210,7 @@ def _metadata(value: Mapping[str, Any], paths: Paths) -> Raw | UnsetType:
             return UNSET
         where = f"at {path.text!r}"
     else:
-        others = (paths.content, paths.id, paths.created_at, paths.uri, paths.role, paths.group)
+        others = (paths.content, paths.id, paths.created_at, paths.uri, paths.role, paths.group, paths.score)
         taken = {other.member(value) for other in others if other is not None}
         found = {name: member for name, member in value.items() if name not in taken}
         where = "in all that is no other field"
@@ -243,6 +275,15 @@ def _encodable(field: str, text: str) -> str:
     except UnicodeEncodeError:
         raise ServiceFailure(f"its {field} holds half of a surrogate pair, which no UTF-8 text can hold") from None
     return text
+
+
+def has(value: Mapping[str, Any]) -> str:
+    """The names of an object's members, the first dozen of them, as the end of a sentence about it."""
+    if not value:
+        return "it is empty"
+    names = [repr(str(name)[:_LONGEST_SHOWN]) for name in islice(value, _MOST_NAMES)]
+    more = len(value) - len(names)
+    return f"it has {', '.join(names)}" + (f" and {more} more" if more else "")
 
 
 def shown(value: Any) -> str:

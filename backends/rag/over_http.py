@@ -2,12 +2,13 @@
 
 - Redirects are not followed: the headers would go along, to whomever. The environment's proxies are not used.
 - What comes is JSON in UTF-8, and no more than a number of bytes; it is read no further.
-- Headers, and what the service says in an error, appear in no message: they may hold tokens.
+- Headers appear in no message: they may hold tokens. Of an error, one line of its body is quoted, without what was sent
+  in a header.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -15,17 +16,19 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import anyio
 import httpx
 import msgspec
-from msgspec import Raw
 
+from backends.rag.answers import decoded, results_at
 from backends.rag.filling import asks, filled, filled_text
+from backends.rag.headers import secrets_in
 from backends.rag.mapping import Path, shown
-from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure
-from router.a2m.equality import atom, number_atom
+from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, ServiceSilent, on_one_line
 
 MAX_ANSWER: Final = 16 * 2**20
 """Bytes in an answer, if nothing else is said."""
 
-_INT64: Final = range(-(2**63), 2**63)
+# of an error, enough for its first line; a service that has failed may never end what it says
+_MAX_ERROR: Final = 4096
+_PATIENCE_WITH_AN_ERROR: Final = 1.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,15 +58,22 @@ async def connect_http(
     async with httpx.AsyncClient(
         headers=headers, timeout=None, follow_redirects=False, trust_env=False, limits=limits
     ) as client:
-        yield HttpService(client, search, listing, max_answer)
+        yield HttpService(client, search, listing, max_answer, secrets_in(headers))
 
 
 def check(endpoint: Endpoint) -> None:
     """Raises CannotStart for an address or a request that cannot be sent."""
+    check_address(endpoint.url)
+    if endpoint.method == "GET":
+        _check_parameters(endpoint.request)
+
+
+def check_address(url: str) -> None:
+    """Raises CannotStart for an address that cannot be asked, or that holds what does not belong there."""
     try:
-        parts = urlsplit(endpoint.url)
+        parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        httpx.URL(endpoint.url)
+        httpx.URL(url)
         _ = parts.port
     except (ValueError, httpx.InvalidURL):
         usable = False
@@ -73,8 +83,6 @@ def check(endpoint: Endpoint) -> None:
         raise CannotStart("the address holds a name or a password, which everybody sees; send it in a --header")
     if asks(parts.path) or "{limit}" in parts.path:
         raise CannotStart("{query} and {limit} may stand in an address only after its ?")
-    if endpoint.method == "GET":
-        _check_parameters(endpoint.request)
 
 
 def _check_parameters(request: Any) -> None:
@@ -95,26 +103,40 @@ class HttpService(ByWords):
 
     Args:
         client: without a timeout of its own, and not following redirects.
+        secrets: what appears in no message.
     """
 
-    def __init__(self, client: httpx.AsyncClient, search: Endpoint, listing: Endpoint | None, max_answer: int) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        search: Endpoint,
+        listing: Endpoint | None,
+        max_answer: int,
+        secrets: Sequence[str] = (),
+    ) -> None:
         self._client = client
         self._search = search
         self._listing = listing
         self._max_answer = max_answer
+        self._secrets = secrets
 
     @property
     def lists(self) -> bool:
         return self._listing is not None
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
-        return await self._asked(self._search, query, limit)
+        return await self._asked(self._search, query, limit, "--results")
 
     async def listed(self, most: int, *, vectors: bool) -> list[Result]:
         assert self._listing is not None, "asked only where it lists"
-        return await self._asked(self._listing, "", most + 1)
+        return await self._asked(self._listing, "", most + 1, "--list-results")
 
-    async def _asked(self, endpoint: Endpoint, query: str, limit: int) -> list[Result]:
+    async def _asked(self, endpoint: Endpoint, query: str, limit: int, option: str) -> list[Result]:
+        """What an endpoint answers.
+
+        Args:
+            option: by which it was said where its results are.
+        """
         try:
             query.encode()
             request = self._request(endpoint, query, limit)
@@ -126,20 +148,21 @@ class HttpService(ByWords):
             status, media_type, body = await self._sent(request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, UnicodeError) as problem:
             said = str(problem) or type(problem).__name__
-            raise ServiceFailure(f"{where} cannot be reached: {said}; see that it runs") from None
+            raise ServiceSilent(f"{where} cannot be reached: {said}; see that it runs") from None
         except httpx.HTTPError as problem:
-            raise ServiceFailure(f"{where} broke off before its answer was whole ({type(problem).__name__})") from None
+            raise ServiceSilent(f"{where} broke off before its answer was whole ({type(problem).__name__})") from None
         if status != 200:
-            raise ServiceFailure(f"{where} answered {_status(status)}")
+            failure = ServiceSilent if status >= 500 else ServiceFailure
+            raise failure(f"{where} {answered(status, media_type, body or b'', self._secrets)}")
         if body is None:
             raise ServiceFailure(
                 f"{where} answered with more than {self._max_answer:,} bytes; ask for less, or raise --max-answer"
             )
-        found = endpoint.results.find(_json(where, media_type, body))
-        if not isinstance(found, list):
-            raise ServiceFailure(
-                f"{where}: expected a list of results at {endpoint.results.text!r} of its answer, got {shown(found)}"
-            )
+        answer = _json(where, media_type, body)
+        try:
+            found = results_at(endpoint.results, answer, option=option)
+        except ServiceFailure as failure:
+            raise ServiceFailure(f"{where}: {failure}") from None
         return [Result(each) for each in found]
 
     def _request(self, endpoint: Endpoint, query: str, limit: int) -> httpx.Request:
@@ -163,22 +186,58 @@ class HttpService(ByWords):
         return self._client.build_request(endpoint.method, address, content=content, headers=headers)
 
     async def _sent(self, request: httpx.Request) -> tuple[int, str, bytes | None]:
-        """The answer's status, media type and body; None for a body that is longer than it may be."""
-        body = bytearray()
+        """The answer's status, media type and body; None for a body that is longer than it may be.
+
+        Of an error's body it is no more than the beginning, and of the bodies of other statuses nothing.
+        """
         response = await self._client.send(request, stream=True)
         try:
             if response.status_code == 200:
-                with anyio.CancelScope() as reading:
-                    async for chunk in response.aiter_bytes():
-                        body += chunk
-                        if len(body) > self._max_answer:
-                            # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
-                            reading.cancel()
+                body = await _read(response, self._max_answer + 1)
+            else:
+                body = await beginning(response) if response.status_code >= 400 else b""
         finally:
             with anyio.CancelScope(shield=True):
                 await response.aclose()
-        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        return response.status_code, media_type, bytes(body) if len(body) <= self._max_answer else None
+        return response.status_code, media_type_of(response), body if len(body) <= self._max_answer else None
+
+
+def answered(status: int, media_type: str, body: bytes, secrets: Iterable[str]) -> str:
+    """What an endpoint answered that is no success: the status, what to do about it, and the first line of the body, or
+    all of it where that is JSON; on one printable line, of bounded length, without the secrets."""
+    text = body.decode("utf-8", "replace").removeprefix("\ufeff")
+    for secret in secrets:
+        text = text.replace(secret, "…")
+    if "json" not in media_type:
+        text = next((line for line in text.splitlines() if line.strip()), "")
+    said = on_one_line(text)
+    return f"answered {_status(status)}" + (f"; it says: {said}" if said else "")
+
+
+async def beginning(response: Any) -> bytes:
+    """How the body of an error begins, as far as that comes soon; it must not hide the status."""
+    body = b""
+    if "content-encoding" not in response.headers:
+        with suppress(Exception), anyio.move_on_after(_PATIENCE_WITH_AN_ERROR):
+            body = await _read(response, _MAX_ERROR)
+    return body
+
+
+def media_type_of(response: Any) -> str:
+    """The media type of a body, without its parameters."""
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
+async def _read(response: Any, most: int) -> bytes:
+    """The first bytes of a body, up to `most` or a few more."""
+    body = bytearray()
+    with anyio.CancelScope() as reading:
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) >= most:
+                # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
+                reading.cancel()
+    return bytes(body)
 
 
 def _parameter(value: Any) -> str:
@@ -222,29 +281,9 @@ def _json(where: str, media_type: str, body: bytes) -> Any:
     except UnicodeDecodeError as problem:
         raise ServiceFailure(f"{where} answered with what is not UTF-8, at byte {problem.start}") from None
     try:
-        return _decoder.decode(text)
+        return decoded(text)
     except RecursionError:
         raise ServiceFailure(f"{where} answered with JSON that is nested too deeply") from None
     except ValueError as problem:
         what = f"{media_type}, not JSON" if media_type and "json" not in media_type else f"what is not JSON: {problem}"
         raise ServiceFailure(f"{where} answered with {what}; see --url") from None
-
-
-def _integer(digits: str) -> int | Raw:
-    # metadata goes on as it came: what a 64-bit integer does not hold stays as it is written
-    if len(digits) < 20 and (number := int(digits)) in _INT64:
-        return number
-    return Raw(digits.encode())
-
-
-def _float(text: str) -> float | Raw:
-    number = float(text)
-    exact = number - number == 0 and (repr(number) == text or number_atom(number) == atom(text.encode()))
-    return number if exact else Raw(text.encode())
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-_decoder: Final = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_no_constant)

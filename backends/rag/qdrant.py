@@ -15,18 +15,26 @@ from backends.rag.importing import library
 from backends.rag.over_python import Embedding
 from backends.rag.service import CannotStart, Result, ServiceFailure, starting
 from backends.rag.threads import Threads
+from backends.rag.thresholds import DISTANCE, SIMILARITY, Threshold
 
 API_KEY: Final = "QDRANT_API_KEY"
 """The environment variable with the key, for a server that wants one."""
 
 _METRICS: Final = {"Cosine": "cosine", "Dot": "dot", "Euclid": "l2"}
+_THRESHOLDS: Final = {"Cosine": SIMILARITY, "Dot": SIMILARITY, "Euclid": DISTANCE, "Manhattan": DISTANCE}
 
 # points that are read at once when all are listed
 _PAGE: Final = 1000
 
 
 def qdrant_service(
-    place: str, collection: str, embed: str | None, *, vector: str | None = None, timeout: float = 5.0
+    place: str,
+    collection: str,
+    embed: str | None,
+    *,
+    vector: str | None = None,
+    timeout: float = 5.0,
+    threshold: Threshold | None = None,
 ) -> "QdrantService":
     """The service of a collection.
 
@@ -35,8 +43,10 @@ def qdrant_service(
         embed: `module:function`, from texts to vectors; without one, only callers who bring a vector are answered.
         vector: which vectors are meant, where the points have several.
         timeout: seconds for each exchange with a server.
+        threshold: a similarity or a distance, as the vectors are compared.
 
-    Raises CannotStart: there is no such place, no such collection in it, or no such vector in that.
+    Raises CannotStart: there is no such place, no such collection in it, or no such vector in that; or the vectors are
+    not compared by what the threshold is.
     """
     qdrant = library("qdrant_client", "qdrant")
     threads = Threads()
@@ -52,7 +62,15 @@ def qdrant_service(
         using, size, distance = _vectors(config, vector)
     except ValueError as problem:
         raise CannotStart(f"{place}: the collection {collection!r} {problem}") from None
-    return QdrantService(client, collection, using, size, _METRICS.get(str(distance)), embedding, threads)
+    fitting = _THRESHOLDS.get(str(distance))
+    if threshold is not None and threshold.option != fitting:
+        client.close()
+        instead = f"say {fitting} X instead of" if fitting else "there is no threshold for that; leave out"
+        raise CannotStart(
+            f"{place}: the collection {collection!r} compares vectors by {distance}; {instead} {threshold.option}"
+        )
+    least = None if threshold is None else threshold.value
+    return QdrantService(client, collection, using, size, _METRICS.get(str(distance)), embedding, threads, least)
 
 
 def _client(qdrant: Any, place: str, timeout: float) -> Any:
@@ -86,7 +104,11 @@ def _vectors(config: Any, wanted: str | None) -> tuple[str | None, int, Any]:
 
 
 class QdrantService:
-    """A `Service`."""
+    """A `Service`.
+
+    Args:
+        threshold: how near a point must be, in the measure of its collection.
+    """
 
     lists = True
 
@@ -99,6 +121,7 @@ class QdrantService:
         metric: str | None,
         embedding: Embedding | None,
         threads: Threads,
+        threshold: float | None,
     ) -> None:
         self._what = f"the collection {collection!r}"
         self._client = client
@@ -107,6 +130,7 @@ class QdrantService:
         self._size = size
         self._embedding = embedding
         self._threads = threads
+        self._threshold = threshold
         self.metric = metric
 
     def close(self) -> None:
@@ -133,6 +157,7 @@ class QdrantService:
                 query=asked,
                 using=self._using,
                 limit=limit,
+                score_threshold=self._threshold,
                 with_payload=True,
                 with_vectors=self._with(vectors),
             )

@@ -4,22 +4,26 @@ Rules:
 - Writes are refused whatever they carry; reads answer, or say why they cannot. No failure looks like an empty answer.
 - The order is the service's. Its scores are not: a record's score says only at which place of the answer it is.
 - A query that is blank is not sent to a service: the newest of what it can list is the answer, or nothing.
+- A result that cannot be a record is left out. The log says so once; an answer without any other result is a failure.
+- Its health is the service's: `memory/describe` asks it a question, and says under `service` whether it answers. An
+  error that is due to its silence says how often in a row that has been so, so that whoever asks can leave it alone.
 - A service cannot test a `where`. So it is asked for more, and again for more, until enough of what it gives fits.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
 import msgspec
 
 from backends.rag.mapping import FIELDS, Paths, records
-from backends.rag.service import Service, ServiceFailure
+from backends.rag.service import Result, Service, ServiceFailure, ServiceSilent
 from backends.store import vectors
 from router.a2m.capabilities import PROTOCOL, methods_of, speaks
 from router.a2m.equality import Where, parse_where
-from router.a2m.errors import A2MError, Code, invalid_params, quota
+from router.a2m.errors import UNANSWERED, A2MError, Code, invalid_params, quota
 from router.a2m.matching import matches
 from router.a2m.messages import Count, Describe, Params, Query
 from router.a2m.records import Record
@@ -28,6 +32,9 @@ from router.a2m.server import Caller, Dispatcher, Method
 log = logging.getLogger(__name__)
 
 _DEFAULT_LIMIT: Final = 8
+
+# what a service is asked only to see that it answers
+_PROBE: Final = "is anybody there"
 
 # how many times more a service is asked for when too little of its answer fits
 _MORE: Final = 4
@@ -39,13 +46,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     recall: records in an answer; `max_recall_limit` (§4.1).
     asked: results of one search, where a `where` wants more than the limit.
     listed: results of a listing; a service that holds more cannot be listed.
-    timeout: seconds for one call, however often the service is asked for it.
+    timeout: seconds for one call, however often the service is asked for it. Less than a tier's timeout (5 s) by
+        default, so that the reason is heard before that has passed.
     """
 
     recall: int = 100
     asked: int = 1000
     listed: int = 10_000
-    timeout: float = 5.0
+    timeout: float = 4.0
 
 
 class Recall(Params):
@@ -78,18 +86,24 @@ class VectorTimeline(Timeline):
 
 
 class Server:
-    """An `Answering`. It has no state of its own: what it says is what the service says now."""
+    """An `Answering`: what it says is what the service says now.
+
+    Mutable state: how many times in a row the service has not answered, and whether the log has said that a result is
+    left out.
+    """
 
     def __init__(self, service: Service, paths: Paths, *, name: str, limits: Limits) -> None:
         self._service = service
         self._paths = paths
         self._name = name
         self._limits = limits
+        self._has_left_out = False
+        self._unanswered = 0
         self._capabilities = ("core",) if service.metric is None else ("core", "embeddings")
         recall, timeline = (Recall, Timeline) if service.metric is None else (VectorRecall, VectorTimeline)
         self._dispatcher = Dispatcher(
             {
-                "memory/describe": Method(Describe, self._answering(self._describe)),
+                "memory/describe": Method(Describe, self._describe),
                 "memory/remember": Method(Params, _refuse_to_write),
                 "memory/recall": Method(recall, self._answering(self._recall)),
                 "memory/timeline": Method(timeline, self._answering(self._timeline)),
@@ -101,28 +115,45 @@ class Server:
     async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
         return await self._dispatcher(message, caller)
 
-    async def describe(self, _caller: Caller) -> Mapping[str, Any]:
-        """The `memory/describe` result. Raises A2MError when the service does not say what is needed for it."""
-        described: Mapping[str, Any] = await self._answering(self._describe)(Describe(), _caller)
-        return described
-
     def _answering(self, carry_out: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Caller], Awaitable[Any]]:
         """A handler that comes to an end in time, and for which the service's failures are errors of its own."""
 
         async def handler(params: Any, _caller: Caller) -> Any:
             try:
-                with anyio.fail_after(self._limits.timeout):
+                with self._in_time():
                     return await carry_out(params)
-            except TimeoutError:
-                failure = f"{self._name}: no answer within {self._limits.timeout:g} s; it may need a longer --timeout"
             except ServiceFailure as problem:
-                failure = f"{self._name}: {problem}"
-            log.warning("%s", failure)
-            raise A2MError(Code.INTERNAL_ERROR, failure, {"reason": failure})
+                raise self._error(problem) from None
 
         return handler
 
-    async def _describe(self, params: Describe) -> dict[str, Any]:
+    def _error(self, problem: ServiceFailure) -> A2MError:
+        failure = f"{self._name}: {problem}"
+        log.warning("%s", failure)
+        silent = {UNANSWERED: self._unanswered} if isinstance(problem, ServiceSilent) else {}
+        return A2MError(Code.INTERNAL_ERROR, failure, {"reason": failure, **silent})
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Notes where the service does not answer. Raises ServiceSilent for what takes too long, too."""
+        try:
+            with anyio.fail_after(self._limits.timeout):
+                yield
+        except TimeoutError:
+            self._unanswered += 1
+            raise ServiceSilent(
+                f"no answer within {self._limits.timeout:g} s; it may need a longer --timeout"
+            ) from None
+        except ServiceSilent:
+            self._unanswered += 1
+            raise
+
+    async def describe(self, caller: Caller) -> Mapping[str, Any]:
+        """The `memory/describe` result; it comes also when the service does not answer, and says so. Raises A2MError
+        when the service answers, and does not say what is needed for it."""
+        return await self._describe(Describe(), caller)
+
+    async def _describe(self, params: Describe, _caller: Caller) -> Mapping[str, Any]:
         if params.protocol is not None and not speaks(params.protocol):
             raise A2MError(
                 Code.PROTOCOL_NOT_SUPPORTED,
@@ -137,10 +168,41 @@ class Server:
             "limits": {"max_recall_limit": self._limits.recall},
         }
         metric = self._service.metric
+        width = None
+        try:
+            with self._in_time():
+                width = None if metric is None else await self._service.dimensions()
+                await self._see_that_it_answers(width)
+        except ServiceSilent as silent:
+            log.warning("%s: %s", self._name, silent)
+            described["service"] = {"status": "down", "reason": f"{self._name}: {silent}"}
+        except ServiceFailure as problem:
+            raise self._error(problem) from None
+        else:
+            described["service"] = {"status": "up"}
         if metric is not None:
-            width = await self._service.dimensions()
             described["embeddings"] = {"dimensions": width, "metric": metric, "metrics": [metric], "model": None}
         return described
+
+    async def _see_that_it_answers(self, width: int | None) -> None:
+        """Asks the service in words, and by a vector where it refuses those, maybe before anything is asked. Whatever
+        else it refuses, it is there. Raises ServiceSilent."""
+        vectors = [None] if not width else [None, [1.0, *[0.0] * (width - 1)]]
+        for vector in vectors:
+            try:
+                await self._asked(self._service.search(_PROBE, vector, 1, vectors=False))
+            except ServiceSilent:
+                raise
+            except ServiceFailure as refused:
+                log.info("%s: asked whether it is there: %s", self._name, refused)
+            else:
+                return
+
+    async def _asked(self, question: Awaitable[list[Result]]) -> list[Result]:
+        """The service's answer to a question; that there is one is noted."""
+        results = await question
+        self._unanswered = 0
+        return results
 
     async def _recall(self, params: Recall) -> dict[str, Any]:
         limit = self._limit(params.limit)
@@ -167,12 +229,26 @@ class Server:
     ) -> list[Record]:
         most = max(limit, self._limits.asked)
         asked = min(limit * _MORE, most) if where else limit
+        full = embeddings or "embedding" in where
+        results = await self._asked(self._service.search(query, vector, asked, vectors=full))
         while True:
-            results = await self._service.search(query, vector, asked, vectors=embeddings or "embedding" in where)
-            found = self._fitting(records(results, self._paths), where, embeddings)
+            found, failure = [], None
+            try:
+                found = self._fitting(records(results, self._paths, self._left_out), where, embeddings)
+            except ServiceFailure as problem:  # no result is a record; a later one may be
+                failure = problem
             if len(found) >= limit or len(results) < asked or asked >= most:
-                return found[:limit]
+                break
             asked = min(asked * _MORE, most)
+            try:
+                results = await self._asked(self._service.search(query, vector, asked, vectors=full))
+            except ServiceFailure:
+                if where:
+                    raise
+                break  # a service that does not take such a limit has answered for the one that was wanted
+        if failure is not None:
+            raise failure
+        return found[:limit]
 
     async def _timeline(self, params: Timeline) -> dict[str, Any]:
         if params.limit == 0:
@@ -187,13 +263,18 @@ class Server:
         if not self._service.lists:
             return []
         most = self._limits.listed
-        results = await self._service.listed(most, vectors=embeddings or "embedding" in where)
+        results = await self._asked(self._service.listed(most, vectors=embeddings or "embedding" in where))
         if len(results) > most:
             raise ServiceFailure(
                 f"it holds more than {most:,} results, too many to be listed at each call; raise --max-listed, or ask "
                 "with a query"
             )
-        return self._fitting(records(results, self._paths), where, embeddings)
+        return self._fitting(records(results, self._paths, self._left_out), where, embeddings)
+
+    def _left_out(self, why: str) -> None:
+        if not self._has_left_out:
+            self._has_left_out = True
+            log.warning("%s: %s; it is left out, and so is every later result that is no record", self._name, why)
 
     def _fitting(self, found: Sequence[Record], where: Where, embeddings: bool) -> list[Record]:
         """Those that meet `where`; without their vectors unless these are wanted."""

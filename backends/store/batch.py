@@ -5,7 +5,7 @@ store is told to have been done only when it is on disk; if the disk takes nothi
 and those who only read are answered from what is there.
 """
 
-import contextlib
+import errno
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 from backends.store.store import Store
-from router.a2m.errors import DISK_FULL, A2MError, Code, disk_reason
+from router.a2m.errors import DISK_FULL, A2MError, Code, disk_failed, disk_reason
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ def carry_out(store: Store, calls: Sequence[Call], *, durable: bool) -> list[Any
     try:
         outcomes = _together(store, calls)
     except (apsw.Error, OSError) as problem:
-        return _nothing_kept(store, calls, _reason(problem))
+        return _nothing_kept(store, calls, problem)
     if durable and any(call.writes for call in calls):
         try:
             store.sync()
@@ -85,23 +85,22 @@ def _attempt(connection: apsw.Connection, run: Callable[[], Any]) -> Any:
         return problem
 
 
-class _Undo(Exception):
-    """Ends a transaction whose changes are not wanted."""
+def _nothing_kept(store: Store, calls: Sequence[Call], problem: Exception) -> list[Any]:
+    lost = _lost(problem)
+    with store.reading() as connection:
+        return [lost if call.writes else _look(connection, call) for call in calls]
 
 
-def _nothing_kept(store: Store, calls: Sequence[Call], reason: str) -> list[Any]:
-    lost = A2MError(
+def _lost(problem: Exception) -> A2MError:
+    """Why nothing of a call was kept."""
+    if isinstance(problem, OSError) and problem.errno in (errno.EBUSY, errno.ESTALE):
+        return disk_failed(problem, "the store's")
+    reason = _reason(problem)
+    return A2MError(
         Code.INTERNAL_ERROR,
         f"nothing of this call was kept: {reason}; free some space and repeat it",
         {"reason": reason},
     )
-    outcomes: list[Any] = []
-    # counting accesses needs no disk as long as it is undone
-    with contextlib.suppress(_Undo), store.transaction() as connection:
-        for call in calls:
-            outcomes.append(lost if call.writes else _look(connection, call))  # noqa: PERF401
-        raise _Undo
-    return outcomes
 
 
 def _unsure(reason: str) -> A2MError:

@@ -6,16 +6,16 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-from backends.serving import add_log_level, log_to_stderr, loopback, positive, run, serve
+from backends.serving import add_log_level, loopback, positive, run, serve
 from backends.store.drafts import Limits
 from backends.store.server import Server, serving
 from backends.store.store import Store
 from router import __version__
 from router.a2m.descriptors import open_missing_streams
 from router.a2m.event_log import DEFAULT_RETAINED
+from router.a2m.paths import path_argument
 from router.database import DatabaseError
 from router.nearest import METRICS
 
@@ -26,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     open_missing_streams()
     options = _parser().parse_args(arguments)
-    log_to_stderr(options.log_level)
-    return run("a2m-store", partial(_serve, options), (DatabaseError,))
+    return run("a2m-store", partial(_serve, options), (DatabaseError,), log_level=options.log_level)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="a2m-store",
         description="One A2M 0.1 memory server on one SQLite file. It serves stdin and stdout unless --http is given.",
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="the file; it is made if it is not there")
+    parser.add_argument("path", type=path_argument, metavar="PATH", help="the file; it is made if it is not there")
     parser.add_argument("--kind", choices=_KINDS, help="the kind of memory that `describe` reports")
     parser.add_argument("--name", metavar="N", help="the name that `describe` reports; by default the file's")
     parser.add_argument(

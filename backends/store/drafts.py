@@ -11,7 +11,7 @@ from backends.store import vectors
 from router.a2m.errors import A2MError, Code, invalid_params, not_supported, quota
 from router.a2m.messages import Remember
 from router.a2m.records import Draft
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import moment, render
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ def _whole(draft: Draft, where: str, session: str | None, scope: Scope, limits: 
         raise invalid_params(f"{where}.salience", "expected a finite number")
     if draft.created_at is not None:
         try:
-            parse(draft.created_at)
+            draft = replace(draft, created_at=render(moment(draft.created_at)))
         except ValueError as problem:
             raise invalid_params(f"{where}.created_at", str(problem)) from None
     owner = _owner(draft, where, scope)

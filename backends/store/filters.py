@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from router.a2m.equality import NULL, Where, integer_of, number_atom, text_of
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import moment
 
 Value: TypeAlias = str | int | float | bytes | None
 
@@ -86,7 +86,7 @@ def _text(column: str) -> Callable[[Sequence[bytes]], Condition]:
 def _moment(column: str) -> Callable[[Sequence[bytes]], Condition]:
     def milliseconds(atom: bytes) -> int | None:
         try:
-            return parse(text_of(atom) or "")
+            return moment(text_of(atom) or "")
         except ValueError:
             return None  # no record has such a time
 

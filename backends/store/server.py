@@ -1,4 +1,7 @@
-"""The store as an A2M server, whatever the binding: calls wait in a queue, one worker carries them out in batches."""
+"""The store as an A2M server, whatever the binding: calls wait in a queue, one worker carries them out in batches.
+
+While another program holds the file, writes stay in the queue, in their order, and what only reads is answered.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,12 +16,17 @@ import msgspec
 from backends.store.batch import Call, carry_out
 from backends.store.store import CAPABILITIES, Store, enrols, scope_of
 from router.a2m import messages
-from router.a2m.errors import A2MError, Code
+from router.a2m.errors import FILE_HELD, A2MError, Code
 from router.a2m.event_log import DEFAULT_RETAINED, UNDERWAY, EventLog
 from router.a2m.events import Event, Sight
 from router.a2m.messages import Params
 from router.a2m.server import Caller, Dispatcher, Method
 from router.a2m.watching import Watching
+
+# Seconds that a write waits for another program that holds the file, fewer than a router waits for its answer; and
+# between two looks whether it does.
+_PATIENCE: Final = 2.0
+_LOOK: Final = 0.05
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -106,8 +114,19 @@ class Server:
                 # what has begun is finished and answered, whoever is cancelled meanwhile
                 with anyio.CancelScope(shield=True):
                     outcomes = await self._outcomes([waiting.call for waiting in batch])
+                again = []
                 for waiting, outcome in zip(batch, outcomes, strict=True):
-                    self._settle(waiting, outcome)
+                    if waiting.call.writes and _is_held(outcome) and anyio.current_time() < waiting.deadline:
+                        again.append(waiting)
+                    else:
+                        self._settle(waiting, outcome)
+                if again:
+                    came = bool(self._waiting)
+                    self._waiting = again + self._waiting
+                    if not came:
+                        self._more = anyio.Event()
+                        with anyio.move_on_after(_LOOK):
+                            await self._more.wait()
         finally:
             self._closed = True
             for waiting in self._waiting:
@@ -140,6 +159,11 @@ class Server:
         raise waiting.outcome
 
 
+def _is_held(outcome: "_Done | Exception") -> bool:
+    """Whether a call could not be carried out since another program holds the file."""
+    return isinstance(outcome, A2MError) and (outcome.data or {}).get("reason") == FILE_HELD
+
+
 class _Done(msgspec.Struct, frozen=True):
     """What came of a call, and what it has changed."""
 
@@ -158,6 +182,7 @@ class _Waiting:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.cause = UNDERWAY.get()
+        self.deadline = anyio.current_time() + _PATIENCE
         self.done = anyio.Event()
         self.outcome: _Done | Exception | None = None
 

@@ -118,6 +118,7 @@ class Store:
         self._name = name or ("store" if path is None else path.stem)
         self._kind = kind
         self.happened: list[Event] = []
+        self._counts = True  # whether a recall is counted
         self._database = open_file(path)
         self._connection = self._database.connection
         try:
@@ -146,6 +147,16 @@ class Store:
         except BaseException:
             self._tally = before
             raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[apsw.Connection]:
+        """For reads where nothing can be written: a recall is not counted."""
+        self._counts = False
+        try:
+            with self._database.reading() as connection:
+                yield connection
+        finally:
+            self._counts = True
 
     def sync(self) -> None:
         """What is committed outlives a power cut. Blocks."""
@@ -223,9 +234,10 @@ class Store:
             record = self._read(found.seq, params.embeddings)
             record.score = found.score
             record.similarity = search.similarity_to(self._connection, query, found.seq)
-            record.access_count = (record.access_count or 0) + 1
-            record.accessed_at = render(now)
-            self._connection.execute(_COUNT_ACCESS, (found.seq, now))
+            if self._counts:
+                record.access_count = (record.access_count or 0) + 1
+                record.accessed_at = render(now)
+                self._connection.execute(_COUNT_ACCESS, (found.seq, now))
             records.append(record)
         return {"records": records}
 
@@ -415,7 +427,8 @@ class Store:
         if draft.session is None:
             return now
         newest = self._connection.execute(_NEWEST_OF, (draft.session, draft.owner)).get
-        return now if newest is None else max(now, newest)
+        # a millisecond later each, where the clock is behind: their order is then in the records themselves
+        return now if newest is None or newest <= now else newest + 1
 
     def _replace(self, known: _Known, draft: Draft) -> None:
         self._unindex(known.seq)

@@ -24,7 +24,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One remembered thing (§3.1), as the server told it. None is a field that it did not tell.
 
     Attributes:
-        created_at: RFC 3339, UTC, as it came: "2026-07-28T10:15:30.123Z".
+        created_at: RFC 3339, UTC, as it came: "2026-07-28T10:15:30.123Z"; "1970-01-01T00:00:00.000Z" of a record that
+            is undated.
         metadata: decoded; empty where there is none.
         access_count: how often it has been recalled, `accessed_at` when last.
         revision: how often its key was rewritten.
@@ -132,7 +133,14 @@ class PromptOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself (§4.1)."""
+    """What a server says of itself (§4.1).
+
+    Attributes:
+        store: where a2m-router and a2m-store say what they do beyond the protocol; as it came, since another server may
+            mean something else by it.
+        service: how the service is that the server stands before: a2m-rag says `{"status": "up"}`, or "down" with a
+            `reason`. An extension; another server may mean something else by it.
+    """
 
     protocol: str
     name: str
@@ -144,6 +152,13 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     events: EventsOffer | None = None
     summarize: SummarizeOffer | None = None
     prompt: PromptOffer | None = None
+    store: Any = None
+    service: Any = None
+
+    @property
+    def heeds_if_revision(self) -> bool:
+        """Whether it writes a page only at the revision that its writer names; any other server ignores that."""
+        return isinstance(self.store, dict) and self.store.get("if_revision") is True
 
 
 class Consolidated(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from router.a2m.client import LAST_WORDS, Connection, tending
 from router.a2m.descriptors import DescriptorSink, DescriptorSource
 from router.a2m.jsonrpc import Notification
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
+from router.a2m.paths import expanded
 
 # for the child to answer what is under way and to end by itself once its input has ended
 _CLOSED: Final = 5.0
@@ -43,6 +44,8 @@ def executable(program: str, cwd: Path) -> str:
     """Where a command's program is: one without a slash is looked for beside this interpreter's programs first, so that
     what runs from a virtual environment starts the servers that were installed with it; then on PATH."""
     if os.sep in program:
+        with suppress(ValueError):  # whoever has no home has no program there either
+            program = str(expanded(program))
         return str(cwd / program)
     beside = Path(sys.executable).parent / program
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(program) or program

@@ -21,6 +21,7 @@ import anyio
 import anyio.abc
 from msgspec import Raw
 
+from router.a2m.errors import unanswered_in
 from router.a2m.jsonrpc import MalformedMessage, Notification, Reply, parse_reply, render_call
 from router.a2m.lines import DEFAULT_MAX_MESSAGE, LineSplitter
 from router.a2m.server import Answering, Caller
@@ -80,8 +81,8 @@ class Peer(Protocol):
 
     @property
     def heard(self) -> float:
-        """When the server last answered anything, also what nobody waited for any more, in the event loop's time;
-        -inf before the first time."""
+        """When the server last answered anything, also what nobody waited for any more, in the event loop's time; -inf
+        before the first time. That the service behind it does not answer is no answer, however late it is told."""
 
     async def call(
         self,
@@ -271,7 +272,8 @@ class Connection:
         id = int(text) if text.isdigit() and len(text) < 20 else 0
         if not 0 < id <= self._last_id:
             return False
-        self.heard = anyio.current_time()
+        if not (isinstance(reply, Reply) and reply.error is not None and unanswered_in(reply.error)):
+            self.heard = anyio.current_time()
         waiting = self._waiting.get(id)
         if waiting is not None and not waiting.over.is_set():
             waiting.reply = reply

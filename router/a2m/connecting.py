@@ -1,6 +1,7 @@
 """The ways to a memory: over HTTP, and behind a program on its standard streams.
 
-Each is a block: inside it there is a `Memory` whose server has said what it is, and after it nothing is left behind.
+Each is a block: inside it there is a `Memory` whose server has said what it is, and after it nothing is left behind. It
+may be entered in one task and left in another.
 """
 
 import logging
@@ -17,6 +18,7 @@ from router.a2m.child import connect_process
 from router.a2m.http_client import connect_http
 from router.a2m.jsonrpc import Notification
 from router.a2m.memory import TIMEOUT, Memory
+from router.a2m.own_task import in_own_task
 
 # what a header's value may be (RFC 9110 §5.5), without the characters that only look like ASCII's
 _TOKEN: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 OnNotification = Callable[[dict[str, Any]], None]
 
 
+@in_own_task
 @asynccontextmanager
 async def connect(
     url: str,
@@ -55,6 +58,7 @@ async def connect(
         yield await greeted(Memory(peer, timeout=timeout, owner=owner))
 
 
+@in_own_task
 @asynccontextmanager
 async def connect_command(
     command: Sequence[str],

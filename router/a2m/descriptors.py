@@ -11,12 +11,14 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import Final
 
 import anyio
 import anyio.abc
 import anyio.to_thread
+
+from router.a2m.stderr import UnblockedStderr
 
 _CHUNK: Final = 65_536  # what a pipe holds on Linux
 
@@ -100,6 +102,9 @@ def standard_streams() -> Iterator[tuple[anyio.abc.ByteReceiveStream, anyio.abc.
         _flush()
         sink = _diverted(1, os.dup(2), undo)
         undo.callback(_flush)  # before descriptor 1 is what it was: what was printed belongs to stderr
+        if isinstance(sys.stderr, UnblockedStderr):
+            # nor does a print block where nobody reads stderr
+            undo.enter_context(redirect_stdout(sys.stderr))
         yield _source(source), _sink(sink)
 
 

@@ -9,14 +9,22 @@ import anyio.abc
 
 
 @asynccontextmanager
-async def until_signalled(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `stop` when the process is asked to end (SIGTERM, SIGINT, SIGHUP), for as long as the block lasts."""
+async def until_signalled(
+    stop: Callable[[], None], *, on_hang_up: Callable[[], None] | None = None
+) -> AsyncIterator[None]:
+    """Calls `stop` when the process is asked to end (SIGTERM, SIGINT, SIGHUP), for as long as the block lasts.
+
+    With `on_hang_up`, SIGHUP does not ask for that: it calls this instead.
+    """
 
     async def wait(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
-            async for _ in signals:
-                stop()
+            async for number in signals:
+                if number == signal.SIGHUP and on_hang_up is not None:
+                    on_hang_up()
+                else:
+                    stop()
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(wait)

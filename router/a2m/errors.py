@@ -33,8 +33,15 @@ OVERLOADED: Final = "overloaded"
 # After so many seconds it may be tried again what found no room.
 RETRY_AFTER: Final = 1
 
-# Why nothing was written: there is no room. In an error's data, as `reason`.
+# Why nothing was written: there is no room; another program holds a lock on the file; the file is not where it was. In
+# an error's data, as `reason`.
 DISK_FULL: Final = "disk full"
+FILE_HELD: Final = "another program holds the file"
+FILE_GONE: Final = "the file was removed or replaced while it is open"
+
+
+# How many times in a row by now the service behind a server, such as a2m-rag, has not answered it. In an error's data.
+UNANSWERED: Final = "unanswered"
 
 
 # Errors of a server behind that are the caller's to hear; any other is the federation's own trouble.
@@ -94,10 +101,17 @@ def overloaded(sentence: str, more: Mapping[str, Any] | None = None) -> A2MError
 
 
 def no_room(error: A2MError) -> str | None:
-    """The reason of an error that says that there is no room at present, for the call or on the disk, whatever is asked
-    for; None of any other."""
+    """The reason of an error that says that nothing can be taken at present, whatever is asked for: there is no room
+    for the call or on the disk, or the file is held; None of any other."""
     reason = (error.data or {}).get("reason")
-    return reason if reason in (OVERLOADED, DISK_FULL) else None
+    return reason if reason in (OVERLOADED, DISK_FULL, FILE_HELD) else None
+
+
+def unanswered_in(error: A2MError) -> int:
+    """How many times in a row the service behind a server has not answered it, as its error says; 0 where it does not
+    say so."""
+    times = (error.data or {}).get(UNANSWERED)
+    return times if type(times) is int and times > 0 else 0
 
 
 def disk_reason(problem: OSError) -> str:
@@ -108,7 +122,14 @@ def disk_reason(problem: OSError) -> str:
 def disk_failed(problem: OSError, whose: str = "the") -> A2MError:
     """INTERNAL_ERROR for a disk that did not take, or give, what the call needed."""
     reason = disk_reason(problem)
-    sentence = f"failed: {reason}"
+    data: dict[str, Any] = {"reason": reason}
     if reason == DISK_FULL:
-        sentence = "is full: nothing was written; try again when there is room"
-    return A2MError(Code.INTERNAL_ERROR, f"{whose} disk {sentence}", {"reason": reason})
+        sentence = "disk is full: nothing was written; try again when there is room"
+    elif reason == FILE_HELD:
+        sentence = f"file cannot be written to: {reason}; nothing was written; try again when that has let go of it"
+        data["retry_after"] = RETRY_AFTER
+    elif reason == FILE_GONE:
+        sentence = f"file cannot be written to: {reason}; nothing was written; put it back, or end this server"
+    else:
+        sentence = f"disk failed: {reason}"
+    return A2MError(Code.INTERNAL_ERROR, f"{whose} {sentence}", data)

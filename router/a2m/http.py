@@ -1,8 +1,9 @@
 """The HTTP binding's server end (§8.3): POST one message, get one answer.
 
-What is decided, in this order and before any JSON-RPC work: is the head of bearable size (431), may this caller come in
-(403, 401), is there such a door (404, 405), is it JSON (415), of this version (400), is there room for it (503), is it
-of bearable size (413), does it come in time (408). From there on, errors are answers with 200.
+What is decided, in this order and before any JSON-RPC work: can it be told where the request ends (400), is it for
+this server (421), is the head of bearable size (431), may this caller come in (403, 401), is there such a door (404,
+405), is it JSON (415), of this version (400), is there room for it (503), is it of bearable size (413), does it come in
+time (408). From there on, errors are answers with 200.
 
 A client that hangs up has what it has begun cancelled. Where that must be finished all the same, as a write that a tier
 has been told of, it keeps its place in the limits until it is.
@@ -13,9 +14,10 @@ import logging
 import math
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import unquote
 
 import anyio
 import anyio.abc
@@ -32,16 +34,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER, speaks
 from router.a2m.errors import RETRY_AFTER, A2MError, Code
+from router.a2m.http_addressing import addressed, is_loopback
 from router.a2m.http_connection import ON_HANG_UP, ConnectionConfig
 from router.a2m.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
 from router.a2m.jsonrpc import NULL_ID, render_error, too_long
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
+from router.a2m.repeats import Repeats
 from router.a2m.server import Answering, Caller, CannotListen, NoRoom, Refusal
 
 if sys.platform != "win32":
     import resource
 
 log = logging.getLogger(__name__)
+_repeats = Repeats(log)
 
 WELL_KNOWN: Final = "/.well-known/a2m-server.json"
 ALIVE: Final = "/healthz"
@@ -53,6 +58,12 @@ _GRACE: Final = 10
 _PATIENCE: Final = 4
 # connections that the system may hand over at once, and thus before they can be counted
 _BACKLOG: Final = 128
+# what the log says of a request that is refused before it is looked into
+_NOT_FOR_US: Final = {
+    400: "it cannot be told where it ends, or whom it is for",
+    421: "its Host is not this server's; it is a page that pretends to be this server, or comes through a proxy whose "
+    "name is not listed",
+}
 # files that the process has open beside its connections: databases, pipes to children
 _OTHER_FILES: Final = 128
 
@@ -134,10 +145,20 @@ class HttpServer:
         host: a name or an address, IPv6 without brackets; a name is listened on at all its addresses.
         port: 0 takes a free one.
         limits: of connections. There are fewer of them if the process may not open that many files.
+        hosts: names in lower case that a request may be for beside `host` and the loopback's own, where only that is
+            listened on; elsewhere it may be for any.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, limits: HttpLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        limits: HttpLimits = DEFAULT_LIMITS,
+        hosts: Collection[str] = (),
+    ) -> None:
         self._app = app
+        self._hosts = frozenset([*hosts, host.lower()])
         self._host = host
         self._port = port
         self._limits = limits
@@ -154,9 +175,10 @@ class HttpServer:
         """
         sockets = await _listen(self._host, self._port)
         bound: int = sockets[0].getsockname()[1]
+        local = all(is_loopback(listening.getsockname()[0]) for listening in sockets)
         server = _Uvicorn(
             ConnectionConfig(
-                self._app,
+                _Addressed(self._app, self._hosts if local else None),
                 _bearable(self._limits),
                 ws="none",
                 lifespan="off",
@@ -200,6 +222,25 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
+
+
+class _Addressed:
+    """Hands on what is for this server, whatever its path and method; see `addressed`."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        meant = addressed(scope["raw_path"], scope["headers"], scope["http_version"], self._hosts)
+        if isinstance(meant, Refusal):
+            # not the sentence for the client, which repeats what that has said: it would decide how much is logged
+            _repeats.say(logging.WARNING, f"a request from {_client(scope)} was refused: {_NOT_FOR_US[meant.status]}")
+            await _refused(meant)(scope, receive, send)
+            return
+        if meant.path != scope["raw_path"]:
+            scope = {**scope, "raw_path": meant.path, "path": unquote(meant.path.decode("latin-1"))}
+        await self._app({**scope, "headers": meant.headers}, receive, send)
 
 
 class _Calls:
@@ -310,6 +351,12 @@ class _Door:
             await _refused(admitted)(scope, receive, send)
             return
         asks_first = "expect" in headers
+        is_preflight = (
+            origin is not None and scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        )
+        is_open = scope["path"] in (ALIVE, READY)
+        if isinstance(admitted, Refusal) and not is_preflight and not (is_open and "authorization" not in headers):
+            _repeats.say(logging.WARNING, f"a request from {_client(scope)} was refused: {admitted.message}")
 
         async def receive_asked() -> Message:
             nonlocal asks_first
@@ -328,7 +375,7 @@ class _Door:
                     answered.add_vary_header("Origin")
             await send(message)
 
-        if origin is not None and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+        if is_preflight:
             response = Response(
                 status_code=204,
                 headers={
@@ -339,7 +386,7 @@ class _Door:
             await response(scope, receive_asked, send_readable)
         elif not isinstance(admitted, Refusal):
             await self._app({**scope, "caller": admitted}, receive_asked, send_readable)
-        elif scope["path"] in (ALIVE, READY):
+        elif is_open:
             await self._app(scope, receive_asked, send_readable)
         else:
             await _refused(admitted)(scope, receive_asked, send_readable)
@@ -353,6 +400,12 @@ class _Door:
         if len(headers.getlist("origin")) > 1:
             return Refusal(403, "expected one header Origin, got several")
         return None
+
+
+def _client(scope: Scope) -> str:
+    """The address of who sent a request, without the port, which is another one each time."""
+    client = scope.get("client")
+    return "an unknown address" if client is None else str(client[0])
 
 
 def _refused(refusal: Refusal) -> Response:

@@ -29,7 +29,7 @@ from msgspec import Raw
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
 from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, TooLate, Unanswered, settled
-from router.a2m.errors import A2MError
+from router.a2m.errors import A2MError, unanswered_in
 from router.a2m.http_coding import unpacked
 from router.a2m.http_exchange import Answer, Broken, Exchange, Posting
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
@@ -41,6 +41,12 @@ SETTLING: Final = 30.0
 _QUOTED: Final = 200
 # an address that needs neither TLS nor another spelling
 _PLAIN: Final = re.compile(r"http://[\x21-\x7e]+")
+# characters of an answer that cannot be read: enough to know it by
+_SHOWN: Final = 80
+# said of an address from which no answer to a call has ever come
+_NO_SERVER: Final = "; is there an A2M server at this address? `a2m-rag http` puts one before a search service"
+# what such an address may answer to a POST of JSON. Who asks for a token, or for patience, may be one all the same
+_STRANGE: Final = frozenset({400, 404, 405, 406, 410, 411, 415, 422, 426, 501})
 # nothing compressed is asked for: on the way to a neighbour it costs more time than it saves
 _HEADERS: Final = {
     "Content-Type": "application/json",
@@ -110,6 +116,7 @@ class HttpClient:
         self._secrets = secrets
         self._max_message = max_message
         self._settling = settling
+        self._speaks = False  # whether an answer to a call has ever come
         self._ids = count(1)
 
     async def call(
@@ -130,15 +137,17 @@ class HttpClient:
             body = self._plain(answer)
             answered = answer.status < 500  # a gateway's 502 or 504 does not end what is behind it
             reply = self._read(answer.status, body)
-            self.heard = anyio.current_time()
+            if reply.error is None or not unanswered_in(reply.error):
+                self.heard = anyio.current_time()
             if bytes(reply.id) == str(id).encode():
-                answered = True  # whatever its status: only the server itself knows the id
+                answered = self._speaks = True  # whatever its status: only the server itself knows the id
             elif not answered:
                 raise HttpFailure(_status(answer.status, body, self._secrets), self._later())
             elif reply.error is None or bytes(reply.id) != b"null":
                 # only an error may have no id: one that could not tell whose it was
                 answered = False
-                raise NoAnswer(f"an answer to another call: id {bytes(reply.id)!r:.80}", self._certain(posting))
+                reason = f"an answer to another call: id {bytes(reply.id)!r:.80}{self._doubt(answer.status)}"
+                raise NoAnswer(reason, self._certain(posting))
         except TimeoutError:
             certain = self._certain(posting)
             what = "answer" if posting.sent else "connection"
@@ -188,12 +197,22 @@ class HttpClient:
             reply = parse_reply(body)
         except MalformedMessage as malformed:
             if status == 200:
-                reason = f"an answer that cannot be read: {malformed.message}"
-                raise NoAnswer(reason, self._settled_by(status)) from None
+                raise self._unreadable(malformed.message, body) from None
             reply = None
         if isinstance(reply, Reply) and (status == 200 or reply.error is not None):
             return reply
-        raise HttpFailure(_status(status, body, self._secrets), self._settled_by(status))
+        if status == 200:
+            raise self._unreadable("a notification, where the answer to a call is expected", body)
+        raise HttpFailure(_status(status, body, self._secrets) + self._doubt(status), self._settled_by(status))
+
+    def _unreadable(self, why: str, body: bytes) -> NoAnswer:
+        came = _said(body, self._secrets, _SHOWN)
+        what = f"what came begins with {came!r}" if came else "what came is empty"
+        return NoAnswer(f"an answer that cannot be read: {why}; {what}{self._doubt(200)}", settled())
+
+    def _doubt(self, status: int) -> str:
+        """What is said of what is no answer, where nothing else has ever come."""
+        return _NO_SERVER if not self._speaks and (status == 200 or status in _STRANGE) else ""
 
     def _settled_by(self, status: int) -> Settled:
         return settled() if status < 500 else self._later()
@@ -261,8 +280,13 @@ def _status(status: int, body: bytes, secrets: Collection[str]) -> str:
         named = str(status)
     if 300 <= status < 400:
         return f"HTTP {named}: redirects are not followed; use the address that it leads to"
-    said = _without(secrets, " ".join(body[: 20 * _QUOTED].decode("utf-8", "replace").split()))[:_QUOTED]
+    said = _said(body, secrets, _QUOTED)
     return f"HTTP {named}: {said}" if said else f"HTTP {named}"
+
+
+def _said(body: bytes, secrets: Collection[str], most: int) -> str:
+    """The beginning of what a server says, on one line."""
+    return _without(secrets, " ".join(body[: 20 * _QUOTED].decode("utf-8", "replace").split()))[:most]
 
 
 def _without(secrets: Collection[str], text: str) -> str:

@@ -50,7 +50,7 @@ class Exchange(Protocol):
 def reason_of(problem: BaseException, otherwise: str) -> str:
     """Why an exchange failed: what the system or TLS said, if that is what lies beneath, else `otherwise`."""
     # the libraries' own exceptions may be subclasses of these, and have nothing to tell
-    beneath = [cause for cause in _causes(problem) if type(cause).__module__ in ("builtins", "socket", "ssl")]
+    beneath = [cause for cause in causes(problem) if type(cause).__module__ in ("builtins", "socket", "ssl")]
     for kind, sentence in _SENTENCES:
         for cause in beneath:
             if isinstance(cause, kind) and (said := sentence(cause)):
@@ -74,7 +74,7 @@ _SENTENCES: Final[tuple[tuple[type[BaseException], Callable[[Any], str]], ...]] 
 )
 
 
-def _causes(problem: BaseException | None) -> Iterator[BaseException]:
+def causes(problem: BaseException | None) -> Iterator[BaseException]:
     """The exception, and what it was raised from or after, down to the first."""
     while problem is not None:
         yield problem

@@ -1,7 +1,7 @@
 """The JSON-RPC 2.0 codec (§8): bytes in, messages out, and back. No I/O, no state.
 
 Rules of the door, kept here for every binding:
-- a message is valid UTF-8 and one JSON object; an array is refused (§8);
+- a message is valid UTF-8 and one JSON object; an array is refused (§8). A byte order mark at its head is skipped;
 - nothing is nested deeper than MAX_DEPTH, and no string holds a lone surrogate: what is let through as raw JSON must be
   readable by everybody further on;
 - line breaks between tokens become spaces, since stdio frames by line;
@@ -10,12 +10,13 @@ Rules of the door, kept here for every binding:
 
 import re
 from itertools import accumulate, islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.lines import BYTE_ORDER_MARK
 
 MAX_DEPTH: Final = 128
 
@@ -122,9 +123,11 @@ def parse_request(message: bytes) -> Request:
 def parse_reply(message: bytes) -> Reply | Notification:
     """The reply or the notification in one message of a server.
 
+    Half of a surrogate pair, as a server leaves it that cuts a text in two, counts as U+FFFD.
+
     Raises MalformedMessage for anything else; a client must not trust what it cannot read.
     """
-    envelope = _open(message)
+    envelope = _open(_with_whole_pairs(message), "answer")
     if envelope.method is not UNSET and envelope.id is UNSET:
         params = _NO_PARAMS if envelope.params is UNSET else envelope.params
         try:
@@ -236,7 +239,8 @@ _LEVELS: Final = 16
 _LOOKED_AT: Final = 100_000
 
 
-def _open(message: bytes) -> _Envelope:
+def _open(message: bytes, expected: Literal["request", "answer"] = "request") -> _Envelope:
+    message = message.removeprefix(BYTE_ORDER_MARK)
     try:
         message.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -255,7 +259,7 @@ def _open(message: bytes) -> _Envelope:
     except msgspec.ValidationError:
         what = "an array; batches are not part of A2M (§8)" if message.lstrip()[:1] == b"[" else "something else"
         raise MalformedMessage(
-            A2MError(Code.INVALID_REQUEST, f"expected one JSON-RPC request object, got {what}")
+            A2MError(Code.INVALID_REQUEST, f"expected one JSON-RPC {expected} object, got {what}")
         ) from None
     except msgspec.DecodeError as problem:
         raise MalformedMessage(A2MError(Code.PARSE_ERROR, str(problem))) from None
@@ -264,6 +268,17 @@ def _open(message: bytes) -> _Envelope:
 def _has_half_a_pair(message: bytes) -> bool:
     escapes = message.replace(rb"\\", b"--")  # what follows an escaped backslash is no escape
     return _SURROGATE.search(_SURROGATE_PAIR.sub(b"", escapes)) is not None
+
+
+def _with_whole_pairs(message: bytes) -> bytes:
+    if b"\\u" not in message or not _has_half_a_pair(message):
+        return message
+    # of the same length, so that a place in the one is a place in the other
+    escapes = _SURROGATE_PAIR.sub(b"-" * 12, message.replace(rb"\\", b"--"))
+    whole = bytearray(message)
+    for half in _SURROGATE.finditer(escapes):
+        whole[half.start() : half.start() + 6] = rb"\ufffd"
+    return bytes(whole)
 
 
 def _is_too_deep(message: bytes) -> bool:

@@ -7,6 +7,9 @@ from typing import Final
 
 DEFAULT_MAX_MESSAGE: Final = 64 * 2**20
 
+# U+FEFF at the head of a text, as some editors and shells write it; it says nothing
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
 # of a line that is too long, enough to see whose answer it is
 _BEGINNING: Final = 256
 
@@ -42,7 +45,7 @@ class LineSplitter:
         line = bytes(self._held)
         self._held.clear()
         self._skipping = False
-        return [line] if line and not line.isspace() else []
+        return [line] if line.removeprefix(BYTE_ORDER_MARK).strip() else []
 
     def _hold(self, piece: bytes, lines: list[bytes | None]) -> None:
         if self._skipping:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from router.a2m.equality import NULL, Where, atom, members, number_atom, text_atom, text_of
 from router.a2m.records import Record
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import moment
 
 _JSON_NULL: Final = b"null"
 
@@ -61,7 +61,7 @@ def _moment(name: str) -> Callable[[Record, tuple[bytes, ...]], bool]:
 
 def _milliseconds(text: str | None) -> int | None:
     try:
-        return None if text is None else parse(text)
+        return None if text is None else moment(text)
     except ValueError:
         return None  # it is no moment, and equals none
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m import answers
 from router.a2m.answers import (
@@ -32,7 +32,7 @@ from router.a2m.capabilities import CAPABILITY_OF, PROTOCOL
 from router.a2m.client import Peer
 from router.a2m.errors import A2MError, Code, invalid_params, not_supported
 from router.a2m.questions import NewRecord, Prompt, bytes_of, draft_from, raw_object, several
-from router.a2m.records import Draft
+from router.a2m.records import ConditionalDraft
 
 # how long a call may take, in seconds, where nothing else is said
 TIMEOUT: Final = 60.0
@@ -128,16 +128,21 @@ class Memory:
         uri: str | None = None,
         media_type: str | None = None,
         created_at: str | None = None,
+        if_revision: int | UnsetType | None = UNSET,
     ) -> list[str]:
         """Writes one text, or one or more records, in one call: all of it or nothing (§4.2).
 
         Args:
             what: a text, a record, or records; None for what has only a `uri` or an `embedding`.
             session: this and the other fields are for records that leave them out.
+            if_revision: the revision that the page at `key` was seen to have; None if there was none. If it is another
+                one by now, A2MError is raised whose `data` is `{"reason": "revision", "revision": …}`, and nothing is
+                written. Left out, the page is replaced, whatever it is.
 
         Returns the ids, in the order of the records.
 
-        Raises ValueError for what is no record, and for an `id` or a `key` that several records would share.
+        Raises ValueError for what is no record, and for an `id`, a `key` or an `if_revision` that several records would
+        share; CAPABILITY_NOT_SUPPORTED for an `if_revision` that the server would ignore, which is then not asked.
         """
         fields = NewRecord(
             tier=tier,
@@ -151,10 +156,11 @@ class Memory:
             uri=uri,
             media_type=media_type,
             created_at=created_at,
+            if_revision=if_revision,
         )
         drafts = [draft_from(each, fields) for each in several(what)]
-        if len(drafts) > 1 and (id is not None or key is not None):
-            raise ValueError("an id or a key is for one record; several records need their own")
+        if len(drafts) > 1 and (id is not None or key is not None or if_revision is not UNSET):
+            raise ValueError("an id, a key or an if_revision is for one record; several records need their own")
         return await self._remember(drafts, session, owner)
 
     async def remember_all(
@@ -172,7 +178,7 @@ class Memory:
         limits = (await self._description()).limits
         most = (limits.max_records_per_call if limits else None) or _CHUNK
         ids: list[str] = []
-        batch: list[Draft] = []
+        batch: list[ConditionalDraft] = []
         held = 0
         for record in records:
             draft = draft_from(record, NewRecord())
@@ -414,8 +420,15 @@ class Memory:
     async def _find(self, method: str, **params: Any) -> Recalled:
         return answers.read_found(method, await self._call(method, _given(**params)))
 
-    async def _remember(self, drafts: list[Draft], session: str | None, owner: str | None) -> list[str]:
+    async def _remember(self, drafts: list[ConditionalDraft], session: str | None, owner: str | None) -> list[str]:
         session = self._session if session is None else session
+        conditional = any(draft.if_revision is not UNSET for draft in drafts)
+        if conditional and not (await self._description()).heeds_if_revision:
+            raise A2MError(
+                Code.CAPABILITY_NOT_SUPPORTED,
+                "this server does not say in memory/describe that it heeds if_revision: it would ignore it, and "
+                "replace whatever is at the key; leave if_revision out, or ask an a2m-router",
+            )
         ids = (await self._read("memory/remember", _Ids, records=drafts, session=session, owner=self._of(owner))).ids
         if len(ids) != len(drafts):
             raise BadAnswer(f"memory/remember: the server answered {len(ids)} ids for {len(drafts)} records")

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from router.a2m.records import Draft
+from router.a2m.records import ConditionalDraft, Draft
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -40,6 +40,14 @@ class Remember(Params):
     """§4.2; `owner` and `session` are for records that carry none."""
 
     records: list[Draft]
+    owner: str | None = None
+    session: str | None = None
+
+
+class ConditionalRemember(Params):
+    """§4.2, for a server that heeds `if_revision`; every other one ignores it."""
+
+    records: list[ConditionalDraft]
     owner: str | None = None
     session: str | None = None
 

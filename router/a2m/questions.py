@@ -8,17 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m.jsonrpc import explain
-from router.a2m.records import Draft
+from router.a2m.records import ConditionalDraft, Draft
 
 
 class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A record to be written (§4.2): with `content`, or a `uri`, or an `embedding`; the rest is optional.
 
-    With an `id`, writing it twice writes it once; with a `key`, it replaces what is at that key. `created_at` and
-    `revision` are for bringing in a past; not every server takes them.
+    With an `id`, writing it twice writes it once; with a `key`, it replaces what is at that key: with `if_revision`
+    only if that is at this revision, with None only if there is nothing. `created_at` and `revision` are for bringing
+    in a past; not every server takes them.
     """
 
     content: str | None = None
@@ -36,6 +37,7 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     media_type: str | None = None
     created_at: str | None = None
     revision: int | None = None
+    if_revision: int | UnsetType | None = UNSET
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,7 +63,7 @@ def several(
     return [what] if isinstance(what, NewRecord | Mapping) else what
 
 
-def draft_from(record: NewRecord | Mapping[str, Any], otherwise: NewRecord) -> Draft:
+def draft_from(record: NewRecord | Mapping[str, Any], otherwise: NewRecord) -> ConditionalDraft:
     """A record as it is sent, with fields that it leaves out taken from `otherwise`. Raises ValueError."""
     if not isinstance(record, NewRecord):
         try:
@@ -71,7 +73,7 @@ def draft_from(record: NewRecord | Mapping[str, Any], otherwise: NewRecord) -> D
             raise ValueError(f"a record: {where + ': ' if where else ''}{sentence}") from None
     fields = {
         name: value
-        for name in NewRecord.__struct_fields__
+        for name in Draft.__struct_fields__
         if (value := getattr(record, name)) is not None or (value := getattr(otherwise, name)) is not None
     }
     if "metadata" in fields:
@@ -80,7 +82,8 @@ def draft_from(record: NewRecord | Mapping[str, Any], otherwise: NewRecord) -> D
         fields["embedding"] = list(fields["embedding"])
     if not fields.keys() & {"content", "uri", "embedding"}:
         raise ValueError("a record: expected content, a uri or an embedding")
-    return Draft(**fields)
+    condition = otherwise.if_revision if record.if_revision is UNSET else record.if_revision
+    return ConditionalDraft(**fields, if_revision=condition)
 
 
 def bytes_of(draft: Draft) -> int:

@@ -12,6 +12,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+Revision = Annotated[int, Meta(ge=0, le=2**62)]
+
 
 class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A record as a caller writes it (§4.2). `created_at` and `revision` are taken from those who bring in a past."""
@@ -27,10 +29,19 @@ class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
     owner: str | None = None
     session: str | None = None
     key: str | None = None
-    revision: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    revision: Revision | None = None
     embedding: list[float] | None = None
     uri: str | None = None
     media_type: str | None = None
+
+
+class ConditionalDraft(Draft, kw_only=True, omit_defaults=True):
+    """A draft with an extension of a2m-router: it is written only if the page at its key is at `if_revision`.
+
+    None: only if there is no page at the key. UNSET: whatever is there.
+    """
+
+    if_revision: Revision | UnsetType | None = UNSET
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -52,7 +63,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     owner: str | None = None
     session: str | None = None
     key: str | None = None
-    revision: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    revision: Revision | None = None
     embedding: list[float] | None = None
     uri: str | None = None
     media_type: str | None = None
@@ -61,7 +72,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Riderless(Record):
-    """A record of which every field is what its server says, and none is certain to be what a router once wrote."""
+    """A record that came without a rider, or with one for its metadata alone: its fields are what its server says."""
 
 
 def draft_of(record: Record) -> Draft:

@@ -33,12 +33,14 @@ class Caller(msgspec.Struct, frozen=True):
 
     `asserts_owner`: the binding is local, so the `owner` in a call is taken at its word. Otherwise `owner` here is the
     authenticated principal's, or None where callers are not told apart and `scopes` is not declared. `channel` is how
-    the caller can be notified of events (§4.13), None where the binding cannot.
+    the caller can be notified of events (§4.13), None where the binding cannot. `writes` names the tiers whose records
+    the caller may change, None where that is any.
     """
 
     asserts_owner: bool
     owner: str | None = None
     channel: Channel | None = None
+    writes: frozenset[str] | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -141,8 +143,9 @@ class Dispatcher:
         except A2MError as error:
             return None if request.id is None else _failed(request.id, error)
         except OSError as problem:
-            _repeats.say(logging.ERROR, f"{request.method}: the disk failed: {problem}")
-            return None if request.id is None else render_error(request.id, disk_failed(problem))
+            failed = disk_failed(problem)
+            _repeats.say(logging.ERROR, f"{request.method}: {failed}")
+            return None if request.id is None else render_error(request.id, failed)
         except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a caller
             return None if request.id is None else render_error(request.id, internal(problem, request.method))
         return None if request.id is None else render_result(request.id, result)

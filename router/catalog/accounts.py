@@ -5,15 +5,18 @@ sessions; every query of the catalog's goes through one connection.
 """
 
 import contextlib
+import errno
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import apsw
 import msgspec
 
 from router import nearest
+from router.a2m.budget import left
 from router.a2m.vectors import MAX_WIDTH, indexed
 from router.catalog.claims import Claims
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
@@ -23,11 +26,15 @@ from router.catalog.schema import APPLICATION, SCHEMA
 from router.catalog.selection import EVERYONE, Condition, Scope, any_of, conjunction
 from router.catalog.syncing import Syncing
 from router.config import Tier
-from router.database import Damaged, Database, DatabaseError, damaged
+from router.database import Damaged, Database, DatabaseError, damaged, real
 
 # The vectors of records on their way in, by id, as far as they have any.
 Vectors = Mapping[str, Sequence[float]]
 NO_VECTORS: Final[Vectors] = {}
+
+# Seconds that a change waits for another program that holds the file, and between two looks whether it does.
+_PATIENCE: Final = 10.0
+_LOOK: Final = 0.05
 
 Strength = Callable[[float, int, int, float | None], float]
 
@@ -63,6 +70,7 @@ class Accounts:
 
     def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
         if path is not None:
+            path = real(path)
             exchange(path)
         try:
             self._open(path, tiers, strength, threads=threads)
@@ -174,6 +182,20 @@ class Accounts:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
         await self._syncing.wait()
 
+    async def writable(self) -> None:
+        """Return when no other program holds a lock on the file that keeps it from being changed: at once, unless one
+        does. Raises OSError where it does for longer than anybody waits, and where the file is gone."""
+        deadline = anyio.current_time() + min(_PATIENCE, left())
+        while True:
+            try:
+                self._database.check_writable()
+            except OSError as problem:
+                if problem.errno != errno.EBUSY or anyio.current_time() >= deadline:
+                    raise
+            else:
+                return
+            await anyio.sleep(_LOOK)
+
     def damage(self) -> str | None:
         """What is wrong with the file's pages, if anything is. Reads all of it; the start does so after an unclean
         end."""
@@ -210,7 +232,11 @@ class Accounts:
 
     def is_all_scanned(self) -> bool:
         """Whether all that any tier holds is accounted for."""
-        return all(map(self.is_scanned, self._tiers))
+        return not self.unscanned()
+
+    def unscanned(self) -> list[str]:
+        """The tiers that hold, or may hold, what is not accounted for."""
+        return [tier for tier in self._tiers if not self.is_scanned(tier)]
 
     def is_accounted(self, tier: str, scope: Scope = EVERYONE) -> bool:
         """Whether all that `tier` holds and `scope` would see is accounted for, with what an earlier router was writing

@@ -210,7 +210,8 @@ class Catalog(Lookup):
         acknowledged. Ids that nobody has heard of are noted while a tier is not scanned yet.
         """
         struck = []
-        unaccounted = not self.is_all_scanned()
+        # a note holds wherever the record turns up, so it takes the right to change all that may turn up yet
+        unaccounted = not self.is_all_scanned() and all(map(scope.writes_to, self.unscanned()))
         with self._database.transaction():
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
@@ -228,7 +229,7 @@ class Catalog(Lookup):
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (id, by, now))
                     struck += gone[:1]  # wherever else it may be, it is one record
                     continue
-                if not scope.holds(entry.owner):
+                if not scope.may_change(entry.owner, entry.home):
                     struck += self._drop_set_aside(id, scope, now)[:1]
                     continue
                 self._strike_out(entry, now)
@@ -278,7 +279,7 @@ class Catalog(Lookup):
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
                 left_over = self._left_over(id, scope) if entry is None else None
-                if entry is not None and scope.holds(entry.owner):
+                if entry is not None and scope.may_change(entry.owner, entry.home):
                     self._earn(msgspec.structs.replace(entry, salience=_added(entry.salience, amount)))
                 elif left_over is not None:
                     salience = _added(left_over.salience, amount)
@@ -612,12 +613,21 @@ class Catalog(Lookup):
         """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
         return self._left_over(id, scope) is not None
 
+    def knows_of(self, scope: Scope, id: str) -> bool:
+        """Whether `id` is that of a record which `scope` sees, was that of one which it might forget, or may yet turn
+        out to be one's."""
+        entry = self._find(id)
+        if (entry is not None and self.sees(scope, entry)) or self._left_over(id, scope) is not None:
+            return True
+        noted = "SELECT owner FROM strays WHERE id = ? AND kind = ? UNION ALL SELECT by FROM forgotten WHERE id = ?"
+        return any(scope.holds(absent_or(owner)) for (owner,) in self._execute(noted, (id, Stray.ASIDE, id)))
+
     def _left_over(self, id: str, scope: Scope) -> Entry | None:
         """What an earlier router was writing when it died, and may be a record, if `scope` may change it."""
         reserved = f"SELECT {COLUMNS}, destination FROM records WHERE id = ? AND home IS NULL AND batch <= ?"
         row = next(self._execute(reserved, (id, self._earlier_reservations)), None)
         entry = None if row is None else row_entry(row, self._name[row[-1]])
-        return entry if entry is not None and scope.holds(entry.owner) else None
+        return entry if entry is not None and scope.may_change(entry.owner, entry.home) else None
 
     def _drop_reservation(self, entry: Entry) -> None:
         batch = self._execute("SELECT batch FROM records WHERE seq = ?", (entry.seq,)).get
@@ -638,7 +648,7 @@ class Catalog(Lookup):
                 created_at=now,
                 digest=b"",
             )
-            if scope.holds(entry.owner):
+            if scope.may_change(entry.owner, entry.home):
                 self._note(entry, entry.home, Stray.UNWANTED)
                 self._note_forgotten(entry, now)
                 dropped.append(entry)

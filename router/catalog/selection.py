@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from router.a2m.equality import NULL, Where, integer_of, number_atom, text_of
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import moment
 from router.catalog.entries import present
 
 # the record fields that the catalog holds; everything else only a tier can tell
@@ -36,9 +36,13 @@ _MOMENTS: Final = frozenset({"created_at", "accessed_at"})
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Who sees what (§6): None sees all; an owner sees its own, what has no owner, and all in shared tiers."""
+    """Who sees what (§6): None sees all; an owner sees its own, what has no owner, and all in shared tiers.
+
+    `writes` names the tiers whose records it may change, as far as they are its own or nobody's; None: of any tier.
+    """
 
     owner: str | None = None
+    writes: frozenset[str] | None = None
 
     @property
     def everyone(self) -> bool:
@@ -47,6 +51,14 @@ class Scope(msgspec.Struct, frozen=True):
     def holds(self, owner: str | None) -> bool:
         """Whether a record of `owner` is the caller's own, or nobody's."""
         return self.owner is None or owner is None or owner == self.owner
+
+    def writes_to(self, tier: str) -> bool:
+        """Whether the caller may change anything in a tier."""
+        return self.writes is None or tier in self.writes
+
+    def may_change(self, owner: str | None, tier: str) -> bool:
+        """Whether the caller may change a record of `owner` that lives in `tier`."""
+        return self.holds(owner) and self.writes_to(tier)
 
 
 EVERYONE: Final = Scope()
@@ -136,7 +148,7 @@ def _kept(text: str | None) -> str | None:
 def _moment(atom: bytes) -> int | None:
     text = text_of(atom)
     try:
-        return None if text is None else parse(text)
+        return None if text is None else moment(text)
     except ValueError:
         return None
 

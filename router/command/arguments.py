@@ -4,11 +4,13 @@ import argparse
 import json
 from collections.abc import Callable
 from math import isfinite
-from pathlib import Path
 from typing import Any, Final
+
+from msgspec import UNSET
 
 from router import __version__
 from router.a2m.memory import INTERVAL, TIMEOUT
+from router.a2m.paths import path_argument
 
 _DESCRIPTION: Final = "Talks to any A2M 0.1 memory: a federation, a single store, or somebody else's."
 _EPILOG: Final = """\
@@ -75,13 +77,16 @@ def _common() -> argparse.ArgumentParser:
     which.add_argument("--stdio", metavar="COMMAND", help="the server that this command line starts, quoted as one")
     which.add_argument(
         "--config",
-        type=Path,
+        type=path_argument,
         metavar="FILE",
         help="the federation of this file: the router that has it, if that serves HTTP, else run it here meanwhile",
     )
     which.add_argument("--token-env", metavar="NAME", help="the variable that holds the token (default: A2M_TOKEN)")
     which.add_argument(
-        "--ca-file", type=Path, metavar="PEM", help="whose certificates to trust (default: A2M_CA_FILE, else the usual)"
+        "--ca-file",
+        type=path_argument,
+        metavar="PEM",
+        help="whose certificates to trust (default: A2M_CA_FILE, else the usual)",
     )
     which.add_argument("--owner", metavar="O", help="whose memory; over HTTP the token says it")
     how = every.add_argument_group("how")
@@ -107,6 +112,13 @@ def _remember(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", metavar=letter, help=help)
     parser.add_argument("--metadata", type=_object, metavar="JSON", help="an object")
+    parser.add_argument(
+        "--if-revision",
+        type=_revision,
+        default=UNSET,
+        metavar="N",
+        help="write only if what is at the key is at revision N, as fetch shows it; or new: if there is nothing",
+    )
 
 
 def _recall(parser: argparse.ArgumentParser) -> None:
@@ -166,12 +178,12 @@ def _watch(parser: argparse.ArgumentParser) -> None:
 
 def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", type=Path, metavar="FILE", nargs="?", help="replaced once all is written; stdout without"
+        "file", type=path_argument, metavar="FILE", nargs="?", help="replaced once all is written; stdout without"
     )
 
 
 def _import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="stdin without")
+    parser.add_argument("file", type=path_argument, metavar="FILE", nargs="?", help="stdin without")
     parser.add_argument(
         "--drop",
         action="append",
@@ -228,6 +240,15 @@ def _finite(text: str) -> float:
     if number is None or not isfinite(number):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return number
+
+
+def _revision(text: str) -> int | None:
+    number = _number(int, text)
+    if text == "new":
+        return None
+    if number is None or number < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, or new, got {text!r}")
+    return int(number)
 
 
 def _seconds(text: str) -> float:

@@ -1,5 +1,7 @@
 """The commands that are one call: its parameters from the command line, its result shown."""
 
+from msgspec import UNSET
+
 from router.a2m.answers import Recalled
 from router.command import showing
 from router.command.reaching import Unusable
@@ -15,6 +17,8 @@ async def describe(run: Running) -> int:
 
 async def remember(run: Running) -> int:
     options = run.options
+    if options.if_revision is not UNSET and options.key is None:
+        raise Unusable("remember: --if-revision says what must be at a key; expected --key beside it")
     text: str = options.text
     if text == "-":
         text = await _whole(run.streams)
@@ -29,6 +33,7 @@ async def remember(run: Running) -> int:
         uri=options.uri,
         media_type=options.media_type,
         metadata=options.metadata,
+        if_revision=options.if_revision,
     )
     await run.show(lambda: showing.plain("\n".join(ids)).encode() + b"\n")
     return DONE

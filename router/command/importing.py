@@ -20,10 +20,10 @@ from router.a2m.answers import BadAnswer
 from router.a2m.capabilities import FIELDS, PROTOCOL
 from router.a2m.errors import A2MError, Code
 from router.a2m.jsonrpc import MalformedMessage, explain, parse_request
-from router.a2m.lines import DEFAULT_MAX_MESSAGE
+from router.a2m.lines import BYTE_ORDER_MARK, DEFAULT_MAX_MESSAGE
 from router.a2m.questions import bytes_of
 from router.a2m.records import Draft
-from router.a2m.timestamps import parse
+from router.a2m.timestamps import moment, render
 from router.command.asking import Asking
 from router.command.exporting import FORMAT, VERSION, Header
 
@@ -252,8 +252,8 @@ class Numbered:
         return lines
 
     def end(self) -> list[tuple[int, bytes]]:
-        """The line that is still open, as if its newline had come."""
-        line = b"".join(self._pieces)
+        """The line that is still open, as if its newline had come, without a byte order mark at its head."""
+        line = b"".join(self._pieces).removeprefix(BYTE_ORDER_MARK)
         self._pieces, self._held = [], 0
         return [(self._number, line)] if line.strip() else []
 
@@ -345,7 +345,7 @@ def _mistaken(draft: Draft) -> str | None:
         return "metadata: expected an object"
     if draft.created_at is not None:
         try:
-            parse(draft.created_at)
+            draft.created_at = render(moment(draft.created_at))  # a server may take no other form
         except ValueError as problem:
             return f"created_at: {problem}"
     return None

@@ -14,6 +14,7 @@ import msgspec
 from router.a2m.child import executable
 from router.a2m.connecting import connect, connect_command
 from router.a2m.memory import TIMEOUT, Memory
+from router.a2m.paths import expanded
 from router.config import load
 from router.database import DatabaseError, InUse, announced
 
@@ -72,8 +73,8 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
             given["config"] = _DEFAULT_CONFIG
         else:
             raise Unusable(_HOW)
-    ca_file = getattr(options, "ca_file", None) or environ.get(_CA_VARIABLE) or None
-    if ca_file is not None and not Path(ca_file).is_file():
+    ca_file = _ca_file(options, environ)
+    if ca_file is not None and not ca_file.is_file():
         raise Unusable(f"--ca-file: there is no file {str(ca_file)!r}")
     variable = getattr(options, "token_env", _TOKEN_VARIABLE)
     if hasattr(options, "token_env") and not environ.get(variable):
@@ -84,10 +85,20 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
         config=given.get("config"),
         token_variable=variable,
         token=environ.get(variable) or None,
-        ca_file=None if ca_file is None else Path(ca_file),
+        ca_file=ca_file,
         owner=getattr(options, "owner", None),
         timeout=getattr(options, "timeout", TIMEOUT),
     )
+
+
+def _ca_file(options: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
+    given: Path | None = getattr(options, "ca_file", None)
+    if given is None and environ.get(_CA_VARIABLE):
+        try:
+            given = expanded(environ[_CA_VARIABLE])
+        except ValueError as problem:
+            raise Unusable(f"{_CA_VARIABLE}: {problem}") from None
+    return given
 
 
 def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:

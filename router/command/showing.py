@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from router.a2m.answers import Consolidated, Description, Record, Session
+from router.a2m.answers import Consolidated, Description, Record, Session, Tier
+from router.a2m.timestamps import is_dated
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+_UNDATED: Final = "undated"
 
 # the narrowest that content is made for the sake of columns that tell less
 _CONTENT: Final = 30
@@ -69,6 +72,8 @@ def records(found: Sequence[Record]) -> bytes:
 def record(found: Record) -> bytes:
     """One record, a field a line."""
     told = [(name, getattr(found, name)) for name in found.__struct_fields__]
+    if not is_dated(found.created_at):
+        told = [(name, _UNDATED if name == "created_at" else value) for name, value in told]
     return _fields((name, value) for name, value in told if value not in (None, {}))
 
 
@@ -100,14 +105,21 @@ def description(described: Description) -> bytes:
         "characters in a record": limits and limits.max_content_length,
         "vectors": embeddings and f"{embeddings.metric}, {embeddings.dimensions or 'any'} dimensions",
         "events come by themselves": None if described.events is None else ("no", "yes")[described.events.push],
+        "the service behind it": _health(described.service),
         "text for prompts": described.prompt and ", ".join(described.prompt.styles),
     }
     shown = _fields((name, value) for name, value in lines.items() if value is not None)
-    return shown + _table(
-        described.tiers or (),
+    tiers = described.tiers or ()
+    reasons = _fields((tier.name, tier.reason) for tier in tiers if tier.reason is not None)
+    return shown + _tiers(tiers) + reasons
+
+
+def _tiers(tiers: Sequence[Tier]) -> bytes:
+    return _table(
+        tiers,
         (
             ("tier", lambda tier: tier.name),
-            ("kind", lambda tier: tier.kind),
+            ("kind", lambda tier: f"{tier.kind or ''}, mounted".removeprefix(", ") if tier.mount else tier.kind),
             ("records", lambda tier: f"{tier.count:,}"),
             ("capacity", lambda tier: None if tier.capacity is None else f"{tier.capacity:,}"),
             ("spills to", lambda tier: tier.spill_to),
@@ -115,6 +127,15 @@ def description(described: Description) -> bytes:
             ("status", lambda tier: tier.status),
         ),
     )
+
+
+def _health(service: Any) -> str | None:
+    match service:
+        case {"status": "down", "reason": str(reason)}:
+            return f"down: {reason}"
+        case {"status": "up" | "down" as status}:
+            return str(status)
+    return None
 
 
 def consolidated(did: Consolidated) -> bytes:
@@ -140,7 +161,9 @@ def fitted(text: str) -> str:
 
 def _moment(timestamp: str | None) -> str | None:
     """A timestamp to the second, without what is the same in all of them."""
-    return None if timestamp is None else timestamp[:19].replace("T", " ")
+    if timestamp is None:
+        return None
+    return timestamp[:19].replace("T", " ") if is_dated(timestamp) else _UNDATED
 
 
 def _counts(tiers: Mapping[str, int] | None) -> str | None:

@@ -10,15 +10,15 @@ A question is prepared for all tiers in one step that does not wait, so that a r
 is looked for where it was.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from router.a2m.equality import NULL, text_of
-from router.a2m.errors import A2MError, Code
+from router.a2m.errors import A2MError, Code, invalid_params
 from router.a2m.matching import matches
 from router.a2m.messages import Recall, Timeline
 from router.a2m.records import Record, record_of
@@ -55,6 +55,10 @@ _NOT_IN_MOUNTS: Final = ("owner", "session", "key", "revision", "salience", "acc
 
 # A record that is told without its vector does not show whether it has one.
 _EMBEDDING: Final = "embedding"
+
+# Why a mount is not asked by a vector; where there are words, it is asked by these.
+NO_VECTORS: Final = "it cannot search by a vector, and there are no words to ask it by"
+OTHER_WIDTH: Final = "its vectors have another width than the one given, and there are no words to ask it by"
 
 Ask = Callable[[], Awaitable[list[Record]]]
 
@@ -101,6 +105,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def is_narrow(self) -> bool:
         """Whether it means less than all that a tier holds, as far as the catalog can tell."""
         return not self.scope.everyone or bool(self.where.known) or self.key_prefix is not None
+
+
+class Barred(NamedTuple):
+    """Why a tier cannot be asked a question: as one of several, and as an error where there is no answer without it."""
+
+    reason: str
+    error: A2MError
 
 
 class Asking:
@@ -174,6 +185,13 @@ class Asking:
             return []
         pending = [(tier, self._catalog.redo_in(tier.name)) for tier in tiers if tier not in self._mounts]
         return [(tier, ids) for tier, ids in pending if ids]
+
+    def check_riders(self, tier: str, records: Iterable[Record], entries: Mapping[str, Entry]) -> None:
+        """Raises Untrusted where a tier's server has returned one of its records without its rider."""
+        for record in records:
+            entry = entries.get(record.id)
+            if entry is not None:
+                self._copies.check_rider(tier, record, created_at=entry.created_at, owner=entry.owner, key=entry.key)
 
     # --- what nobody can tell yet
 
@@ -297,24 +315,57 @@ class Asking:
         return self._catalog.nearest(question.selection([tier]), question.embedding, count)
 
     async def _from_mount(self, tier: Tier, question: Question) -> list[Record]:
-        where = _mounted(tier, question.where)
-        if where is None or question.key_prefix is not None:
+        where = _mounted(tier, question)
+        if where is None:
             return []
-        profile = self._copies.link(tier.name).profile
-        vector = question.embedding
-        if profile is not None and vector is not None:
-            alike = profile.dimensions in (None, len(vector)) and profile.metric == self._catalog.metric()
-            vector = vector if alike else None
-        if question.query is None and vector is None and question.embedding is not None:
-            return []
+        barred = self._why_no_vector(tier, question.embedding)
+        if barred is not None and question.query is None:
+            raise barred.error  # without both it would tell what is newest
+        vector = question.embedding if barred is None else None
         asked = Recall(
             query=question.query,
             embedding=vector,
             where=where or None,
             embeddings=question.embeddings or vector is not None or _EMBEDDING in question.where.rest,
         )
-        kept, _ = await self._enough(tier, asked, question, partial(self._show, tier, question))
+        show = partial(self._show, tier, question)
+        try:
+            kept, _ = await self._enough(tier, asked, question, show)
+        except A2MError as refused:
+            # its width may have been fixed since it told of it
+            if refused.code != Code.EMBEDDING_MISMATCH or vector is None or question.query is None:
+                raise
+            kept, _ = await self._enough(tier, msgspec.structs.replace(asked, embedding=None), question, show)
         return kept
+
+    def barred(self, question: Question) -> dict[str, Barred]:
+        """Those of the question's tiers, by their names, that a recall can ask nothing: mounts that cannot use its
+        vector, where it has no words for them. A mount that has nothing of what is meant is not among them."""
+        if question.query is not None:
+            return {}
+        asked = [tier for tier in question.tiers if tier in self._mounts and _mounted(tier, question) is not None]
+        reasons = {tier.name: self._why_no_vector(tier, question.embedding) for tier in asked}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def _why_no_vector(self, tier: Tier, embedding: Sequence[float] | None) -> Barred | None:
+        """Why a mount that is up cannot search by a vector; None where it can, or may be able to.
+
+        By which metric it compares is no matter: of its answer only places count.
+        """
+        link = self._copies.link(tier.name)
+        if embedding is None or link.status != "up" or link.profile is None:
+            return None  # what it said before it went down need not hold any more
+        if "embeddings" not in link.profile.capabilities:
+            problem = f"{tier.name!r} cannot search by a vector; ask it in words, with a query"
+            return Barred(NO_VECTORS, invalid_params("embedding", problem))
+        width = link.profile.dimensions
+        if width is None or width == len(embedding):
+            return None
+        problem = (
+            f"embedding: the vectors of {tier.name!r} have {width} dimensions, this one has {len(embedding)}; ask it "
+            "by one of that width, or in words, with a query"
+        )
+        return Barred(OTHER_WIDTH, A2MError(Code.EMBEDDING_MISMATCH, problem, {"tier": tier.name, "dimensions": width}))
 
     async def _enough(
         self, tier: Tier, asked: Recall, question: Question, keep: Callable[[list[Record]], list[Record]]
@@ -357,13 +408,14 @@ class Asking:
         return [record async for page in self._copies.pages(tier.name, asked) for record in page]
 
     async def _among(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        return self._keep(
-            tier, question, await self._copies.among(tier.name, ids, self._of_a_lifted_tier(tier, question))
-        )
+        """Those of `ids` that are meant. The server selects by no condition: what is listed or forgotten must not
+        depend on how it does that."""
+        asked = msgspec.structs.replace(self._of_a_lifted_tier(tier, question), where=None)
+        return self._keep(tier, question, await self._copies.among(tier.name, ids, asked))
 
     async def _mounted_timeline(self, tier: Tier, question: Question) -> list[Record]:
-        where = _mounted(tier, question.where)
-        if where is None or question.key_prefix is not None:
+        where = _mounted(tier, question)
+        if where is None:
             return []
         # a `where` may be ignored there, and others' records are left out, so that a limit would be filled with what
         # is not meant
@@ -434,6 +486,7 @@ class Asking:
     def _keep(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a lifted tier's records that are meant."""
         entries = self._catalog.among((record.id for record in records), question.selection())
+        self.check_riders(tier.name, records, {entry.id: entry for entry in entries})
         meant = {entry.id for entry in self._told_by(tier, entries, question) if question.may_mean(entry)}
         return [record for record in records if record.id in meant and matches(record, question.where.rest)]
 
@@ -447,6 +500,9 @@ class Asking:
     def _show(self, tier: Tier, question: Question, records: Iterable[Record]) -> list[Record]:
         """Those of a mount's records that are meant, as they are shown."""
         shown = []
+        profile = self._copies.link(tier.name).profile
+        # by another metric it would be on another scale than the others' similarities; then the vector has to tell
+        is_comparable = profile is not None and profile.metric == self._catalog.metric()
         for record in records:
             # one that the file does not call a mount is as private as the file says
             if not (tier.shared or question.scope.holds(record.owner)):
@@ -469,7 +525,7 @@ class Asking:
                 media_type=record.media_type,
                 embedding=record.embedding,
                 score=record.score,
-                similarity=record.similarity,
+                similarity=record.similarity if is_comparable else None,
             )
             if matches(each, question.where.known) and matches(each, question.where.rest):
                 shown.append(each)
@@ -489,8 +545,11 @@ def _prepared(prepare: Callable[[Tier, Question], Ask], tier: Tier, question: Qu
     return fail
 
 
-def _mounted(tier: Tier, where: Filter) -> dict[str, Raw] | None:
+def _mounted(tier: Tier, question: Question) -> dict[str, Raw] | None:
     """The conditions that a mount is asked to apply first; None where none of its records can meet all of them."""
+    where = question.where
+    if question.key_prefix is not None:
+        return None
     if any(NULL not in where.known[name] for name in _NOT_IN_MOUNTS if name in where.known):
         return None
     asked = delegable(where.given, metadata=True, mounted=True)

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, Code
+from router.a2m.errors import DISK_FULL, FILE_GONE, FILE_HELD, OVERLOADED, A2MError, Code
 from router.a2m.repeats import Repeats
 from router.a2m.server import Caller
+from router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from router.methods.reading import Degraded, Records
 from router.methods.selecting import CHANGING
 from router.tiers.copies import INTERRUPTED, UNACCOUNTED
@@ -25,7 +26,12 @@ Handler = Callable[[Any, Caller], Awaitable[Any]]
 _UNAVAILABLE: Final = "unavailable"
 
 # reasons that are the router's own words
-_OURS: Final = frozenset({UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL})
+_OURS: Final = frozenset(
+    {
+        *(UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL, FILE_HELD, FILE_GONE),
+        *(NO_VECTORS, OTHER_WIDTH),
+    }
+)
 
 
 def hears_reasons(caller: Caller) -> bool:

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import UNSET
 
 from router.a2m.errors import A2MError, Code, invalid_params, quota, unknown_tier
-from router.a2m.messages import Remember
-from router.a2m.records import Draft
-from router.a2m.timestamps import parse
+from router.a2m.messages import ConditionalRemember
+from router.a2m.records import ConditionalDraft, Draft
+from router.a2m.timestamps import moment, render
 from router.a2m.vectors import MAX_WIDTH
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
@@ -37,9 +37,10 @@ _MOST_REVISIONS: Final = 2**53 - 1
 
 
 def complete_drafts(
-    params: Remember, scope: Scope, settings: Settings, mounts: Mounts, dimensions: int | None
-) -> list[Draft]:
-    """The drafts of a batch with owner, session and tier filled in; `metadata` and `created_at` are checked.
+    params: ConditionalRemember, scope: Scope, settings: Settings, mounts: Mounts, dimensions: int | None
+) -> list[ConditionalDraft]:
+    """The drafts of a batch with owner, session and tier filled in; `metadata` is checked, and `created_at`, which
+    is in UTC from here on.
 
     Raises:
         A2MError: READ_ONLY where there is nothing to write to; INVALID_PARAMS naming `records[i].field`;
@@ -59,11 +60,12 @@ def complete_drafts(
         if size > _LARGEST_RECORD:
             raise quota(where, _LARGEST_RECORD, size, "bytes of one record")
         _check_metadata(draft, where)
-        if draft.created_at is not None:
-            try:
-                parse(draft.created_at)
-            except ValueError as problem:
-                raise invalid_params(f"{where}.created_at", str(problem)) from None
+        if draft.if_revision is not UNSET and draft.key is None:
+            raise invalid_params(f"{where}.if_revision", "expected a key beside it: it says what must be at that key")
+        try:
+            created_at = None if draft.created_at is None else render(moment(draft.created_at))
+        except ValueError as problem:
+            raise invalid_params(f"{where}.created_at", str(problem)) from None
         if draft.embedding is not None:
             width = _check_width(draft.embedding, width, where)
         whole = msgspec.structs.replace(
@@ -71,6 +73,7 @@ def complete_drafts(
             tier=destination(draft.tier, settings, mounts, f"{where}.tier").name if draft.tier is not None else None,
             owner=_owner(draft.owner, scope, where),
             session=params.session if draft.session is None else draft.session,
+            created_at=created_at,
             revision=draft.revision or 0,
         )
         _check_names(whole, where)
@@ -167,42 +170,55 @@ def _owner(explicit: str | None, scope: Scope, where: str) -> str | None:
 class Slot(msgspec.Struct, eq=False):
     """What becomes one record: the drafts of a batch that write the same id or key, in order; the last one counts.
 
-    `place` is its own among the slots of its batch.
+    `place` is its own among the slots of its batch, `places` are the drafts' among those of the batch.
     """
 
     place: int
-    drafts: list[Draft]
+    drafts: list[ConditionalDraft]
+    places: list[int]
     id: str | None
     answer: str | None = None
 
     @property
-    def first(self) -> Draft:
+    def first(self) -> ConditionalDraft:
         return self.drafts[0]
 
     @property
-    def last(self) -> Draft:
+    def last(self) -> ConditionalDraft:
         return self.drafts[-1]
 
+    @property
+    def is_conditional(self) -> bool:
+        """Whether one of the drafts says at which revision its page must be."""
+        return any(draft.if_revision is not UNSET for draft in self.drafts)
 
-def slots_of(drafts: Sequence[Draft]) -> tuple[list[Slot], list[Slot]]:
+    def add(self, draft: ConditionalDraft, place: int) -> None:
+        self.drafts.append(draft)
+        self.places.append(place)
+
+
+def slots_of(drafts: Sequence[ConditionalDraft]) -> tuple[list[Slot], list[Slot]]:
     """The slots of a batch, and the slot that each draft falls into, in order.
 
-    The same id twice is one record, the same key twice a write and its replacement.
+    The same id twice is one record, the same key twice a write and its replacement. Raises INVALID_PARAMS for a draft
+    with a condition that would not be written, since an earlier one has its id.
     """
     slots: list[Slot] = []
     places: list[Slot] = []
     by_id: dict[str, Slot] = {}
     by_key: dict[tuple[str | None, str], Slot] = {}
-    for draft in drafts:
+    for place, draft in enumerate(drafts):
         slot = None if draft.id is None else by_id.get(draft.id)
         if slot is not None:
             if draft.key is not None and draft.key == slot.last.key and draft.owner == slot.last.owner:
-                slot.drafts.append(draft)
+                slot.add(draft, place)
+            elif draft.if_revision is not UNSET:
+                raise not_at_key(place, draft, f"an earlier record of this call has the id {draft.id!r}")
         elif draft.key is not None and (draft.owner, draft.key) in by_key:
             slot = by_key[draft.owner, draft.key]
-            slot.drafts.append(draft)
+            slot.add(draft, place)
         else:
-            slot = Slot(len(slots), [draft], draft.id)
+            slot = Slot(len(slots), [draft], [place], draft.id)
             slots.append(slot)
         if draft.id is not None:
             by_id[draft.id] = slot
@@ -210,3 +226,12 @@ def slots_of(drafts: Sequence[Draft]) -> tuple[list[Slot], list[Slot]]:
             by_key.setdefault((draft.owner, draft.key), slot)
         places.append(slot)
     return slots, places
+
+
+def not_at_key(place: int, draft: Draft, why: str) -> A2MError:
+    """INVALID_PARAMS for a draft with a condition whose id is that of a record elsewhere: without the condition it
+    would be answered with that record's id, and nothing would be written at its key."""
+    return invalid_params(
+        f"records[{place}].if_revision",
+        f"{why}, and that is not the record at the key {draft.key!r}; leave the id out, or take another",
+    )

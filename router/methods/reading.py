@@ -174,16 +174,23 @@ class Readings:
 
     async def _best_now(self, params: Recall, scope: Scope) -> Records:
         limit = self._limit(params.limit)
-        self._check_vector(params.embedding)
         where = read_where(params.where)
-        tiers = tiers_in_question(params.tier, where, self._settings)
+        in_question = tiers_in_question(params.tier, where, self._settings)
+        self._check_vector(params.embedding, in_question)
         terms = query_tokens(params.query or "")
+        asked = self._question(params, where, limit, terms, scope, in_question)
+        barred = self._asking.barred(asked)
+        for tier in in_question:
+            if tier.name in barred and (tier.required or len(barred) == len(in_question)):
+                raise barred[tier.name].error
+        tiers = [tier for tier in in_question if tier.name not in barred]
+        asked = msgspec.structs.replace(asked, tiers=tiers)
         looked: _Look | None = None
         for _ in range(_LOOKS):
             began = anyio.current_time()
             with self._catalog.readers.reading() as read:
                 unaccounted = self._asking.unaccounted(tiers, scope)
-                question = self._question(params, where, limit, terms, scope, tiers, read)
+                question = self._as_of(asked, read)
                 behind = self._asking.behind(tiers)
                 found = await outcomes(self._asking.recalls(question))
                 silent = _silent(tiers, found)
@@ -220,6 +227,7 @@ class Readings:
                 records.append(_laid_over(shown[id], now[id], score, params.embeddings))
             elif id not in entries:
                 records.append(_as_mounted(shown[id], score, params.embeddings))
+        degraded = [*degraded, *(Degraded(name, why.reason) for name, why in barred.items())]
         return Records(records, self._with_unaccounted(tiers, degraded, scope, unaccounted))
 
     def _left_of(self, looked: "_Look") -> "_Look":
@@ -404,8 +412,10 @@ class Readings:
             raise quota("limit", most, limit, "records")
         return limit
 
-    def _check_vector(self, embedding: Sequence[float] | None) -> None:
-        width = self._catalog.dimensions()
+    def _check_vector(self, embedding: Sequence[float] | None, tiers: Sequence[Tier]) -> None:
+        """Raises INVALID_PARAMS for what is no vector; EMBEDDING_MISMATCH for one of another width than the vectors
+        that are kept, unless only mounts are in question, of which each has a width of its own."""
+        width = self._catalog.dimensions() if any(tier not in self._mounts for tier in tiers) else None
         if embedding is None:
             return
         if not embedding:
@@ -421,10 +431,9 @@ class Readings:
         terms: Sequence[str],
         scope: Scope,
         tiers: Sequence[Tier],
-        read: Reading,
     ) -> Question:
         """What every tier is asked: more than the limit, since fusion chooses."""
-        question = Question(
+        return Question(
             tiers=tiers,
             scope=scope,
             where=where,
@@ -434,9 +443,12 @@ class Readings:
             limit=min(limit * self._settings.recall.candidates, max(limit, _MOST_CANDIDATES)),
             wanted=limit,
             embeddings=params.embeddings,
-            read=read,
         )
-        if not where.needs_catalog:
+
+    def _as_of(self, question: Question, read: Reading) -> Question:
+        """The question as it is put within a read."""
+        question = msgspec.structs.replace(question, read=read, cut=set())
+        if not question.where.needs_catalog:
             return question
         ids = self._catalog.ids(question.selection())
         if len(ids) > _MOST_IDS:
@@ -578,6 +590,11 @@ class Readings:
             for home, answer in zip(homes, copies, strict=True):
                 if not isinstance(answer, dict):
                     degraded[home] = Degraded(home, reason_of(answer))
+                    continue
+                try:
+                    self._asking.check_riders(home, answer.values(), now)
+                except TierDown as untrusted:
+                    degraded[home] = Degraded(home, untrusted.reason)
                     continue
                 for id, record in answer.items():
                     # it may have moved since, and what it left behind stays until the read has ended

@@ -1,4 +1,5 @@
-"""Which records a forget's selectors mean: what the catalog can tell it tells; only for the rest are tiers asked."""
+"""Which records a forget's selectors mean: what the catalog can tell it tells; only for the rest are tiers asked. And
+which ids cannot be meant by whoever wants to change something."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,6 +11,7 @@ from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.methods.asking import Asking, Question
+from router.methods.drafting import refuse_if_read_only
 from router.methods.selecting import changing, narrowed_to_ids, read_where, tiers_in_question, unanswered
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
@@ -33,12 +35,14 @@ class Resolving:
     async def ids(self, params: Forget, scope: Scope) -> list[str]:
         """The ids of managed records that a forget's selectors all mean.
 
-        Raises INTERNAL_ERROR if a tier that must be asked does not answer; UNKNOWN_TIER; INVALID_PARAMS for a mount.
+        Raises INTERNAL_ERROR if a tier that must be asked does not answer; UNKNOWN_TIER; INVALID_PARAMS for a mount,
+        and for the id of a mount's record.
         """
         where = read_where(narrowed_to_ids(params))
         tiers = tiers_in_question(params.tier, where, self._settings)
         if params.tier is not None and tiers and tiers[0] in self._mounts:
             raise invalid_params("tier", f"{params.tier!r} is mounted read-only; nothing in it can be forgotten")
+        refuse_mounted(params.ids or (), self._mounts, self._catalog, scope)
         if (params.query, params.tier, params.where, params.key_prefix) == (None,) * 4:
             return params.ids or []
         managed = [tier for tier in tiers if tier not in self._mounts]
@@ -83,6 +87,21 @@ class Resolving:
                 elif seen:
                     return None
             return ids if self._catalog.rewrites == rewrites else None
+
+
+def refuse_mounted(ids: Sequence[str], mounts: Mounts, catalog: Catalog, scope: Scope) -> None:
+    """Raises INVALID_PARAMS naming the first of `ids` that is one of a mount's, where something is to be changed; a
+    record of the federation's own may have such an id, from before there was the mount. READ_ONLY where there are only
+    mounts."""
+    refuse_if_read_only(mounts)
+    for place, id in enumerate(ids):
+        mount = mounts.of(id)
+        if mount is None or catalog.knows_of(scope, id):
+            continue
+        # what nobody has looked through yet may hold it, and a forget is to reach it there
+        if all(catalog.is_scanned(tier.name) for tier in mounts.managed):
+            problem = f"{id!r} is a record of {mount.name!r}, which is mounted read-only; nothing was changed"
+            raise invalid_params(f"ids[{place}]", problem)
 
 
 def _all_answered(tiers: Sequence[Tier], found: Sequence[list[Record] | Failure]) -> dict[str, list[Record]]:

@@ -1,8 +1,11 @@
 """memory/summarize (§4.15): records are read, thought about, and what they come to is written as a record.
 
-Nothing is locked while the summarizer thinks. What was thought of records that have changed meanwhile is thrown away
-and thought anew, and a page that has been written meanwhile is not overwritten with what is older: both are looked at
-in the step in which the summary becomes true.
+Nothing is locked while the summarizer thinks. In the step in which the summary becomes true, two things are compared
+with what they were before:
+- the records that it read: if they have changed, the summary is thrown away, and they are summarized anew;
+- the page at its key: if that has changed, it stays as it is, and the call fails. The summarizer has not read the edit.
+
+What is private stays private: only `into` sends a summary of it to a shared tier.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,14 +14,15 @@ from typing import Final
 import msgspec
 
 from router.a2m.errors import invalid_params, quota
-from router.a2m.messages import Recall, Remember, Summarize, Timeline
-from router.a2m.records import Draft, Record, digest
+from router.a2m.messages import ConditionalRemember, Recall, Summarize, Timeline
+from router.a2m.records import ConditionalDraft, Draft, Record, digest
 from router.a2m.timestamps import render
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.methods.drafting import destination, refuse_if_read_only
+from router.methods.permission import refuse_unless_writable
 from router.methods.reading import Readings
 from router.methods.selecting import changing, narrowed_to_ids, selects, unanswered
 from router.methods.writing import Overtaken, Writing
@@ -34,6 +38,9 @@ _THOUGHTS: Final = 3
 
 # The ids of so many sources are kept with a summary.
 _MOST_SOURCES: Final = 100
+
+# Where a summary of what is private goes if the default is shared, best first.
+_PRIVATE_KINDS: Final = ("semantic", "episodic", "working")
 
 
 class Summarized(msgspec.Struct):
@@ -78,8 +85,9 @@ class Summaries:
 
         Raises:
             A2MError: INVALID_PARAMS without a selector, and where the summary would publish what is private without
-                `into` saying so; UNKNOWN_TIER; INTERNAL_ERROR if a tier or the model did not answer, or what was
-                summarized kept changing. Nothing is written then.
+                `into` saying so; UNKNOWN_TIER; INTERNAL_ERROR if a tier or the model did not answer, and with
+                `data: {reason: "changing"}` if the page at `key` has changed meanwhile, or what was summarized kept
+                changing. Nothing is written then.
         """
         refuse_if_read_only(self._mounts)
         if not selects(params):
@@ -91,51 +99,56 @@ class Summaries:
             raise invalid_params("key", "expected a string that is not empty, or no key at all")
         if params.into is not None:
             destination(params.into, self._settings, self._mounts, "into")
+        # the pages by their owners, as they were when this call first met them
+        pages = {scope.owner: self._page(scope.owner, params.key)}
         for _ in range(_THOUGHTS):
             try:
-                return await self._think(params, scope)
+                return await self._think(params, scope, pages)
             except Overtaken:
                 continue
         raise changing(
-            "what was to be summarized, or the record at the key, has changed each time before the summary could be "
-            "written; nothing was written, try again"
+            "what was to be summarized has changed each time before the summary could be written; nothing was written, "
+            "try again"
         )
 
-    async def _think(self, params: Summarize, scope: Scope) -> Summarized:
-        """One thought. Raises Overtaken if it is out of date."""
+    async def _think(self, params: Summarize, scope: Scope, pages: dict[str | None, Entry | None]) -> Summarized:
+        """One thought. Raises Overtaken if it is out of date, and INTERNAL_ERROR if the page has changed."""
         records = self._summarizer.material(await self._read(params, scope))
         owner = _owner(records, scope)
-        page = None if params.key is None else self._catalog.by_key(owner, params.key)
+        before = pages.setdefault(owner, self._page(owner, params.key))
         sources = self._sources(records)
-        into = self._into(params, sources.values(), page)
-        shared = self._target(params, page).shared
+        page = self._unedited(before, owner, params.key)
+        target = self._target(params, sources.values(), page)
+        if page is not None:
+            refuse_unless_writable(scope, page.home, "key")
+        refuse_unless_writable(scope, target.name, "into")
         summary = await self._summarizer.summarize(records) if records else None
         if summary is None:
             return Summarized([], len(records), 0)
 
         def still() -> bool:
+            page = self._unedited(before, owner, params.key)
             now = self._catalog.find(sources)
             same = all(
                 id in now and now[id].digest == source.digest and self._catalog.sees(scope, now[id])
                 for id, source in sources.items()
             )
-            there = None if params.key is None else self._catalog.by_key(owner, params.key)
-            # what is private must not have got into a shared place meanwhile
-            target = self._target(params, there)
-            safe = target.shared == shared and (params.into is not None or not self._private(target, now.values()))
-            return same and _content(there) == _content(page) and safe
+            # the page, or a source, may have got to another tier meanwhile
+            goes_to = target if page is None or params.into is not None else self._settings.tier(page.home)
+            publishes = params.into is None and goes_to.shared and self._private(now.values()) is not None
+            return same and goes_to.shared == target.shared and not publishes
 
         check_length(summary, self._settings.limits.max_content_length)
-        ids = [record.id for record in records] if len(records) <= _MOST_SOURCES and not shared else None
-        draft = Draft(
+        ids = [record.id for record in records] if len(records) <= _MOST_SOURCES and not target.shared else None
+        draft = ConditionalDraft(
             content=summary,
             role="memory",
-            tier=into,
+            tier=target.name if page is None else params.into,
             key=params.key,
             owner=owner,
             metadata=provenance(len(records), self._summarizer.model, ids),
         )
-        [id] = await self._writing.remember(Remember(records=[draft]), scope, still)
+        [id] = await self._writing.remember(ConditionalRemember(records=[draft]), scope, still)
         return Summarized(self._as_written(id, draft), len(records), 1)
 
     async def _read(self, params: Summarize, scope: Scope) -> list[Record]:
@@ -164,7 +177,9 @@ class Summaries:
             found = await self._readings.timeline(newest, scope)
         for down in found.degraded or ():
             raise unanswered(down.tier, down.reason, 1.0)
-        return sorted(found.records, key=lambda record: record.created_at)
+        entries = self._catalog.find(record.id for record in found.records)
+        numbers = {id: entry.seq for id, entry in entries.items()}  # of what was written in the same millisecond
+        return sorted(found.records, key=lambda record: (record.created_at, numbers.get(record.id, 0)))
 
     def _sources(self, records: Sequence[Record]) -> dict[str, Entry]:
         """What the catalog says of the records that were read. Raises Overtaken if one has changed since."""
@@ -200,35 +215,59 @@ class Summaries:
         written.accessed_at = None if entry.accessed_at is None else render(entry.accessed_at)
         return [written]
 
-    def _into(self, params: Summarize, sources: Iterable[Entry], page: Entry | None) -> str | None:
-        """The tier that the summary goes to; None for the one where what it replaces lives."""
-        if params.into is not None:
-            return params.into
-        target = self._target(params, page)
-        private = self._private(target, sources)
-        if private is not None:
-            raise invalid_params(
-                "into",
-                f"it would be {target.name!r}, which everybody reads, and what is in {private.name!r} is private; name "
-                "the tier to publish the summary there, or another one",
-            )
-        return None if page is not None else target.name
+    def _page(self, owner: str | None, key: str | None) -> Entry | None:
+        """The record at an owner's key, if there is one."""
+        return None if key is None else self._catalog.by_key(owner, key)
 
-    def _target(self, params: Summarize, page: Entry | None) -> Tier:
+    def _unedited(self, before: Entry | None, owner: str | None, key: str | None) -> Entry | None:
+        """The page at the key as it is now. Raises INTERNAL_ERROR with `data: {reason: "changing"}` unless it has the
+        content and the revision that it had before; to be in another tier is no edit."""
+        now = self._page(owner, key)
+        if _content(now) == _content(before):
+            return now
+        what = "has been forgotten" if now is None else "has been written" if before is None else "has been edited"
+        raise changing(
+            f"the page at {key!r} {what} while it was being summarized; it stays as it is, and nothing was written: "
+            "fetch it, and summarize again if it is to be replaced"
+        )
+
+    def _target(self, params: Summarize, sources: Iterable[Entry], page: Entry | None) -> Tier:
+        """The tier that the summary goes to: `into`, else where the page that it replaces lives, else the default.
+
+        Raises INVALID_PARAMS if that would publish what is private, and `into` does not say so.
+        """
         if params.into is not None:
             return self._settings.tier(params.into)
-        return self._settings.tier(page.home) if page is not None else self._default()
+        private = self._private(sources)
+        target = self._default(private) if page is None else self._settings.tier(page.home)
+        if private is None or not target.shared:
+            return target
+        if page is None:
+            why = f"every tier that a summary goes to by itself is shared, such as {target.name!r}"
+        else:
+            why = f"the page at {params.key!r} is in {target.name!r}, which is shared"
+        raise invalid_params(
+            "into",
+            f"what is in {private.name!r} is private, and {why}, so everybody would read the summary; name the tier to "
+            "publish it there, or a tier that is private",
+        )
 
-    def _private(self, target: Tier, sources: Iterable[Entry]) -> Tier | None:
-        """A tier whose records a summary in `target` would publish, if there is one."""
-        if not target.shared:
-            return None
+    def _private(self, sources: Iterable[Entry]) -> Tier | None:
+        """A private tier that one of the sources lives in, if there is one. What the policy may publish is private
+        until it does."""
         homes = (self._settings.tier(entry.home) for entry in sources)
-        return next((home for home in homes if not (home.shared or home.may_publish)), None)
+        return next((home for home in homes if not home.shared), None)
 
-    def _default(self) -> Tier:
-        semantic = next((tier for tier in self._mounts.managed if tier.kind == "semantic"), None)
-        return destination(None, self._settings, self._mounts, "into") if semantic is None else semantic
+    def _default(self, private: Tier | None) -> Tier:
+        """The semantic tier, or where every write goes. What is `private` goes to a private tier instead, if there is
+        one of the kinds that hold facts or events: from there the policy may publish it, if the file says so."""
+        managed = self._mounts.managed
+        semantic = next((tier for tier in managed if tier.kind == "semantic"), None)
+        default = destination(None, self._settings, self._mounts, "into") if semantic is None else semantic
+        if private is None or not default.shared:
+            return default
+        instead = (tier for kind in _PRIVATE_KINDS for tier in managed if tier.kind == kind and not tier.shared)
+        return next(instead, default)
 
     def _tier_of(self, record: Record) -> Tier:
         return self._settings.tier(record.tier or "")

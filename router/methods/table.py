@@ -1,6 +1,6 @@
 """The table of methods: each A2M method the router serves, as it is asked over any binding (§4)."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -8,9 +8,10 @@ import msgspec
 
 from router.a2m.budget import budget
 from router.a2m.capabilities import METHODS, PROTOCOL, methods_of, speaks
-from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.errors import A2MError, Code, disk_failed, invalid_params
 from router.a2m.event_log import EventLog
 from router.a2m.messages import (
+    ConditionalRemember,
     Consolidate,
     Describe,
     Fetch,
@@ -20,7 +21,6 @@ from router.a2m.messages import (
     PromptedPages,
     PromptedRecall,
     Reinforce,
-    Remember,
     SessionClose,
     SessionList,
     Summarize,
@@ -42,12 +42,25 @@ from router.nearest import METRICS
 from router.tiers.copies import Copies
 from router.tiers.link import Link
 from router.tiers.mounts import Mounts
+from router.tiers.together import outcomes
 
 CAPABILITIES: Final = tuple(METHODS)  # all of them
 
 
 # what asks for a pass: how much there is to move is not the caller's doing, and what has been moved stays moved
 _AS_LONG_AS_IT_TAKES: Final = frozenset({"memory/consolidate", "memory/session/close"})
+
+
+# How long a describe waits to learn how the mounts are: every client begins with one, whatever it wants.
+_LOOK_SECONDS: Final = 1.0
+_UNSEEN: Final = f"asked how it is, it has not answered for {_LOOK_SECONDS:g} s"
+# what changes the catalog on purpose, and can do nothing where that cannot be
+_CHANGE: Final = frozenset(
+    {
+        *("memory/remember", "memory/forget", "memory/promote", "memory/consolidate", "memory/reinforce"),
+        *("memory/session/close", "memory/summarize"),
+    }
+)
 
 
 class Ids(msgspec.Struct):
@@ -101,9 +114,11 @@ class Embeddings(msgspec.Struct):
 
 
 class Extensions(msgspec.Struct):
-    """What the router does beyond the protocol, as a2m-store says it: `memory/timeline` takes `after` and `page`."""
+    """What the router does beyond the protocol, where a2m-store says what it does: `memory/timeline` takes `after` and
+    `page`, and `records[].if_revision` of `memory/remember` is heeded."""
 
     pages: bool = True
+    if_revision: bool = True
 
 
 class Description(msgspec.Struct):
@@ -154,13 +169,13 @@ class Methods:
         writable = partial(refuse_if_read_only, self._mounts)
         table = {
             "memory/describe": Method(Describe, self.describe),
-            "memory/remember": Method(Remember, self.remember, writable),
+            "memory/remember": Method(ConditionalRemember, self.remember, writable),
             "memory/recall": Method(PromptedRecall, self.recall),
             "memory/timeline": Method(PromptedPages, self.timeline),
             "memory/forget": Method(Forget, self.forget, writable),
-            "memory/promote": Method(Promote, self.promote),
+            "memory/promote": Method(Promote, self.promote, writable),
             "memory/consolidate": Method(Consolidate, self.consolidate),
-            "memory/reinforce": Method(Reinforce, self.reinforce),
+            "memory/reinforce": Method(Reinforce, self.reinforce, writable),
             "memory/session/list": Method(SessionList, self.session_list),
             "memory/session/close": Method(SessionClose, self.session_close),
             "memory/fetch": Method(Fetch, self.fetch),
@@ -171,11 +186,24 @@ class Methods:
         return {
             name: Method(
                 method.params,
-                discreet(method.handler if name in _AS_LONG_AS_IT_TAKES else _in_time(method.handler, most)),
+                discreet(handler if name in _AS_LONG_AS_IT_TAKES else _in_time(handler, most)),
                 method.allow,
             )
             for name, method in table.items()
+            for handler in (self._when_writable(method.handler) if name in _CHANGE else method.handler,)
         }
+
+    def _when_writable(self, handler: Handler) -> Handler:
+        """The handler, begun when the catalog can be changed: what waits here holds up nobody else."""
+
+        async def handle(params: Any, caller: Caller) -> Any:
+            try:
+                await self._catalog.writable()
+            except OSError as problem:
+                raise disk_failed(problem, "the catalog's") from None
+            return await handler(params, caller)
+
+        return handle
 
     async def describe(self, params: Describe, caller: Caller) -> Description:
         if params.protocol is not None and not speaks(params.protocol):
@@ -185,7 +213,9 @@ class Methods:
                 {"supported": [PROTOCOL]},
             )
         capabilities = [name for name in CAPABILITIES if name != "scopes" or _tells_owners_apart(caller)]
-        counts = self._catalog.counts(scope_of(caller, params.owner))
+        scope = scope_of(caller, params.owner)
+        unseen = await self._unseen()
+        counts = self._catalog.counts(scope)
         limits = self._settings.limits
         metric = self._catalog.metric()
         return Description(
@@ -194,7 +224,7 @@ class Methods:
             capabilities=capabilities,
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
-            tiers=[self._tier(tier, counts, caller) for tier in self._settings.tiers],
+            tiers=[self._tier(tier, counts, caller, unseen) for tier in self._settings.tiers],
             embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
@@ -202,7 +232,14 @@ class Methods:
             store=Extensions(),
         )
 
-    async def remember(self, params: Remember, caller: Caller) -> Ids:
+    async def _unseen(self) -> set[str]:
+        """The mounts of which it takes too long to learn how they are: nobody else may have asked them lately."""
+        mounts = [tier.name for tier in self._mounts.tiers if tier in self._mounts]
+        links = [link for link in map(self._copies.link, mounts) if link.status == "up"]
+        seen = await outcomes([partial(link.is_seen_within, _LOOK_SECONDS) for link in links])
+        return {link.name for link, is_seen in zip(links, seen, strict=True) if is_seen is False}
+
+    async def remember(self, params: ConditionalRemember, caller: Caller) -> Ids:
         if not _tells_owners_apart(caller):
             params.records = [msgspec.structs.replace(draft, owner=None) for draft in params.records]
         return Ids(await self._writing.remember(params, scope_of(caller, params.owner)))
@@ -265,8 +302,9 @@ class Methods:
         can = [profile.metrics or frozenset(METRICS) for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
-    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller) -> TierEntry:
+    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller, unseen: Container[str]) -> TierEntry:
         link = self._copies.link(tier.name)
+        reason = link.describe_status().reason or (_UNSEEN if tier.name in unseen else None)
         mounted = tier in self._mounts
         return TierEntry(
             name=tier.name,
@@ -280,7 +318,7 @@ class Methods:
             per_session=tier.per_session,
             server=link.profile.name if link.profile else None,
             mount=mounted,
-            reason=link.describe_status().reason if hears_reasons(caller) else None,  # it may quote a child's stderr
+            reason=reason if hears_reasons(caller) else None,  # it may quote a child's stderr
         )
 
 
@@ -310,10 +348,10 @@ def scope_of(caller: Caller, owner: str | None) -> Scope:
     Raises SCOPE_DENIED when a principal asserts another owner than itself.
     """
     if caller.asserts_owner:
-        return Scope(owner)
+        return Scope(owner, caller.writes)
     if owner is not None and caller.owner is not None and owner != caller.owner:
         raise A2MError(Code.SCOPE_DENIED, f"owner: you are {caller.owner!r}, not {owner!r}")
-    return Scope(caller.owner)
+    return Scope(caller.owner, caller.writes)
 
 
 def _tells_owners_apart(caller: Caller) -> bool:

@@ -13,6 +13,8 @@ from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
 from router.methods.drafting import destination
+from router.methods.permission import refuse_named, refuse_unless_writable
+from router.methods.resolving import refuse_mounted
 from router.methods.selecting import sight_of
 from router.moves import Moved, Moves
 from router.passes import Passes, Report, Stayed
@@ -86,10 +88,13 @@ class Upkeep:
     async def promote(self, params: Promote, scope: Scope) -> int:
         """How many records moved: the whole group of each id, but for what is there already or is not the caller's.
 
-        Raises UNKNOWN_TIER; INVALID_PARAMS for a mount; INTERNAL_ERROR with `data: {tier, reason}` when nothing could
-        be moved because a tier did not take part.
+        Raises UNKNOWN_TIER; INVALID_PARAMS for a mount, and for the id of a mount's record; INTERNAL_ERROR with
+        `data: {tier, reason}` when nothing could be moved because a tier did not take part.
         """
         target = destination(params.tier, self._settings, self._mounts, "tier").name
+        refuse_mounted(params.ids, self._mounts, self._catalog, scope)
+        refuse_unless_writable(scope, target, "tier")
+        refuse_named(scope, params.ids, self._catalog)
         entries = self._catalog.find(params.ids).values()
         by_home: dict[str, list[Unit]] = {}
         for unit in self._catalog.units(e for e in entries if e.home != target and scope.holds(e.owner)):
@@ -152,7 +157,12 @@ class Upkeep:
         return {name: sight.count(places) for name, places in report.figures().items()}
 
     def reinforce(self, params: Reinforce, scope: Scope) -> int:
-        """How many records had their salience raised."""
+        """How many records had their salience raised.
+
+        Raises INVALID_PARAMS for the id of a mount's record, SCOPE_DENIED for what is seen and may not be changed.
+        """
+        refuse_mounted(params.ids, self._mounts, self._catalog, scope)
+        refuse_named(scope, params.ids, self._catalog)
         return self._catalog.reinforce(params.ids, params.amount, scope)
 
     def sessions(self, scope: Scope) -> list[SessionEntry]:

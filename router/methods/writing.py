@@ -3,6 +3,9 @@
 A new record is two notes around one call: it is reserved before its tier hears of it, and becomes true when the tier
 has it. What replaces a record is true when it is noted, and its tier catches up. All of a batch becomes true in one
 step, or nothing of it does. A forget never waits for a tier that need not be asked: it is true when it is noted.
+
+Conditions (`if_revision`) are looked at under the claim, so of several writers who have seen the same revision one is
+first, and the others are refused. No tier hears of them.
 """
 
 import logging
@@ -16,11 +19,13 @@ from typing import Final
 
 import anyio
 import msgspec
+from msgspec import UNSET
 
 from router.a2m.budget import left
 from router.a2m.errors import (
     CALLERS_ERRORS,
     DISK_FULL,
+    FILE_GONE,
     RETRY_AFTER,
     A2MError,
     Code,
@@ -31,8 +36,8 @@ from router.a2m.errors import (
     overloaded,
 )
 from router.a2m.events import Event, Forgotten, Place, Written, named
-from router.a2m.messages import Forget, Remember
-from router.a2m.records import Draft, digest
+from router.a2m.messages import ConditionalRemember, Forget
+from router.a2m.records import ConditionalDraft, Draft, digest
 from router.a2m.timestamps import parse, render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
@@ -41,18 +46,22 @@ from router.catalog.entries import Entry, entry_of, is_as_it_is
 from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
+from router.methods.asking import Asking
+from router.methods.conditions import unmet, was_met
 from router.methods.drafting import (
     Slot,
     complete_drafts,
     destination,
     embedding_mismatch,
     new_id,
+    not_at_key,
     refuse_if_read_only,
     slots_of,
     width_of,
 )
+from router.methods.permission import passing_by, refuse_unless_writable
 from router.methods.resolving import Resolving
-from router.methods.selecting import selects
+from router.methods.selecting import selects, unaccounted
 from router.moves import Moves
 from router.redoing import Redoing
 from router.settling import Settling
@@ -100,6 +109,7 @@ class Writing:
         moves: Moves,
         redoing: Redoing,
         resolving: Resolving,
+        asking: Asking,
         mounts: Mounts,
         tell: Callable[[Event], None],
         clock: Callable[[], int],
@@ -113,6 +123,7 @@ class Writing:
         self._moves = moves
         self._redoing = redoing
         self._resolving = resolving
+        self._asking = asking
         self._mounts = mounts
         self._tell = tell
         self._clock = clock
@@ -121,21 +132,24 @@ class Writing:
         # how long a write waits for another change of the same ids, keys or groups: no longer than for an answer
         self._patience = max((tier.timeout for tier in settings.managed), default=0.0)
 
-    async def remember(self, params: Remember, scope: Scope, still: Callable[[], bool] | None = None) -> list[str]:
+    async def remember(
+        self, params: ConditionalRemember, scope: Scope, still: Callable[[], bool] | None = None
+    ) -> list[str]:
         """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
 
         With `still`, only as long as that holds: it is asked in the step in which the batch becomes true, and if it
         does not hold, Overtaken is raised and nothing was written.
 
-        Raises A2MError as `complete_drafts` does, and INTERNAL_ERROR with `data: {tier, reason, retry_after}` where a
-        tier does not take its part.
+        Raises A2MError as `complete_drafts` does; INVALID_PARAMS with `data: {reason: "revision", revision}` where a
+        page is not at the revision that its writer has seen; INTERNAL_ERROR with `data: {tier, reason, retry_after}`
+        where a tier does not take its part.
         """
         drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.dimensions())
         slots, places = slots_of(self._dated(drafts))
-        await self._take_groups_along(slots)
+        await self._take_groups_along(slots, scope)
         written = False
         while not written:
-            claim, plan = await self._claim(slots)
+            claim, plan = await self._claim(slots, scope)
             # what a tier has been told must be finished whatever becomes of the caller; every call has a deadline
             with anyio.CancelScope(shield=True):
                 written = await self._write(plan, claim, still)
@@ -145,8 +159,8 @@ class Writing:
     async def forget(self, params: Forget, scope: Scope) -> int:
         """How many records were forgotten; gone for every reader when this returns (§4.5). Mounts are passed by.
 
-        Raises READ_ONLY where there is nothing else; INVALID_PARAMS without a selector. If a tier that must be asked
-        does not answer, nothing is forgotten.
+        Raises READ_ONLY where there is nothing else; INVALID_PARAMS without a selector, and for the id of a mount's
+        record. If a tier that must be asked does not answer, nothing is forgotten.
         """
         refuse_if_read_only(self._mounts)
         if params.query is not None and not query_tokens(params.query):
@@ -158,6 +172,7 @@ class Writing:
                 "more than an empty selector",
             )
         ids = await self._resolving.ids(params, scope)
+        ids = self._changeable(ids, params, scope)
         struck = self._catalog.forget(ids, scope, self._clock())
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
@@ -169,12 +184,28 @@ class Writing:
             raise _unsure(failure, "what was forgotten is gone, but may be back") from failure
         return len(struck)
 
-    async def _take_groups_along(self, slots: Sequence[Slot]) -> None:
+    def _changeable(self, ids: list[str], params: Forget, scope: Scope) -> list[str]:
+        """Those of the ids that `params` mean and `scope` may forget. Raises SCOPE_DENIED for what it names and may
+        not, and INTERNAL_ERROR for ids that may yet turn out to be such."""
+        if params.tier is not None:
+            refuse_unless_writable(scope, params.tier, "tier")
+        for tier in self._catalog.unscanned():
+            if not scope.writes_to(tier):
+                # one that is another's is like one that nobody has heard of
+                seen = [entry for entry in self._catalog.find(ids).values() if self._catalog.sees(scope, entry)]
+                if len(seen) < len(set(ids)):
+                    raise unaccounted(tier, self._copies.why_unaccounted(tier))
+        return passing_by(scope, ids, params.ids or (), self._catalog)
+
+    async def _take_groups_along(self, slots: Sequence[Slot], scope: Scope) -> None:
         """A replacement that names another tier moves its record there; if that stays in its group, the whole group."""
-        for slot in slots:
+        if not any(slot.last.tier is not None and slot.last.group is not None for slot in slots):
+            return
+        for slot, _, _ in self._plan(slots, scope).replaced:  # a batch that is refused moves nothing
             draft = slot.last
             # a forget in the middle of a move makes it let go, and leaves less to be moved
             while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
+                refuse_unless_writable(scope, members[0].home, "records")
                 moved = await self._moves.carry_out([unit_of(members)], members[0].home, draft.tier)
                 if moved.reason is not None:
                     raise _answer(TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None))
@@ -187,7 +218,7 @@ class Writing:
         members = self._catalog.unit(entry)
         return list(members) if len(members) > 1 else []
 
-    def _dated(self, drafts: Iterable[Draft]) -> list[Draft]:
+    def _dated(self, drafts: Iterable[ConditionalDraft]) -> list[ConditionalDraft]:
         """The drafts with the moment of each: the clock's, but never before the newest of its own conversation, so that
         a conversation is replayed as it was written."""
         now = self._clock()
@@ -204,7 +235,8 @@ class Writing:
             if conversation is not None and conversation not in newest:
                 newest[conversation] = self._catalog.newest_of(*conversation) or now
             if draft.created_at is None:
-                moment = now if conversation is None else max(now, newest[conversation])
+                # a millisecond later each, where the clock is behind: their order is then in the records themselves
+                moment = now if conversation is None or newest[conversation] <= now else newest[conversation] + 1
                 draft = msgspec.structs.replace(draft, created_at=render(moment))
             if conversation is not None:
                 newest[conversation] = max(newest[conversation], parse(draft.created_at or ""))
@@ -213,11 +245,11 @@ class Writing:
 
     # --- under which claim, and what it comes to
 
-    async def _claim(self, slots: Sequence[Slot]) -> tuple[Claim, _Plan]:
+    async def _claim(self, slots: Sequence[Slot], scope: Scope) -> tuple[Claim, _Plan]:
         """A claim on all that the slots touch, and what they come to under it."""
 
         def look() -> tuple[set[Name], _Plan]:
-            plan = self._plan(slots)
+            plan = self._plan(slots, scope)
             return self._names(plan), plan
 
         try:
@@ -229,7 +261,7 @@ class Writing:
                 {"reason": "unsettled", "retry_after": self._patience},
             ) from None
 
-    def _plan(self, slots: Sequence[Slot]) -> _Plan:
+    def _plan(self, slots: Sequence[Slot], scope: Scope) -> _Plan:
         plan = _Plan([], [], [])
         for slot in slots:
             draft = slot.last
@@ -237,6 +269,9 @@ class Writing:
             by_id = entry is not None
             if entry is None and draft.key is not None:
                 entry = self._catalog.by_key(draft.owner, draft.key)
+            if by_id and entry is not None and entry.owner is not None and entry.owner != draft.owner:
+                raise A2MError(Code.SCOPE_DENIED, f"records: the id {entry.id!r} belongs to another owner")
+            is_done = slot.is_conditional and self._is_done(slot, entry)
             if entry is None:
                 slot.id = slot.id or new_id()
                 mount = self._mounts.of(slot.id)
@@ -246,21 +281,45 @@ class Writing:
                         f"the id {slot.id!r} would be one of {mount.name!r}, which is mounted; choose another",
                     )
                 home = destination(draft.tier, self._settings, self._mounts, "tier").name
+                refuse_unless_writable(scope, home, "records")
                 whole = _whole(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
                 self._copies.check(home, whole)
                 plan.new.append((slot, whole, entry_of(whole, home)))
                 continue
-            if by_id and entry.owner is not None and entry.owner != draft.owner:
-                raise A2MError(Code.SCOPE_DENIED, f"records: the id {entry.id!r} belongs to another owner")
-            rewrites = _rewrites(slot.drafts, entry) if by_id else len(slot.drafts)
+            rewrites = len(slot.drafts)
+            if is_done:
+                rewrites = 0
+            elif by_id and not slot.is_conditional:
+                rewrites = _rewrites(slot.drafts, entry)
             if rewrites == 0:
                 plan.known.append((slot, _whole(draft, entry.id, render(entry.created_at), entry.revision), entry))
             else:
                 whole = _whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites)
                 new = entry_of(whole, draft.tier or entry.home)
+                for tier in (entry.home, new.home):
+                    refuse_unless_writable(scope, tier, f"records: the key {draft.key!r}")
                 self._copies.check(new.home, whole)
                 plan.replaced.append((slot, whole, Replacement(new, entry.version, draft.salience)))
         return plan
+
+    def _is_done(self, slot: Slot, page: Entry | None) -> bool:
+        """Whether a slot whose conditions are not met any more has been written before, and is there: then the call is
+        a repeated one. Raises INVALID_PARAMS if they are not met and it is not; INTERNAL_ERROR if that cannot be told
+        yet."""
+        draft = slot.last
+        assert draft.key is not None, "a condition is about a key"
+        if page is None:
+            self._asking.refuse_unaccounted_key(self._settings.managed, Scope(draft.owner), draft.key)
+        elif (page.owner, page.key) != (draft.owner, draft.key):
+            raise not_at_key(slot.places[-1], draft, f"there is a record with the id {page.id!r}")
+        error = unmet(slot, page)
+        if error is None:
+            return False
+        if page is not None and was_met(slot, page):
+            there = _whole(draft, page.id, render(page.created_at), page.revision)
+            if digest(there) == page.digest:
+                return True
+        raise error
 
     def _names(self, plan: _Plan) -> set[Name]:
         names: set[Name] = set()
@@ -301,6 +360,7 @@ class Writing:
                     )
                 if failures:
                     raise _answer(failures[0])
+                await self._catalog.writable()
                 _check(still)
                 if self._is_overtaken(replacements):
                     return False
@@ -308,7 +368,7 @@ class Writing:
                 lost = self._catalog.commit_write(new, replacements, vectors, redo)
                 is_true = True
                 self._tell_written(plan, lost)
-            if replacements:
+            if replacements or self._catalog.behind(entry.id for _, _, entry in plan.known):
                 # recovery finds new records at their tiers, but a replacement is nowhere else yet
                 await self._catalog.synced()
         except InTheWay:
@@ -357,21 +417,25 @@ class Writing:
         behind = self._catalog.behind(entry.id for _, _, entry in plan.known)  # these are readable here
         homes = _by_home([entry for _, _, entry in plan.known if entry.id not in behind])
         found = await outcomes(
-            [partial(self._copies.read, home, [e.id for e in there]) for home, there in homes.items()]
+            [partial(self._copies.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
         )
         there: set[str] = set()
-        for home, copies in zip(homes, found, strict=True):
+        for (home, entries), copies in zip(homes.items(), found, strict=True):
             if not isinstance(copies, dict):
                 raise _as_down(home, copies)
-            there.update(e.id for e in homes[home] if e.id in copies and is_as_it_is(copies[e.id], e))
+            for entry in entries:
+                if entry.id not in copies or not is_as_it_is(copies[entry.id], entry):
+                    continue  # lost, or as it once was
+                if digest(copies[entry.id]) != entry.digest:
+                    raise TierDown(home, f"it holds the record {entry.id!r} otherwise than it was given it", 60.0, None)
+                there.add(entry.id)
         for _, draft, entry in plan.known:
             if entry.id in there or entry.id in behind:
                 continue
             if digest(draft) != entry.digest:
                 raise TierDown(entry.home, f"it has lost the record {entry.id!r}", 60.0, None)
-            # it may hold it as it once was
-            for what in (await self._copies.write_seen(entry.home, [draft])).values():
-                raise TierDown(entry.home, f"it {what}", 60.0, None)
+            for wrong in (await self._copies.write_seen(entry.home, [draft])).values():
+                raise TierDown(entry.home, wrong, 60.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""
@@ -464,14 +528,20 @@ def _check(still: Callable[[], bool] | None) -> None:
         raise Overtaken
 
 
-def _whole(draft: Draft, id: str, created_at: str | None, revision: int) -> Draft:
+def _whole(draft: ConditionalDraft, id: str, created_at: str | None, revision: int) -> Draft:
     """The draft as a tier is given it."""
     return msgspec.structs.replace(
-        draft, id=id, content=draft.content or "", created_at=created_at, revision=revision, tier=None
+        draft,
+        id=id,
+        content=draft.content or "",
+        created_at=created_at,
+        revision=revision,
+        tier=None,
+        if_revision=UNSET,
     )
 
 
-def _rewrites(drafts: Iterable[Draft], entry: Entry) -> int:
+def _rewrites(drafts: Iterable[ConditionalDraft], entry: Entry) -> int:
     """How often these writes under a known id replace its record: each that carries its owner's key, with another
     content. The same key under another owner is another key."""
     rewrites = 0
@@ -504,6 +574,12 @@ def _as_down(tier: str, failure: Failure) -> Failure:
 def _unsure(failure: OSError, sentence: str) -> A2MError:
     """What a caller hears of a change that is true, and may not outlive a power cut."""
     reason = disk_reason(failure)
+    if reason == FILE_GONE:
+        return A2MError(
+            Code.INTERNAL_ERROR,
+            f"the catalog's file cannot be relied on: {reason}: {sentence} when the router ends; put it back",
+            {"reason": reason},
+        )
     what = "is full" if reason == DISK_FULL else f"failed: {reason}"
     return A2MError(
         Code.INTERNAL_ERROR,

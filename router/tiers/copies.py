@@ -20,14 +20,17 @@ from router.a2m.errors import Code, quota
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
 from router.a2m.records import Draft, Record, Riderless, digest
+from router.a2m.timestamps import render
 from router.tiers.lifting import (
     RESERVED,
     NewerRider,
     Origin,
     Told,
+    escaped,
     lifted,
     lowered_of,
     shows_metadata,
+    unescaped,
 )
 from router.tiers.link import AnswerTooLong, Link, Refused, TierDown
 from router.tiers.manner import Manner, manner_of
@@ -41,6 +44,10 @@ _CHUNK: Final = 100
 _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
+
+# Records of an answer that are compared with what the server was sent, in a read that has another purpose; and all.
+_EXAMINED: Final = 3
+_ALL: Final = 1 << 31
 
 # Characters of a text that an error quotes.
 _EXCERPT: Final = 20
@@ -134,7 +141,7 @@ class _Next(msgspec.Struct):
 
 
 class _TellsRecords(msgspec.Struct):
-    records: list[Told]
+    records: list[msgspec.Raw]
 
 
 class _Session(msgspec.Struct):
@@ -149,8 +156,8 @@ class Copies:
     """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it.
 
     Args:
-        on_metadata: is called for each lifted record that is compared with what was given, or taken into the account:
-            the tier's name, and whether its server keeps the metadata that it is shown.
+        on_metadata: is called for lifted records that are read, among them all that are compared with what was given,
+            or are taken into the account: the tier's name, and whether its server keeps the metadata that it is shown.
         lineage: who writes. Without, what is written does not say, and what is read may be anybody's.
     """
 
@@ -235,10 +242,12 @@ class Copies:
     def _told(self, tier: str, drafts: Sequence[Draft]) -> Iterable[list[Draft]]:
         """Complete records as the tier's server is told them, those of a call at a time."""
         manner = self.manner(tier)
-        if not manner.native:
+        if manner.native:
+            told = [escaped(draft) for draft in drafts]
+        else:
             origin = None if self._lineage is None else Origin(self._lineage.federation, self._lineage.epoch)
-            drafts = [lifted(draft, vector=manner.vectors, tier=manner.remote, origin=origin) for draft in drafts]
-        return self._chunks(tier, drafts, bytes_of)
+            told = [lifted(draft, vector=manner.vectors, tier=manner.remote, origin=origin) for draft in drafts]
+        return self._chunks(tier, told, bytes_of)
 
     async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
         """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
@@ -268,11 +277,7 @@ class Copies:
         """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
         each."""
         given = {draft.id: draft for draft in drafts if draft.id is not None}
-        found = {
-            record.id: record
-            async for records in self.parts(tier, list(given), Recall(embeddings=True), examine=True)
-            for record in records
-        }
+        found = await self.read(tier, given, embeddings=True)
         unkept = {}
         for id, draft in given.items():
             copy = found.get(id)
@@ -286,7 +291,8 @@ class Copies:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
         other records than those asked for is not trusted."""
         found: dict[str, Record] = {}
-        async for records in self.parts(tier, list(dict.fromkeys(ids)), Recall(embeddings=embeddings)):
+        question = Recall(embeddings=embeddings)
+        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL):
             found.update((record.id, record) for record in records)
         return found
 
@@ -352,7 +358,7 @@ class Copies:
                 return records, question.limit is None or len(records) < question.limit
 
     async def pages(
-        self, tier: str, question: Timeline, *, examine: bool = False, written: list[Written] | None = None
+        self, tier: str, question: Timeline, *, examine: int = _EXAMINED, written: list[Written] | None = None
     ) -> AsyncGenerator[list[Record], None]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
         own order. See `_records` for the rest."""
@@ -417,7 +423,7 @@ class Copies:
         before = 0
         try:
             question = Timeline(embeddings=True)
-            async with aclosing(self.pages(tier, question, examine=True, written=written)) as pages:
+            async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
                 async for page in pages:
                     if profile is not None and not profile.store.pages and is_full(page, before):
                         raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
@@ -433,7 +439,7 @@ class Copies:
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
             try:
-                async with aclosing(self.pages(tier, question, examine=True, written=written)) as pages:
+                async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
                     async for page in pages:
                         if is_full(page, before):
                             raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
@@ -468,7 +474,7 @@ class Copies:
         ids: Sequence[str],
         question: Recall,
         *,
-        examine: bool = False,
+        examine: int = _EXAMINED,
         written: list[Written] | None = None,
     ) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
@@ -508,34 +514,42 @@ class Copies:
         return asked
 
     def _records(
-        self, tier: str, raw: msgspec.Raw, *, examine: bool = False, written: list[Written] | None = None
+        self, tier: str, raw: msgspec.Raw, *, examine: int = _EXAMINED, written: list[Written] | None = None
     ) -> list[Record]:
-        """The records in an answer, as they were before they were lifted; but not those of another federation.
+        """The records in an answer, as they were before they were lifted; but not those of another federation, except
+        where all that a mount holds is shown.
 
         Args:
-            examine: note whether the server keeps the metadata that it is shown.
+            examine: of so many it is noted whether the server keeps the metadata that it is shown.
             written: takes the id of each record of a lesser server, others' among them, and who has written it. One
                 that a router has written of which the catalog knows nothing raises LaterWriter then.
         """
         manner = self.manner(tier)
         if manner.native:
-            return self._decoded(raw, _Records, tier).records
-        told = self._decoded(raw, _TellsRecords, tier).records
-        try:
-            read = [lowered_of(each, vector=manner.vectors) for each in told]
-        except NewerRider as problem:
-            raise self._untrusted(tier, str(problem)) from None
+            return [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
+        answered = self._decoded(raw, _TellsRecords, tier).records
+        is_mount = self._tiers[tier] in self._mounts
+        read: list[tuple[Record, Origin]] = []
+        for each in answered:
+            told = self._decoded(each, Told, tier)
+            try:
+                read.append(lowered_of(told, vector=manner.vectors))
+            except NewerRider as problem:
+                if not is_mount:
+                    raise self._untrusted(tier, str(problem)) from None
+                read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=manner.vectors))
+        if is_mount:
+            return [record for record, _ in read]
         ours = [self._lineage is None or self._lineage.is_ours(each.federation, each.epoch) for _, each in read]
         if written is not None:
             written += [(record.id, origin) for record, origin in read]
             for (_, origin), is_ours in zip(read, ours, strict=True):
                 if is_ours and self._lineage is not None and not self._lineage.knows_epoch(origin.epoch):
                     raise LaterWriter(tier, origin.epoch)
-        if examine:
-            for each, (record, _) in zip(told, read, strict=True):
-                shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
-                if shown is not None:
-                    self._on_metadata(tier, shown)
+        for each, (record, _) in zip(answered[:examine], read, strict=False):
+            shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
+            if shown is not None:
+                self._on_metadata(tier, shown)
         return [record for (record, _), is_ours in zip(read, ours, strict=True) if is_ours]
 
     def _ranked(self, tier: str, records: list[Record], limit: int | None) -> list[Record]:
@@ -555,14 +569,23 @@ class Copies:
         except msgspec.MsgspecError as problem:
             raise self._untrusted(tier, f"gave an answer that cannot be read: {problem}") from None
 
+    def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
+        """Raises Untrusted for a record that has come without its rider, and is not as it is accounted for: what its
+        server says of it is not the record."""
+        told = (record.created_at, record.owner, record.key)
+        if isinstance(record, Riderless) and told != (render(created_at), owner, key):
+            raise self._untrusted(tier, _without_rider(record.id))
+
     def _untrusted(self, tier: str, reason: str) -> Untrusted:
         self._distrust(tier, reason)
         return Untrusted(tier, reason)
 
     def _distrust(self, tier: str, reason: str) -> None:
-        """Say in the log that a server is not what it says; not again until it is so in another way."""
-        if self._distrusted.get(tier) != reason:
-            self._distrusted[tier] = reason
+        """Say in the log that a server is not what it says; not again until it is so in another way, whichever record
+        shows it."""
+        kind = reason.partition(":")[0]
+        if self._distrusted.get(tier) != kind:
+            self._distrusted[tier] = kind
             log.error("%s: its server is not what it says: it %s", tier, reason)
 
     def _chunks(self, tier: str, items: Sequence[T], bytes_of: Callable[[T], int] | None = None) -> Iterable[list[T]]:
@@ -608,11 +631,15 @@ def _alteration(given: Draft, kept: Record) -> str:
             f"given {parts[0]}, and returned {parts[1]}"
         )
     if isinstance(kept, Riderless):
-        return (
-            f"returns a record that it was given without the metadata member {RESERVED!r}, which holds all that a "
-            f"tier's server need not keep: {given.id!r}; a server must keep metadata (§3.1)"
-        )
+        return _without_rider(kept.id)
     return f"has altered a record that it was given: {given.id!r}"
+
+
+def _without_rider(id: str) -> str:
+    return (
+        f"returns a record that it was given without the metadata member {RESERVED!r}, which holds all that a tier's "
+        f"server need not keep: {id!r}; a server must keep metadata (§3.1)"
+    )
 
 
 def _excerpt(text: str, at: int, quoted: Callable[[str], str]) -> str:

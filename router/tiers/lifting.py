@@ -11,21 +11,22 @@ Rules:
 - a rider without a version comes from a router before version 1: role and group did not ride yet, and are read from
   what the server answers. A rider of a later version than this router's is refused, and never taken for none;
 - a member of the reserved name in a caller's own metadata rides with the rest, and has no plain copy: it is never taken
-  for a rider.
+  for a rider. For its sake such metadata rides in a native tier, too; there nothing else of the record does.
 """
 
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m.equality import NULL, integer_of, members, number_atom, parse_where
 from router.a2m.matching import FIELDS
-from router.a2m.records import Draft, Record, Riderless, vector_bytes, vector_from_bytes
-from router.a2m.timestamps import normalised, parse
+from router.a2m.records import Draft, Record, Revision, Riderless, vector_bytes, vector_from_bytes
+from router.a2m.timestamps import UNDATED, normalised, parse
 from router.a2m.vectors import MAX_WIDTH
 
 RESERVED: Final = "a2m-router"
@@ -41,8 +42,6 @@ VERSION: Final = 1
 # of a mount's own record all of core
 _KEPT: Final = frozenset({"content"})
 _CORE: Final = frozenset({"content", "role", "group"})
-
-Revision = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class NewerRider(Exception):
@@ -61,10 +60,11 @@ _NOBODY: Final = Origin()
 
 
 class Rider(msgspec.Struct, omit_defaults=True):
-    """All of a record but its id and content; `embedding` is little-endian doubles in base64."""
+    """All of a record but its id and content, or its metadata alone; `embedding` is little-endian doubles in base64."""
 
     created_at: str
     version: int = 0
+    metadata_alone: bool = False
     role: str | None = None
     group: str | None = None
     metadata: Raw | UnsetType = UNSET
@@ -104,16 +104,42 @@ def lifted(draft: Draft, *, vector: bool, tier: str | None, origin: Origin | Non
         federation=None if origin is None else origin.federation,
         epoch=None if origin is None else origin.epoch,
     )
-    riding = Raw(msgspec.json.encode(msgspec.json.encode(rider).decode()))
     return Draft(
         id=draft.id,
         content=draft.content or "",
-        role=draft.role,
-        group=draft.group,
-        metadata=Raw(msgspec.json.encode({**_plain(draft.metadata), RESERVED: riding})),
+        role=_shown(draft.role),
+        group=_shown(draft.group),
+        metadata=_carrying(rider),
         embedding=draft.embedding if vector else None,
         tier=tier,
     )
+
+
+def escaped(draft: Draft) -> Draft:
+    """A complete record as a native tier is told it: as it is. Only metadata that has a member of the reserved name
+    rides."""
+    if draft.metadata is UNSET or not _mentions_rider(draft.metadata):
+        return draft
+    if RESERVED not in msgspec.json.decode(draft.metadata, type=dict[str, Raw]):
+        return draft
+    assert draft.created_at is not None
+    rider = Rider(created_at=draft.created_at, version=VERSION, metadata_alone=True, metadata=draft.metadata)
+    return msgspec.structs.replace(draft, metadata=_carrying(rider))
+
+
+def unescaped(record: Record) -> Record:
+    """The inverse of `escaped`. A record that was lifted when it was written there comes as a Lifted."""
+    if not _mentions_rider(record.metadata):
+        return record
+    try:
+        rider, _ = _riding(record.metadata)
+    except ValueError:
+        return record
+    except NewerRider:
+        rider = None
+    if rider is None or not rider.metadata_alone:
+        return Lifted(**msgspec.structs.asdict(record))
+    return msgspec.structs.replace(record, metadata=rider.metadata)
 
 
 class Told(msgspec.Struct, kw_only=True):
@@ -141,6 +167,10 @@ class Told(msgspec.Struct, kw_only=True):
     similarity: Raw | UnsetType = UNSET
 
 
+class Lifted(Record):
+    """A record that a native tier holds as it was lifted; its fields are what that tier says."""
+
+
 def lowered(told: Told, *, vector: bool) -> Record:
     """A record as it was before it was lifted; one that never was, as a Riderless, is what its server says of it: a
     field that is not as §3.1 has it counts as absent.
@@ -156,15 +186,16 @@ def lowered(told: Told, *, vector: bool) -> Record:
 def lowered_of(told: Told, *, vector: bool) -> tuple[Record, Origin]:
     """As `lowered`, and who has written it, as far as that is known."""
     score, similarity = _field(told.score, float), _field(told.similarity, float)
-    try:
+    rider, embedding = None, None
+    with suppress(ValueError):  # there is none, or it was altered, or is somebody else's
         rider, embedding = _riding(told.metadata)
-    except ValueError:  # there is none, or it was altered, or is somebody else's
+    if rider is None or rider.metadata_alone:
         riderless = Riderless(
             id=told.id,
             content=told.content,
-            created_at=normalised(_field(told.created_at, str) or ""),
+            created_at=normalised(_field(told.created_at, str) or "") or UNDATED,
             role=_field(told.role, str),
-            metadata=_object(told.metadata),
+            metadata=_object(told.metadata) if rider is None else rider.metadata,
             group=_field(told.group, str),
             tier=_field(told.tier, str),
             salience=_field(told.salience, float),
@@ -201,25 +232,16 @@ def lowered_of(told: Told, *, vector: bool) -> tuple[Record, Origin]:
     return record, Origin(rider.federation, rider.epoch)
 
 
-def is_lifted(record: Record) -> bool:
-    """Whether a record, as a server answers it that keeps all that it is given, was lifted when it was written."""
-    try:
-        _riding(record.metadata)
-    except ValueError:
-        return False
-    except NewerRider:
-        return True
-    return True
-
-
-def shows_metadata(told: Told, metadata: Raw | UnsetType) -> bool | None:
-    """Whether a server answers the plain copy of a caller's `metadata` as it was given it, as JSON has it, beside
-    whatever else; None where there is no plain copy, so that nothing can be seen."""
+def shows_metadata(answered: Raw, metadata: Raw | UnsetType) -> bool | None:
+    """Whether a record, as a server `answered` it, shows the plain copy of a caller's `metadata` as it was given, as
+    JSON has it, beside whatever else; None where there is no plain copy, so that nothing can be seen. A field of the
+    server's own hides a member of its name from every `where` (§5.2)."""
     given = _plain(metadata)
     if not given:
         return None
-    shown = _object(told.metadata)
-    if shown is UNSET:
+    fields = msgspec.json.decode(answered, type=dict[str, Raw])
+    shown = _object(fields.get("metadata", UNSET))
+    if shown is UNSET or not fields.keys().isdisjoint(given.keys() - FIELDS.keys()):
         return False
     atoms = members(bytes(shown))
     return all(atoms.get(name) == atom for name, atom in members(msgspec.json.encode(given)).items())
@@ -277,10 +299,9 @@ def _is_common(members: dict[str, Raw]) -> bool:
 def _riding(metadata: Raw | UnsetType) -> tuple[Rider, list[float] | None]:
     """What rides along, and its vector. Raises ValueError unless it is what a router has written, NewerRider where that
     was a later version."""
-    text = b"" if metadata is UNSET else bytes(metadata)
-    if RESERVED.encode() not in text:
+    if metadata is UNSET or not _mentions_rider(metadata):
         raise ValueError("there is no rider")
-    packed = msgspec.json.decode(text, type=_Carrier).rider
+    packed = msgspec.json.decode(metadata, type=_Carrier).rider
     version = msgspec.json.decode(packed, type=_Versioned).version
     if version > VERSION:
         raise NewerRider(
@@ -302,6 +323,22 @@ def _vector(text: str) -> list[float]:
     if not all(map(math.isfinite, vector)):
         raise ValueError("a vector is finite numbers")
     return vector
+
+
+def _mentions_rider(metadata: Raw | UnsetType) -> bool:
+    """Whether metadata may have a member of the reserved name, however its letters are written; to be asked of all."""
+    text = b"" if metadata is UNSET else bytes(metadata)
+    return RESERVED.encode() in text or b"\\u00" in text
+
+
+def _carrying(rider: Rider) -> Raw:
+    riding = Raw(msgspec.json.encode(msgspec.json.encode(rider).decode()))
+    return Raw(msgspec.json.encode({**_plain(rider.metadata), RESERVED: riding}))
+
+
+def _shown(text: str | None) -> str | None:
+    """A text as a server is shown it; not every one takes a NUL."""
+    return None if text is None or "\0" in text else text
 
 
 class _Carrier(msgspec.Struct):

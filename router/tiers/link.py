@@ -5,9 +5,11 @@
 - It goes down when its connection ends, and when FAILURES calls in a row went without an answer (the breaker). An
   answer that is an error is an answer; and a call that is answered too late is no failure of a tier that has answered
   anything else meanwhile, or that was given less time than it has: it is slow, not dead.
+- A server may stand before a service, as a2m-rag does. A service that does not answer it counts as a tier that does not
+  answer, however quickly the server says so; it is looked for by greetings, since the server says there how it is.
 - Behind an open breaker the connection is kept, since it may be well. It is replaced when the tier has been silent for
-  PATIENCE seconds, which doubles as long as that does not help, or has answered TRIALS greetings in a row as it must
-  not.
+  PATIENCE seconds, which doubles as long as that does not help (also a service's silence may be its server's fault,
+  such as threads that hang), or has answered TRIALS greetings in a row as it must not.
 - Of clients' requests only so many calls are under way at the tier, and a few more wait for their turn; see Room. What
   comes then is refused. Work in the background is bounded by itself and is not refused.
 """
@@ -24,11 +26,11 @@ import anyio.abc
 import msgspec
 
 from router.a2m import client
-from router.a2m.budget import is_request, left
+from router.a2m.budget import budget, is_request, left
 from router.a2m.capabilities import PROTOCOL
 from router.a2m.child import CannotStart
 from router.a2m.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
-from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, no_room
+from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, Code, no_room, unanswered_in
 from router.a2m.http_client import HttpFailure
 from router.a2m.waiting import until_any
 from router.tiers.backoff import FIRST, Backoff
@@ -150,6 +152,7 @@ class Link:
         self._room = Room(most_calls)
         self._places = anyio.CapacityLimiter(most_calls)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
+        self._looking: anyio.Event | None = None  # until the look that is under way has ended
         self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
@@ -269,6 +272,43 @@ class Link:
             log.debug("%s: %d calls may be under way", self.name, self._room.calls)
             self._places.total_tokens = self._room.calls
 
+    async def look(self) -> None:
+        """Ask the tier how it is: what it says of itself is its `profile` from now on, and where the service behind it
+        does not answer the link goes down. Only for tiers that are read: of others the profile is what was agreed upon.
+
+        Raises as `call` does.
+        """
+        peer = self._peer
+        raw = await self.call("memory/describe", {"protocol": PROTOCOL})
+        try:
+            profile = read_profile(raw)
+        except BadProfile as problem:
+            raise TierDown(self.name, str(problem), self._retry_after(), None) from None
+        if self._peer is peer is not None:
+            self.profile = profile
+            if profile.ailment is not None:
+                self._fall(profile.ailment)
+
+    async def is_seen_within(self, seconds: float) -> bool:
+        """Take a `look`, or wait for the one that is under way; whether it has ended in so many seconds. What it finds
+        later counts all the same."""
+        if self._looking is None and self._tasks is not None:
+            self._looking = anyio.Event()
+            self._tasks.start_soon(self._look_by_itself, self._looking)
+        if self._looking is not None:
+            with anyio.move_on_after(seconds) as waiting:
+                await self._looking.wait()
+            return not waiting.cancelled_caught
+        return True
+
+    async def _look_by_itself(self, ended: anyio.Event) -> None:
+        try:
+            with budget(None), suppress(A2MError, TierDown):
+                await self.look()
+        finally:
+            self._looking = None
+            ended.set()
+
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keeps the tier connected until cancelled, and then ends the connection in good order."""
         task_status.started()
@@ -352,15 +392,20 @@ class Link:
         number = self._room.begin()
         try:
             result = await peer.call(method, params, timeout=timeout, on_unsettled=on_unsettled)
-        except A2MError:
-            self._failures = 0
+        except A2MError as error:
+            times = unanswered_in(error)
+            if times:
+                # it may have answered other calls meanwhile, for which it had not to ask the service
+                self._count_failure(peer, error.message, max(times, self._failures + 1))
+            else:
+                self._failures = 0
             raise
         except client.AnswerTooLong as problem:
             raise AnswerTooLong(self.name, problem.reason, 0.0, problem.settled) from problem
         except Unanswered as problem:
             is_slow = peer.heard > began
             if not isinstance(problem, TooLate) or (timeout >= _FAIR * self._timeout and not is_slow):
-                self._count_failure(peer, problem.reason)
+                self._count_failure(peer, problem.reason, self._failures + 1)
             elif is_fair and is_slow:
                 self._learn(number, in_time=False)
             raise TierDown(self.name, problem.reason, self._retry_after(), problem.settled) from problem
@@ -368,10 +413,10 @@ class Link:
         self._learn(number, in_time=True)
         return result
 
-    def _count_failure(self, peer: Peer, reason: str) -> None:
+    def _count_failure(self, peer: Peer, reason: str, failures: int) -> None:
         if self._peer is not peer:
             return  # a call from before the link went down
-        self._failures += 1
+        self._failures = failures
         if self._failures >= FAILURES:
             self._fall(f"{self._failures} calls in a row were not answered; of the last: {reason}")
 
@@ -386,31 +431,41 @@ class Link:
         while True:
             asked = anyio.current_time()
             try:
-                profile = await _greet(peer)
+                profile = await _greet(peer, max(_GREETING, self._timeout))
             except BadProfile as problem:
                 self._fall(str(problem))
                 wrong = wrong + 1 if peer.heard >= asked else 0
                 if peer.lost.is_set() or wrong >= (TRIALS if greeted else 1):
                     return
-                silent = anyio.current_time() - max(since, peer.heard)
-                if silent >= self._patience():
-                    log.warning(
-                        "%s has been silent for %.0f s: its connection is ended, and made anew", self.name, silent
-                    )
-                    self._replaced += 1
+                if self._is_to_be_replaced(max(since, peer.heard)):
                     return
             else:
                 greeted, wrong = True, 0
-                self._rise(peer, profile)
-                while self._peer is peer and not peer.lost.is_set():
-                    await until_any(peer.lost.wait, self._changed.wait)
-                if peer.lost.is_set():
-                    self._fall(peer.reason or "the connection was lost")
-                    return
-                since = anyio.current_time()
+                if profile.ailment is None:
+                    self._rise(peer, profile)
+                    while self._peer is peer and not peer.lost.is_set():
+                        await until_any(peer.lost.wait, self._changed.wait)
+                    if peer.lost.is_set():
+                        self._fall(peer.reason or "the connection was lost")
+                        return
+                    since = anyio.current_time()
+                else:
+                    self.profile = profile
+                    self._fall(profile.ailment)
+                    if self._is_to_be_replaced(since):
+                        return
             with anyio.move_on_after(self._retry_at - anyio.current_time()):
                 await peer.lost.wait()
                 return
+
+    def _is_to_be_replaced(self, since: float) -> bool:
+        """Whether a connection that has been of no use since then is given up."""
+        silent = anyio.current_time() - since
+        if silent < self._patience():
+            return False
+        log.warning("%s has been silent for %.0f s: its connection is ended, and made anew", self.name, silent)
+        self._replaced += 1
+        return True
 
     def _patience(self) -> float:
         return float(min(PATIENCE * 2.0 ** min(self._replaced, 16), _LONGEST_PATIENCE))
@@ -442,14 +497,17 @@ class Link:
             callback(self)
 
 
-async def _greet(peer: Peer) -> Profile:
+async def _greet(peer: Peer, seconds: float) -> Profile:
     """What the tier says of itself. Raises BadProfile for a greeting that fails in any way."""
     try:
-        return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=_GREETING))
+        return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=seconds))
     except A2MError as error:
-        raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}") from error
+        what = "; it is no A2M server, which has this method" if error.code == Code.METHOD_NOT_FOUND else ""
+        raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}{what}") from error
     except client.NoAnswer as problem:
-        hint = "; does it flush what it writes, line by line?" if peer.heard == -math.inf else ""
+        # of what comes by HTTP nothing is held back in a buffer
+        is_mute = peer.heard == -math.inf and isinstance(peer, client.Connection)
+        hint = "; does it flush what it writes, line by line?" if is_mute else ""
         raise BadProfile(f"memory/describe: {problem.reason}{hint}") from problem
     except Unanswered as problem:
         raise BadProfile(problem.reason) from problem

@@ -1,7 +1,7 @@
 """What a tier says of itself (§4.1), as far as the router acts on it."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -53,6 +53,16 @@ class RemoteTier(msgspec.Struct, frozen=True):
     kind: str | None = None
 
 
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server says of the service that it stands before, as a2m-rag does; others say nothing of one.
+
+    status: "up", or "down" when it does not answer; `reason` then says why.
+    """
+
+    status: Literal["up", "down"] = "up"
+    reason: str | None = None
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A `memory/describe` result. A limit that is None is not declared; so are dimensions until a vector fixes them."""
 
@@ -67,6 +77,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     metrics: frozenset[str] = frozenset()
     tiers: Mapping[str, RemoteTier] = {}
     store: Store = Store()
+    service: Service = Service()
+
+    @property
+    def ailment(self) -> str | None:
+        """Why the service behind the server does not answer; None where it does, as far as is known."""
+        return None if self.service.status == "up" else self.service.reason or "the service behind it does not answer"
 
     @property
     def is_native(self) -> bool:
@@ -117,7 +133,8 @@ def read_profile(raw: bytes | msgspec.Raw) -> Profile:
         metric=embeddings.metric if embeddings else None,
         metrics=frozenset(embeddings.metrics or [embeddings.metric]) if embeddings else frozenset(),
         tiers={tier.name: tier for tier in described.tiers or ()} if "tiers" in described.capabilities else {},
-        store=_store(described.store),
+        store=_extension(described.store, Store()),
+        service=_extension(described.service, Service()),
     )
 
 
@@ -142,11 +159,16 @@ class _Described(msgspec.Struct):
     tiers: list[RemoteTier] | None = None
     embeddings: _Embeddings | None = None
     store: Any = None
+    service: Any = None
 
 
-def _store(said: Any) -> Store:
+T = TypeVar("T")
+
+
+def _extension(said: Any, otherwise: T) -> T:
+    """What a server says beyond the protocol; `otherwise` where it says nothing that can be read."""
     # the name is not the protocol's: another server may mean something else by it
     try:
-        return msgspec.convert(said, Store)
+        return msgspec.convert(said, type(otherwise))
     except msgspec.ValidationError:
-        return Store()
+        return otherwise

@@ -21,7 +21,7 @@ from router.a2m.jsonrpc import (
 )
 from router.a2m.lines import LineSplitter
 from tests.fuzz.generating import MAX_MESSAGE, PARAMS, Messages, pieces_of
-from tests.fuzz.owing import owed, read_answer, shown, strict, suits
+from tests.fuzz.owing import is_blank, owed, read_answer, shown, strict, suits
 from tests.fuzz.reporting import Advance, Report, Wrong, nowhere
 
 # processor time that one message may take in the codec: far beyond what is needed, far below what is quadratic
@@ -125,7 +125,9 @@ def check_framing(stream: bytes, chance: random.Random, report: Report) -> None:
     limit = chance.choice((64, 1_000, MAX_MESSAGE))
     splitter = LineSplitter(limit)
     lines = [line for chunk in pieces_of(stream, chance) for line in splitter.feed(chunk)] + splitter.end()
-    whole = [None if len(line) > limit else line for line in stream.split(b"\n") if len(line) > limit or line.strip()]
+    whole = [
+        None if len(line) > limit else line for line in stream.split(b"\n") if len(line) > limit or not is_blank(line)
+    ]
     # bytes.strip and bytes.isspace mean the same whitespace
     if lines != whole:
         report.find(f"cut into chunks, with lines of {limit} bytes at most, other lines come out", stream)

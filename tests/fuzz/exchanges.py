@@ -20,7 +20,9 @@ class Exchange(msgspec.Struct, frozen=True):
     rude: bool = False  # closed with a reset, and without reading
 
 
-HEAD: Final = "POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer " + TOKEN + "\r\n"
+HEAD: Final = (
+    "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer " + TOKEN + "\r\n"
+)
 
 
 class Exchanges:
@@ -77,7 +79,11 @@ class Exchanges:
                 (HEAD.replace("POST / ", "PUT / "), 405),
                 (HEAD.replace("POST / ", "POST /healthz "), 405),
                 (HEAD + "X: " + "y" * 40_000 + "\r\n", 431),
-                (HEAD.replace("Host: a\r\n", ""), 400),
+                (HEAD.replace("Host: localhost\r\n", ""), 400),
+                (HEAD.replace("Host: localhost", "Host: evil.example"), 421),
+                (HEAD.replace("POST / ", "POST http://evil.example/ "), 421),
+                (HEAD.replace("POST / ", "POST http://localhost/nothing "), 404),
+                (HEAD + "Transfer-Encoding: chunked\r\n", 400),
                 (HEAD.replace("HTTP/1.1", "HTTP/9"), 400),
                 (HEAD + f"Content-Length: {len(message) + 1}\r\n", 400),
             )
@@ -95,7 +101,17 @@ class Exchanges:
             )
             path = chance.choice(
                 (
-                    *(b"/", b"/healthz", b"/readyz", b"/.well-known/a2m-server.json", b"*", b"//", b"http://x/"),
+                    *(
+                        b"/",
+                        b"/healthz",
+                        b"/readyz",
+                        b"/.well-known/a2m-server.json",
+                        b"*",
+                        b"//",
+                        b"http://x/",
+                        b"http://localhost/",
+                        b"http://",
+                    ),
                     *(b"/%00", b"/\xff"),
                 )
             )

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from router.a2m.errors import Code
 from router.a2m.jsonrpc import MAX_DEPTH
+from router.a2m.lines import BYTE_ORDER_MARK
 from tests.fuzz.generating import MAX_MESSAGE
 from tests.fuzz.reporting import Wrong
 
@@ -28,12 +29,18 @@ class Owed(msgspec.Struct, frozen=True):
     ids: tuple[Any, ...] = ()
 
 
+def is_blank(line: bytes) -> bool:
+    """Whether nothing is owed for a line since nothing is in it, but for a byte order mark."""
+    return not line.removeprefix(BYTE_ORDER_MARK).strip()
+
+
 def owed(message: bytes, limit: int = MAX_MESSAGE) -> Owed | None:
     """What is owed for a message that is not blank; None for a notification."""
     if len(message) > limit:
         return Owed(message)
+    text = message.removeprefix(BYTE_ORDER_MARK)
     try:
-        value = strict(message)
+        value = strict(text)
     except (ValueError, RecursionError):
         return Owed(message, None, _ids(message))
     # objects are tuples of pairs here, so that what a second member of the same name hides is seen, too
@@ -52,7 +59,7 @@ def owed(message: bytes, limit: int = MAX_MESSAGE) -> Owed | None:
         return Owed(message, None, _ids(message))
     if "id" not in members:
         return None
-    return Owed(message, bytes(msgspec.json.decode(message, type=dict[str, Raw])["id"]))
+    return Owed(message, bytes(msgspec.json.decode(text, type=dict[str, Raw])["id"]))
 
 
 def _refuse(constant: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from tests.fuzz.generating import MAX_MESSAGE, Messages, pieces_of
-from tests.fuzz.owing import Pending, owed, read_answer, shown
+from tests.fuzz.owing import Pending, is_blank, owed, read_answer, shown
 from tests.fuzz.reporting import Advance, Report, Wrong, check_memory, nowhere, resident
 from tests.fuzz.serving import CANARY, CANARY_ID, FEDERATION, PATIENCE, check_alive, kill, program
 
@@ -138,7 +138,7 @@ class _Piped:
             report.messages += len(batch)
             stream = b"".join(message + b"\n" for message in batch)
             for line in stream.split(b"\n"):
-                if (len(line) > MAX_MESSAGE or line.strip()) and (due := owed(line)) is not None:
+                if (len(line) > MAX_MESSAGE or not is_blank(line)) and (due := owed(line)) is not None:
                     self._pending.add(due)
             for piece in pieces_of(stream, self._chance):
                 self._pipes.send(piece)

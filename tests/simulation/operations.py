@@ -55,6 +55,11 @@ def _draft(chance: Random) -> h.Draft:
     return h.Draft(**rest, key=chance.choice(_KEYS), known=chance.random() < 0.5)
 
 
+def _edit(chance: Random) -> h.Operation:
+    draft = h.Draft(_fields(chance), _metadata(chance), key=chance.choice(_KEYS), tier=_some_tier(chance))
+    return h.Edit(draft, _owner(chance), chance.choice((0, 0, 0, 1)), chance.random() < 0.3)
+
+
 def _read(chance: Random) -> h.Operation:
     if chance.random() < 0.5:
         return h.Read(chance.choice(("timeline", "recall")), _owner(chance), limit=100)
@@ -108,10 +113,10 @@ def _close(chance: Random) -> h.Operation:
 
 
 _DRAWN: Final[Sequence[Callable[[Random], h.Operation]]] = (
-    *(draw_write, _read, _fetch, _promote),
+    *(draw_write, _edit, _read, _fetch, _promote),
     *(_forget, _reinforce, _consolidate, _close),
 )
-_WEIGHTS: Final = (30, 24, 6, 14, 11, 4, 3, 5)
+_WEIGHTS: Final = (30, 3, 24, 6, 14, 11, 4, 3, 5)
 
 
 def _fields(chance: Random) -> dict[str, Any]:
