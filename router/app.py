@@ -168,6 +168,8 @@ class Federation:
         _refuse(problems)
         with anyio.move_on_after(_START_SECONDS):
             await self.recovery.look_ahead(self.settings.managed)
+        # what is written from here on bears the epoch of this start, which a power cut must not take from the catalog
+        await self.catalog.synced()
         self.recovery.agree_on_metric(profiles)
         self._redoing.resume()
         for tier in self.settings.managed:

@@ -32,6 +32,7 @@ from router.tiers.profile import CannotServe
 from tests.catalogs import opened
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import (
+    FOUR_TIERS,
     Clock,
     Foreign,
     Mix,
@@ -387,13 +388,15 @@ async def test_no_crash_of_a_start_asks_for_a_rebuild(tmp_path: Path) -> None:
                 await fed.call("remember", records=[{"content": "more"}])
 
 
-async def test_no_store_hears_of_a_start_that_is_not_on_the_catalogs_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mix", [MIXES["native"], MIXES["all lesser"]], ids=["native", "lesser"])
+async def test_no_server_hears_of_a_start_that_is_not_on_the_catalogs_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mix: Mix
 ) -> None:
     happened: list[str] = []
     synced = Catalog.synced
 
     async def noted(self: Catalog) -> None:
+        await wait_all_tasks_blocked()  # the disk takes longer than all else
         await synced(self)
         happened.append("synced")
 
@@ -403,11 +406,11 @@ async def test_no_store_hears_of_a_start_that_is_not_on_the_catalogs_disk(
         return answer
 
     monkeypatch.setattr(Catalog, "synced", noted)
-    async with trial(CALM, folder=tmp_path, weather=watched) as fed:
-        await write_some(fed)
-    assert happened.count("told") == len(TIERS)
-    assert happened.index("synced") < happened.index("told")
-    assert max(i for i, what in enumerate(happened) if what == "told") < happened.index("written")
+    async with trial(CALM, servers=mix, folder=tmp_path, weather=watched) as fed:
+        await fed.remember("in one call")
+    assert happened[0] == "synced"
+    assert happened.count("told") == (0 if mix else len(TIERS))
+    assert "told" not in happened[happened.index("written") :]
 
 
 async def test_nothing_is_written_to_a_store_before_it_was_told_of_the_start(
@@ -679,6 +682,16 @@ async def test_two_federations_on_one_server_keep_to_what_is_theirs(
         assert contents(await fed.timeline()) == {"one's": "semantic", "two's": "semantic"}
     async with trial(CALM, servers=mix, folder=tmp_path / "two") as fed:
         assert contents(await fed.timeline()) == {"one's": "semantic", "two's": "semantic"}
+
+
+async def test_a_mount_shows_what_another_federation_has_written(tmp_path: Path) -> None:
+    shared = Shared(CoreOnly(tmp_path / "shared.db"))
+    async with trial(CALM, servers=shared.mix()) as fed:
+        await fed.remember("theirs", tier="semantic")
+    library = '[tiers.library]\nkind = "semantic"\ncommand = ["-"]\nmount = true\n'
+    settings = settings_of(FOUR_TIERS + library, policy="explicit")
+    async with trial(settings, servers={"library": shared.mix()["semantic"]}) as fed:
+        assert contents(await fed.timeline()) == {"theirs": "library"}
 
 
 async def test_a_record_of_another_federation_is_not_removed_on_account_of_ours(tmp_path: Path) -> None:
