@@ -20,6 +20,7 @@ from router.a2m.event_log import EventLog
 from router.a2m.http_client import SETTLING
 from router.a2m.repeats import Repeats
 from router.a2m.server import Dispatcher, Gate
+from router.backing_up import Backups
 from router.catalog.catalog import Catalog, Torn
 from router.config import Settings
 from router.distilling import Distilling
@@ -62,6 +63,12 @@ _DISTRUST_SECONDS: Final = 60.0
 _RESTART_SECONDS: Final = 5.0
 
 
+# How long calls under way may take once the router is told to end; then their tiers are waited for no more, and a
+# moment later they are answered with what is known of them. Both are within what a door waits for its last answers.
+_LAST_CALLS_SECONDS: Final = 7.0
+_LAST_WORDS_SECONDS: Final = 1.0
+
+
 def now() -> int:
     """The time, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
@@ -81,6 +88,7 @@ class Federation:
         model: Model | None,
         *,
         adopt: bool,
+        threads: bool,
     ) -> None:
         self.settings = settings
         self.catalog = catalog
@@ -132,10 +140,12 @@ class Federation:
         prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
         summaries = Summaries(settings, catalog, readings, writing, mounts, summarizer)
         upkeep = Upkeep(settings, catalog, self.moves, self.passes, mounts, tell, clock, wake)
+        backups = Backups(settings, catalog, links, self._spawn, clock, threads=threads)
         self.methods = Methods(
-            settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events
+            settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events, backups
         )
         self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
+        self._ending = False
         self._welcoming: dict[str, anyio.CancelScope] = {}
         self._later: list[CannotServe] = []  # tiers that turned out to be later than the catalog
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
@@ -189,6 +199,21 @@ class Federation:
         if self.settings.policy.background:
             self._tasks.start_soon(_kept_running, self.passes.run)
         self._tasks.start_soon(_kept_running, self._keep_house)
+
+    def end_calls(self) -> None:
+        """The router has been told to end. What is under way has a while to come to its end; then it is answered with
+        what has come of it so far."""
+        if not self._ending:
+            self._ending = True
+            self._tasks.start_soon(self._cut_short)
+
+    async def _cut_short(self) -> None:
+        await anyio.sleep(_LAST_CALLS_SECONDS)
+        self.passes.stop()
+        for link in self.links.values():
+            link.give_up()
+        await anyio.sleep(_LAST_WORDS_SECONDS)
+        self.answer.end()
 
     async def _gather(self, torn: Torn) -> None:
         """Moves the part of a torn group that is in one tier to where the rest of it is."""
@@ -319,7 +344,9 @@ async def running_federation(
                 connections.start_soon(link.run)
             async with anyio.create_task_group() as tasks:
                 summarizer = summarizer or _summarizer_of(settings, model, threads=threads)
-                federation = Federation(settings, catalog, links, tasks, clock, summarizer, model, adopt=adopt)
+                federation = Federation(
+                    settings, catalog, links, tasks, clock, summarizer, model, adopt=adopt, threads=threads
+                )
                 await federation.start()
                 yield federation
                 tasks.cancel_scope.cancel()

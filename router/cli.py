@@ -13,10 +13,15 @@ import anyio
 import msgspec
 
 from router import __version__
+from router.a2m.answers import BadAnswer
+from router.a2m.client import Unanswered
 from router.a2m.descriptors import open_missing_streams, standard_streams
 from router.a2m.ending import EndingStream, until_signalled
+from router.a2m.errors import A2MError
 from router.a2m.http_limits import HttpLimits
+from router.a2m.memory import TIMEOUT
 from router.a2m.messages import Describe
+from router.a2m.paths import path_argument
 from router.a2m.server import CannotListen
 from router.a2m.stderr import drain_stderr, unblocked_stderr
 from router.a2m.stdio import serve_lines
@@ -56,7 +61,7 @@ def _done(options: argparse.Namespace) -> int:
             settings = msgspec.structs.replace(
                 settings, serve=msgspec.structs.replace(settings.serve, http=_bind(options.http, settings.serve))
             )
-        work = _rebuild if options.rebuild else _run
+        work = _rebuild if options.rebuild else _run if options.backup is None else _backup
         code = anyio.run(work, settings, options, backend_options={"use_uvloop": sys.platform != "win32"})
     except* ConfigError as problems:
         print(f"{_PROGRAM}: {options.config} cannot be used:\n{_sentence(problems)}", file=sys.stderr)
@@ -79,7 +84,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.rebuild and options.check:
         parser.error("--rebuild and --check do one thing each, and end: say one of them, then the other")
-    asked = [name for name in ("rebuild", "check", "adopt") if getattr(options, name)]
+    beside = [name for name in ("rebuild", "check", "adopt", "http") if getattr(options, name)]
+    if options.backup is not None and beside:
+        parser.error(f"--backup makes a backup, and ends: leave out --{beside[0]}")
+    asked = [name for name in ("rebuild", "check", "adopt", "backup") if getattr(options, name)]
     if options.command == "token" and asked:
         parser.error(f"token prints a token, and does nothing else: leave out --{asked[0]}")
     return options
@@ -94,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--config",
-        type=Path,
+        type=path_argument,
         default=Path("federation.toml"),
         metavar="FILE",
         help="what the federation is made of (default: %(default)s)",
@@ -115,6 +123,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="make the catalog anew from what the tiers hold and what can be read of the old one, and end: 0 if that "
         "is done. The old files are kept",
+    )
+    parser.add_argument(
+        "--backup",
+        type=path_argument,
+        metavar="FOLDER",
+        help="copy the catalog and the stores on this machine, as they are at one moment, and end: 0 if that is done. "
+        "A router that runs on HTTP makes the copies itself, and goes on serving",
     )
     parser.add_argument(
         "--log-level",
@@ -195,6 +210,29 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
+async def _backup(settings: Settings, options: argparse.Namespace) -> int:
+    """Makes a backup, by the router that has the federation or by one that runs for it; returns the exit code."""
+    from router.command.asking import Asking
+    from router.command.backing_up import NoBackups, back_up, not_included, progress, summary
+    from router.command.reaching import NotServed, reached, way_to
+
+    scope = anyio.CancelScope()
+    made = None
+    try:
+        async with until_signalled(scope.cancel):
+            with scope, progress() as watch:
+                async with reached(way_to(options.config, os.environ), lambda _: None) as memory:
+                    made = await back_up(Asking(memory.peer, TIMEOUT), options.backup, watch)
+    except* (A2MError, Unanswered, BadAnswer, NoBackups, NotServed) as problems:
+        raise DatabaseError(f"no backup was made: {_sentence(problems)}") from None
+    if made is None:
+        log.info("stopped; what there was of the backup is removed")
+        return 1
+    for line in (summary(made), *not_included(made)):
+        print(line)
+    return 0
+
+
 async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
     if sys.stdin.isatty():
         print(
@@ -203,7 +241,7 @@ async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
             file=sys.stderr,
         )
     with standard_streams() as (source, sink), _announced(federation, STDIO):
-        requests = EndingStream(source)
+        requests = EndingStream(source, federation.end_calls)
         ending.close = requests.end
         settings = federation.settings
         await serve_lines(
@@ -248,7 +286,12 @@ async def _serve_http(
         limits=limits,
     )
     http = HttpServer(app, host, port, limits, serve.hosts)
-    ending.close = http.stop
+
+    def close() -> None:
+        http.stop()
+        federation.end_calls()
+
+    ending.close = close
     door.say_who_may_write()
     with ExitStack() as noted:
         async with anyio.create_task_group() as reading:

@@ -32,6 +32,7 @@ from typing import Final
 import apsw
 
 from router.a2m.errors import FILE_GONE, FILE_HELD
+from router.snapshots import Snapshot
 from router.wal import write_all_anew, write_anew
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class Database:
         self._syncing = threading.Lock()  # held by the one thread that syncs
         self._doubtful = False  # since a sync has failed, until the log has been written anew
         self._writing_anew = False
+        self._snapshots: set[object] = set()  # that are open; whichever thread closes one takes it out
         self._full_at: float | None = None  # when the disk last had no room for a change, until that is long ago
         self._held = False  # by another program, when that was last tried
         self._files: dict[Path, tuple[int, int] | None] = {}  # those that must stay where they are
@@ -233,6 +235,24 @@ class Database:
                 self._doubtful = False
                 log.warning("%s: the disk works again; what it may have dropped has been written anew", self.path)
 
+    def snapshot(self) -> Snapshot:
+        """What is committed now, to be copied while writes go on. Raises OSError, ValueError for a database in memory.
+
+        On the thread that commits, and outside a transaction.
+        """
+        if self.path is None:
+            raise ValueError("a database in memory has no file to copy")
+
+        mark = object()
+
+        def closed() -> None:
+            self._snapshots.discard(mark)
+
+        with _disk_errors():
+            snapshot = Snapshot(self.path, closed)
+        self._snapshots.add(mark)
+        return snapshot
+
     def announce(self, text: str | None) -> None:
         """Tell those who find the file in use where this process is reached: an address, or STDIO; for as long as it is
         open, or until it is told anew. None takes it back.
@@ -324,7 +344,9 @@ class Database:
             try:
                 self.sync()
                 connection.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
-                self._checkpoint_at = _CHECKPOINT
+                # what a snapshot sees stays in the log, which is not begun anew before: to try that with each commit
+                # would cost a sync each time
+                self._checkpoint_at = frames + _CHECKPOINT if self._snapshots else _CHECKPOINT
             except (OSError, apsw.Error) as problem:
                 # the commit stands, and the log can take more of them
                 self._doubtful |= not isinstance(problem, apsw.FullError)

@@ -9,14 +9,15 @@ bucket alone is told here.
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final, Protocol
 
 import anyio
 import msgspec
 
+from router.a2m.errors import STOPPING
 from router.a2m.events import Consolidated, Event, Place
 from router.catalog.catalog import Catalog
 from router.catalog.lookup import unit_of
@@ -94,6 +95,8 @@ class Passes:
         self._filled: frozenset[_Filled] = frozenset()  # buckets of which the log has said that one group fills them
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
+        self._asked: set[anyio.CancelScope] = set()
+        self._stopped = False
 
     def wake(self) -> None:
         """Something was written, or has been earned."""
@@ -103,6 +106,23 @@ class Passes:
         """What could not be moved may be movable now."""
         self._rests.clear()
         self._wanted.set()
+
+    def stop(self) -> None:
+        """Passes that were asked for end where they are, and tell what they have done so far."""
+        self._stopped = True
+        for scope in list(self._asked):
+            scope.cancel()
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[anyio.CancelScope]:
+        with anyio.CancelScope() as scope:
+            self._asked.add(scope)
+            try:
+                if self._stopped:
+                    scope.cancel()
+                yield scope
+            finally:
+                self._asked.discard(scope)
 
     async def run(self) -> None:
         """Run a pass whenever woken. Ends only by being cancelled."""
@@ -125,20 +145,32 @@ class Passes:
 
     async def consolidate(self, by: str | None) -> Report:
         """One pass over everything that is due or over capacity, asked for by an owner (§4.7). What was refused a
-        moment ago is tried again."""
+        moment ago is tried again. After `stop`, it is what has been done so far."""
         report = Report()
+        with self._until_stopped():
+            await self._consolidate(report, by)
+        return report
+
+    async def _consolidate(self, report: Report, by: str | None) -> None:
         async with self._telling(report, by, asked=True):
             self._rests.clear()
             await self._pass(report)
-        return report
 
     async def close_session(self, session: str, owner: str | None) -> tuple[Moved, Report]:
         """Move an owner's conversation out of the working tiers, then run a pass (§4.11).
 
-        Returns what came of the first, and what both did together. Raises Stayed.
+        Returns what came of the first, and what both did together; after `stop`, as far as that has come. Raises
+        Stayed.
         """
         flushed = Moved()
         report = Report()
+        with self._until_stopped() as scope:
+            await self._close_session(session, owner, flushed, report)
+        if flushed.left == 0 and scope.cancelled_caught:
+            raise Stayed(STOPPING)
+        return flushed, report
+
+    async def _close_session(self, session: str, owner: str | None, flushed: Moved, report: Report) -> None:
         async with self._telling(report, owner, asked=True):
             for tier in self._settings.managed:
                 if tier.kind == "working" and tier.spill_to is not None:
@@ -148,14 +180,13 @@ class Passes:
                         await self._spilling(tier)(units, tier.name, tier.spill_to, result=moved)
                     finally:
                         report.spilled(moved)
-                    flushed.records += moved.records
-                    flushed.rewritten += moved.rewritten
-                    flushed.hindrance = moved.hindrance or flushed.hindrance
+                        flushed.records += moved.records
+                        flushed.rewritten += moved.rewritten
+                        flushed.hindrance = moved.hindrance or flushed.hindrance
             self._rests.clear()
             await self._pass(report)
             if flushed.left == 0 and flushed.reason is not None:
-                raise Stayed(flushed.reason)
-        return flushed, report
+                raise Stayed(STOPPING if self._stopped else flushed.reason)
 
     @asynccontextmanager
     async def _telling(self, report: Report, by: str | None = None, *, asked: bool = False) -> AsyncIterator[None]:

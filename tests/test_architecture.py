@@ -17,7 +17,8 @@ ARROWS: dict[str, set[str]] = {
     "router.a2m": set(),
     "router.text": set(),
     "router.wal": set(),
-    "router.database": {"router.a2m", "router.wal"},
+    "router.snapshots": set(),
+    "router.database": {"router.a2m", "router.snapshots", "router.wal"},
     "router.logs": set(),
     "router.tokens": set(),
     "router.table": {"router.a2m"},
@@ -29,7 +30,9 @@ ARROWS: dict[str, set[str]] = {
     "router.nearest": set(),
     "router.fusion": {"router.text"},
     "router.rendering": {"router.a2m", "router.text"},
-    "router.catalog": {"router.a2m", "router.config", "router.database", "router.nearest", "router.policy"},
+    "router.catalog": {
+        *("router.a2m", "router.config", "router.database", "router.nearest", "router.policy", "router.snapshots"),
+    },
     "router.tiers": {"router.a2m", "router.config"},
     "router.settling": {"router.catalog", "router.tiers"},
     "router.sweeping": {"router.a2m", "router.catalog", "router.config", "router.settling", "router.tiers"},
@@ -51,12 +54,17 @@ ARROWS: dict[str, set[str]] = {
         *("router.a2m", "router.policy", "router.config", "router.catalog", "router.sweeping", "router.moves"),
         *("router.distilling",),
     },
+    "router.backing_up": {
+        *("router.a2m", "router.catalog", "router.config", "router.database", "router.snapshots", "router.tiers"),
+    },
     "router.methods": {
+        "router.backing_up",
         *("router.a2m", "router.text", "router.config", "router.policy", "router.fusion", "router.rendering"),
         *("router.catalog", "router.tiers", "router.sweeping", "router.settling", "router.moves", "router.passes"),
         *("router.model", "router.nearest", "router.redoing", "router.summarizing"),
     },
     "router.app": {
+        "router.backing_up",
         *("router.a2m", "router.config", "router.policy", "router.catalog", "router.tiers"),
         *("router.sweeping", "router.settling", "router.recovery", "router.moves", "router.passes", "router.methods"),
         *("router.model", "router.redoing", "router.summarizing", "router.distilling"),
@@ -78,10 +86,21 @@ ARROWS: dict[str, set[str]] = {
         *("router.drawing", "router.serve"),
     },
     "router.cli": {
+        "router.command",
         *("router", "router.a2m", "router.database", "router.logs", "router.config", "router.tiers"),
         *("router.tokens", "router.recovery", "router.rebuilding", "router.app", "router.serve", "router.checking"),
     },
-    "backends": {"router", "router.a2m", "router.text", "router.database", "router.nearest", "router.table"},
+    "backends": {
+        *(
+            "router",
+            "router.a2m",
+            "router.text",
+            "router.database",
+            "router.nearest",
+            "router.snapshots",
+            "router.table",
+        ),
+    },
 }
 
 # rooms that the plan names and that are not built yet

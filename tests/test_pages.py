@@ -1,5 +1,7 @@
 """Walking everything a federation holds, page by page: an extension of memory/timeline, for exports."""
 
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +98,39 @@ async def test_the_place_of_a_walk_tells_nothing() -> None:
         after = (await fed.call("timeline", owner="b", page=1))["next"]
         assert (len(before), before != after) == (len(after), True)
         assert [r["content"] for r in (await fed.call("timeline", owner="b", after=before))["records"]] == ["mine too"]
+
+
+async def test_a_walk_goes_on_after_a_restart_and_only_in_its_own_federation(tmp_path: Path) -> None:
+    settings = settings_of(FOUR_TIERS, policy="explicit")
+    contents = [f"note {number}" for number in range(5)]
+    async with trial(settings, folder=tmp_path) as fed:
+        for content in contents:
+            await fed.remember(content)
+        first = await fed.call("timeline", page=2)
+    async with trial(settings, folder=tmp_path) as fed:
+        await fed.remember("since")
+        rest = await fed.call("timeline", page=9, after=first["next"])
+        found = [record["content"] for record in (*first["records"], *rest["records"])]
+        assert sorted(found) == sorted([*contents, "since"])
+    async with trial(settings) as other:
+        for content in contents:
+            await other.remember(content)
+        with pytest.raises(A2MError, match=r"^after: "):
+            await other.call("timeline", page=9, after=first["next"])
+
+
+async def test_the_key_of_cursors_is_for_the_owner_of_the_catalog_alone(tmp_path: Path) -> None:
+    settings = settings_of(FOUR_TIERS, policy="explicit")
+    cursors = []
+    for _ in range(2):
+        async with trial(settings, folder=tmp_path) as fed:
+            await fed.remember("one")
+            await fed.remember("two")
+            # one place, told in other words each time, after a restart too
+            cursors += [(await fed.call("timeline", page=1))["next"] for _ in range(2)]
+    assert len(set(cursors)) == 4
+    [catalog] = tmp_path.glob("router.db")  # noqa: ASYNC240 - nothing else is going on
+    assert stat.S_IMODE(catalog.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(

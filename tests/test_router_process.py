@@ -185,6 +185,9 @@ def test_the_manual_lists_every_option_and_no_other() -> None:
         (("--adopt", "--check", "--rebuild"), "--rebuild and --check do one thing each"),
         (("--rebuild", "token", "alice"), "token prints a token, and does nothing else: leave out --rebuild"),
         (("--check", "token", "alice"), "leave out --check"),
+        (("--backup", "copy", "--check"), "--backup makes a backup, and ends: leave out --check"),
+        (("--backup", "copy", "--adopt"), "leave out --adopt"),
+        (("--backup", "copy", "token", "alice"), "leave out --backup"),
     ],
 )
 def test_options_of_which_one_would_be_ignored_are_refused(

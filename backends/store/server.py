@@ -13,10 +13,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from backends.store.backups import Backups
 from backends.store.batch import Call, carry_out
 from backends.store.store import CAPABILITIES, Store, enrols, scope_of
 from router.a2m import messages
-from router.a2m.errors import FILE_HELD, A2MError, Code
+from router.a2m.errors import FILE_HELD, A2MError, stopping
 from router.a2m.event_log import DEFAULT_RETAINED, UNDERWAY, EventLog
 from router.a2m.events import Event, Sight
 from router.a2m.messages import Params
@@ -87,7 +88,8 @@ class Server:
         self._log = EventLog(retained)
         watching = Watching(self._log, lambda caller, owner: Sight(scope_of(owner, caller).owner))
         stored = {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()}
-        self._dispatcher = Dispatcher({**stored, **watching.methods()}, CAPABILITIES)
+        self._backups = Backups(store, threads=threads)
+        self._dispatcher = Dispatcher({**stored, **watching.methods(), **self._backups.methods()}, CAPABILITIES)
 
     async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
         return await self._dispatcher(message, caller)
@@ -103,7 +105,13 @@ class Server:
         self._more.set()
 
     async def work(self) -> None:
-        """Carries out what waits, batch after batch, until `close`."""
+        """Carries out what waits, batch after batch, until `close`; and what is to be backed up, beside that."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._backups.run)
+            await self._work()
+            tasks.cancel_scope.cancel()
+
+    async def _work(self) -> None:
         try:
             while self._waiting or not self._closed:
                 if not self._waiting:
@@ -130,7 +138,7 @@ class Server:
         finally:
             self._closed = True
             for waiting in self._waiting:
-                waiting.outcome = _stopped()
+                waiting.outcome = stopping()
                 waiting.done.set()
 
     def _settle(self, waiting: "_Waiting", outcome: "_Done | Exception") -> None:
@@ -146,7 +154,7 @@ class Server:
 
     async def _carried_out(self, served: Served, params: Params, caller: Caller) -> Any:
         if self._closed:
-            raise _stopped()
+            raise stopping()
         # nothing is awaited before the call stands in the queue: that is what keeps calls in order
         run = partial(_noting_what_happens, self._store, partial(served.carried_out_by, self._store, params, caller))
         waiting = _Waiting(Call(run, served.writes or enrols(params, caller)))
@@ -185,9 +193,3 @@ class _Waiting:
         self.deadline = anyio.current_time() + _PATIENCE
         self.done = anyio.Event()
         self.outcome: _Done | Exception | None = None
-
-
-def _stopped() -> A2MError:
-    return A2MError(
-        Code.INTERNAL_ERROR, "the server is stopping; repeat the call when it is back", {"reason": "stopping"}
-    )

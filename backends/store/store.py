@@ -35,6 +35,7 @@ from router.a2m.server import Caller
 from router.a2m.timestamps import parse, render
 from router.a2m.vectors import indexed
 from router.a2m.watching import EventsEntry
+from router.snapshots import Snapshot
 from router.text import query_tokens, tokens
 
 CAPABILITIES: Final = ("core", "salience", "scopes", "sessions", "keys", "embeddings", "external", "events")
@@ -162,6 +163,15 @@ class Store:
         """What is committed outlives a power cut. Blocks."""
         self._database.sync()
 
+    @property
+    def path(self) -> Path | None:
+        """The file; None for a store in memory."""
+        return self._database.path
+
+    def snapshot(self) -> Snapshot:
+        """What is committed now. Raises OSError; ValueError for a store in memory."""
+        return self._database.snapshot()
+
     def close(self) -> None:
         """Sync and close the file."""
         self._database.close()
@@ -203,6 +213,9 @@ class Store:
                 "epoch": self._tally.epoch,
             },
         }
+        if caller.asserts_owner and self._database.path is not None:
+            # it writes files where it is told to: only whoever has started this process may ask for that
+            described["store"]["backup"] = True
         if self._kind is not None:
             described["kind"] = self._kind
         return described

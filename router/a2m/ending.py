@@ -33,10 +33,11 @@ async def until_signalled(
 
 
 class EndingStream(anyio.abc.ByteReceiveStream):
-    """A stream that can be made to end before its source does."""
+    """A stream that can be made to end before its source does. `on_end` is called when it has ended, either way."""
 
-    def __init__(self, source: anyio.abc.AnyByteReceiveStream) -> None:
+    def __init__(self, source: anyio.abc.AnyByteReceiveStream, on_end: Callable[[], None] = lambda: None) -> None:
         self._source = source
+        self._on_end = on_end
         self._ended = False
         self._reading: anyio.CancelScope | None = None
 
@@ -49,7 +50,11 @@ class EndingStream(anyio.abc.ByteReceiveStream):
     async def receive(self, max_bytes: int = 65_536) -> bytes:
         if not self._ended:
             with anyio.CancelScope() as self._reading:
-                return await self._source.receive()
+                try:
+                    return await self._source.receive()
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
+                    self._ended = True
+        self._on_end()
         raise anyio.EndOfStream
 
     async def aclose(self) -> None:

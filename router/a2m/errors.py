@@ -43,6 +43,9 @@ FILE_GONE: Final = "the file was removed or replaced while it is open"
 # How many times in a row by now the service behind a server, such as a2m-rag, has not answered it. In an error's data.
 UNANSWERED: Final = "unanswered"
 
+# Why a call was not carried out, or not to its end: the server is being ended. In an error's data, as `reason`.
+STOPPING: Final = "stopping"
+
 
 # Errors of a server behind that are the caller's to hear; any other is the federation's own trouble.
 CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
@@ -97,6 +100,15 @@ def overloaded(sentence: str, more: Mapping[str, Any] | None = None) -> A2MError
         Code.INTERNAL_ERROR,
         f"no room for this call: {sentence}; try again in a while",
         {"reason": OVERLOADED, "retry_after": RETRY_AFTER, **(more or {})},
+    )
+
+
+def stopping() -> A2MError:
+    """INTERNAL_ERROR for a call that the end of the server has cut short, or kept from being begun."""
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        "the server is stopping; repeat the call when it is back",
+        {"reason": STOPPING, "retry_after": RETRY_AFTER},
     )
 
 

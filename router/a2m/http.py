@@ -54,6 +54,8 @@ READY: Final = "/readyz"
 
 # calls under way when the server is asked to stop get this long; a deadline of a tier (5 s by default) fits into it
 _GRACE: Final = 10
+# and those that have not ended when their connections are broken, this much more: only then uvicorn tears them off
+_LAST_RESORT: Final = 20
 # a body of up to this many times its limit is read to its end before it is refused
 _PATIENCE: Final = 4
 # connections that the system may hand over at once, and thus before they can be counted
@@ -188,24 +190,39 @@ class HttpServer:
                 proxy_headers=False,
                 server_header=False,
                 backlog=_BACKLOG,
-                timeout_graceful_shutdown=_GRACE,
+                timeout_graceful_shutdown=_GRACE + _LAST_RESORT,
             ),
             lambda: task_status.started((self._host, bound)),
         )
 
+        def hang_up() -> None:
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
+
         async def run() -> None:
             # a cancellation must not tear uvicorn from its connections; what ends it is should_exit, within _GRACE
             with anyio.CancelScope(shield=True):
-                await server.serve(sockets)
-                for connection in list(server.server_state.connections):
-                    connection.transport.abort()
+                async with anyio.create_task_group() as graces:
 
+                    async def limit() -> None:
+                        await ending.wait()
+                        await anyio.sleep(_GRACE)
+                        # to a call it is as if its client had hung up, and so it ends in good order
+                        hang_up()
+
+                    graces.start_soon(limit)
+                    await server.serve(sockets)
+                    graces.cancel_scope.cancel()
+                hang_up()
+
+        ending = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             try:
                 await self._stop.wait()
             finally:
                 server.should_exit = True
+                ending.set()
 
 
 class _Uvicorn(uvicorn.Server):

@@ -194,3 +194,13 @@ class Subscribe(Params):
 
 class Unsubscribe(Params):
     """§4.14"""
+
+
+class Backup(Params):
+    """`store/backup`, an extension of ours, which `describe` announces under `store`. `path` begins a backup there;
+    `backup` asks how one is getting on, or with `cancel` calls it off; without either it says what would be backed up.
+    """
+
+    path: str | None = None
+    backup: str | None = None
+    cancel: bool = False

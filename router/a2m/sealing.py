@@ -1,4 +1,4 @@
-"""Cursors that tell their holder nothing: a position, hidden and sealed with a key that nobody else has.
+"""Cursors that tell their holder nothing: a position, hidden and sealed with a key that nobody but the server has.
 
 How far a log or a table has come says how much others do in it; so a position is not handed out as a number.
 """
@@ -6,16 +6,22 @@ How far a log or a table has come says how much others do in it; so a position i
 import base64
 import secrets
 from hashlib import blake2b
+from typing import Final
+
+KEY_BYTES: Final = 32
 
 
 class Seal:
     """Closes positions into cursors of one length, and opens those that it has closed itself.
 
-    No two cursors are alike, so that not even a change tells something. It ends with the process.
+    No two cursors are alike, so that not even a change tells something.
+
+    Args:
+        key: `KEY_BYTES` secret bytes. Cursors open wherever the key is known; without one they end with this seal.
     """
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = fresh_key() if key is None else key
 
     def close(self, position: int) -> str:
         """A cursor for a position, which is 0 or more and less than 2**63."""
@@ -40,6 +46,11 @@ class Seal:
 
     def _tag(self, hidden: bytes) -> bytes:
         return blake2b(hidden, key=self._key, digest_size=8, person=b"tag").digest()
+
+
+def fresh_key() -> bytes:
+    """A key that nobody has."""
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def _text(sealed: bytes) -> str:

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, Self
 
+import anyio
 import msgspec
 from msgspec import Raw
 
 from router.a2m.capabilities import CAPABILITY_OF
-from router.a2m.errors import OVERLOADED, RETRY_AFTER, A2MError, Code, disk_failed, not_supported, overloaded
+from router.a2m.errors import OVERLOADED, RETRY_AFTER, A2MError, Code, disk_failed, not_supported, overloaded, stopping
 from router.a2m.event_log import Channel
 from router.a2m.jsonrpc import (
     MalformedMessage,
@@ -97,34 +98,50 @@ class Gate:
         self._answer = answer
         self._most = most
         self._underway = 0
+        self._scopes: set[anyio.CancelScope] = set()
+        self._ended = False
 
     def __repr__(self) -> str:
         return f"<Gate {self._underway}/{self._most} calls>"
 
     async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
         if self._underway >= self._most:
-            return self._refused(message)
+            sentence = f"{self._most:,} calls are under way, which is what it takes at once"
+            return self._answered(message, overloaded(sentence))
         self._underway += 1
         try:
-            return await self._answer(message, caller)
+            with anyio.CancelScope() as scope:
+                self._scopes.add(scope)
+                if self._ended:
+                    scope.cancel()
+                return await self._answer(message, caller)
+            return self._answered(message, stopping())
         finally:
+            self._scopes.discard(scope)
             self._underway -= 1
 
-    def _refused(self, message: bytes) -> bytes | None:
+    def end(self) -> None:
+        """Answer at once what is under way, and what comes: the server is stopping. What a call has begun and must not
+        be cut short, it ends before that."""
+        self._ended = True
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    def _answered(self, message: bytes, error: A2MError) -> bytes | None:
         try:
             request = parse_request(message)
         except MalformedMessage as malformed:
             return render_error(malformed.id, malformed)
         if request.id is None:
             return None
-        return _failed(request.id, overloaded(f"{self._most:,} calls are under way, which is what it takes at once"))
+        return _failed(request.id, error)
 
 
 class Dispatcher:
     """Serves a table of methods; all errors become answers here, and only here.
 
     Args:
-        methods: what is implemented, by name.
+        methods: what is implemented, by name; also extensions of ours, which are of no capability.
         capabilities: what is declared. Methods of other capabilities answer CAPABILITY_NOT_SUPPORTED (§2).
     """
 
@@ -153,10 +170,11 @@ class Dispatcher:
     def route(self, request: Request) -> tuple[Method, Params]:
         """The method a request names and its parameters, read. Raises A2MError for what §2 and §7 refuse."""
         capability = CAPABILITY_OF.get(request.method)
-        if capability is None:
-            raise A2MError(Code.METHOD_NOT_FOUND, f"{request.method!r} is no A2M method")
         method = self._methods.get(request.method)
-        if capability not in self._capabilities or method is None:
+        if capability is None:
+            if method is None:
+                raise A2MError(Code.METHOD_NOT_FOUND, f"{request.method!r} is no A2M method")
+        elif capability not in self._capabilities or method is None:
             raise not_supported(capability)
         if method.allow is not None:
             method.allow()

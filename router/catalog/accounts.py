@@ -17,6 +17,7 @@ import msgspec
 
 from router import nearest
 from router.a2m.budget import left
+from router.a2m.sealing import fresh_key
 from router.a2m.vectors import MAX_WIDTH, indexed
 from router.catalog.claims import Claims
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
@@ -27,6 +28,7 @@ from router.catalog.selection import EVERYONE, Condition, Scope, any_of, conjunc
 from router.catalog.syncing import Syncing
 from router.config import Tier
 from router.database import Damaged, Database, DatabaseError, damaged, real
+from router.snapshots import Snapshot
 
 # The vectors of records on their way in, by id, as far as they have any.
 Vectors = Mapping[str, Sequence[float]]
@@ -113,6 +115,9 @@ class Accounts:
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
             self._clock: int = self._fact("clock", 0)
+            # for cursors into this account, which outlive the process as the account does; a rebuilt one numbers anew
+            self.cursor_key: bytes = self._fact("cursor_key", None) or fresh_key()
+            self._set_fact("cursor_key", self.cursor_key)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._earlier_reservations = self._reservations  # up to here they are an earlier router's
             self._newest: int = self._execute(
@@ -181,6 +186,15 @@ class Accounts:
     async def synced(self) -> None:
         """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
         await self._syncing.wait()
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None where it is kept in memory."""
+        return self._database.path
+
+    def snapshot(self) -> Snapshot:
+        """The account as it is now. Raises OSError; ValueError where it is kept in memory."""
+        return self._database.snapshot()
 
     async def writable(self) -> None:
         """Return when no other program holds a lock on the file that keeps it from being changed: at once, unless one

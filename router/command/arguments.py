@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     _watch(command("watch", "show what changes, as it changes"))
     _export(command("export", "write every record as a line of JSON, after a line that says what it is"))
     _import(command("import", "write the records of an export; what is there already is left alone"))
+    _backup(command("backup", "copy a federation's files, as they are at one moment, while it goes on serving"))
     return whole
 
 
@@ -192,6 +193,12 @@ def _import(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD",
         help="leave this field out; for a server that does not declare it, which otherwise does not get the record. "
         "One of %(choices)s; may be given again",
+    )
+
+
+def _backup(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", type=path_argument, metavar="FOLDER", help="where the router runs; it must be empty, or not be there"
     )
 
 

@@ -21,6 +21,7 @@ from router.a2m.memory import Memory
 from router.command import commands, copying
 from router.command.arguments import parser
 from router.command.asking import Asking
+from router.command.backing_up import NoBackups, backup
 from router.command.exporting import Incomplete
 from router.command.importing import NotAnExport
 from router.command.reaching import NotServed, Unusable, Way, reached, way_of
@@ -48,6 +49,7 @@ _COMMANDS: Final[Mapping[str, Callable[[Running], Awaitable[int]]]] = {
     "watch": watch,
     "export": copying.export,
     "import": copying.import_,
+    "backup": backup,
 }
 
 
@@ -114,6 +116,8 @@ def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> in
         case Unanswered():
             say(f"{way}: {problem.reason}")
         case BadAnswer() | CannotServe() | CannotStart() | DatabaseError() | Incomplete() | NotAnExport() | NotServed():
+            say(str(problem))
+        case NoBackups():
             say(str(problem))
         case OSError():
             where = "" if problem.filename is None else f"{problem.filename}: "

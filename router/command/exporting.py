@@ -6,19 +6,24 @@ records; a part that is too long for one message is read tier by tier. A record 
 twice, which `a2m import` does not mind.
 """
 
+import logging
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import anyio
 import msgspec
 from msgspec import Raw
 
 from router.a2m.answers import BadAnswer, Degraded, Session, Tier
 from router.a2m.capabilities import PROTOCOL
-from router.a2m.client import AnswerTooLong
+from router.a2m.client import AnswerTooLong, ConnectionLost
+from router.a2m.errors import STOPPING, A2MError
+from router.a2m.http_client import HttpFailure
 from router.command.asking import Asking
 
 FORMAT: Final = "a2m-export"
@@ -27,6 +32,12 @@ VERSION: Final = 1
 _PAGE: Final = 500
 # so many records are read at once
 _FEW: Final = 2000
+# a server that is away is waited for so long, with so long between two questions, seconds
+_PATIENCE: Final = 60.0
+_FIRST_WAIT: Final = 0.1
+_LONGEST_WAIT: Final = 2.0
+
+log = logging.getLogger(__name__)
 
 
 Take = Callable[[list[Raw]], Awaitable[None]]
@@ -94,7 +105,7 @@ class Export:
         size = _PAGE
         while True:
             try:
-                page = await self._timeline(page=size, after=after)
+                page = await self._page(size, after)
             except AnswerTooLong:
                 # a page of long records may be too long for one message
                 if size == 1:
@@ -106,6 +117,25 @@ class Export:
                 return
             after = page.next
             size = min(2 * size, _PAGE)
+
+    async def _page(self, size: int, after: str | None) -> "_Page":
+        """The page behind `after`. A cursor outlives the server: one that is away, or says that it stops, is waited for
+        until it has been started again."""
+        until, wait = -inf, _FIRST_WAIT
+        while True:
+            try:
+                return await self._timeline(page=size, after=after)
+            except (ConnectionLost, A2MError) as problem:
+                now = anyio.current_time()
+                if self._asking.lost.is_set() or not _is_restart(problem, is_known=until > -inf):
+                    raise
+                if until == -inf:
+                    until = now + _PATIENCE
+                    log.info("the server is waited for, so that the export can go on: %s", problem)
+                if now >= until:
+                    raise
+                await anyio.sleep(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
 
     async def _copy_conversations(self, take: Take) -> None:
         """Each conversation, in the order in which they were opened; then the records of none."""
@@ -139,6 +169,17 @@ class Export:
         if mounted:
             page.records = [raw for raw in page.records if msgspec.json.decode(raw, type=_Lives).tier not in mounted]
         return page
+
+
+def _is_restart(problem: ConnectionLost | A2MError, *, is_known: bool) -> bool:
+    """Whether a server that fails so may just be started again; `is_known`: it has been so before."""
+    if isinstance(problem, HttpFailure):
+        return problem.reason.startswith("HTTP 50")  # something before it speaks for it
+    if isinstance(problem, A2MError):
+        data = problem.data or {}
+        # a server that has just come up may have to be waited for by one that has not
+        return data.get("reason") == STOPPING or (is_known and "retry_after" in data)
+    return True
 
 
 @contextmanager

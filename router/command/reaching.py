@@ -101,6 +101,12 @@ def _ca_file(options: argparse.Namespace, environ: Mapping[str, str]) -> Path | 
     return given
 
 
+def way_to(config: Path, environ: Mapping[str, str]) -> Way:
+    """The way to the federation of a file; the token and certificates are the environment's."""
+    token = environ.get(_TOKEN_VARIABLE) or None
+    return Way(config=config, token=token, ca_file=_ca_file(argparse.Namespace(), environ))
+
+
 def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:
     """The memory; `on_event` is told of pushed events, over bindings that can push.
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.a2m.errors import DISK_FULL, FILE_GONE, FILE_HELD, OVERLOADED, A2MError, Code
+from router.a2m.errors import DISK_FULL, FILE_GONE, FILE_HELD, OVERLOADED, STOPPING, A2MError, Code
 from router.a2m.repeats import Repeats
 from router.a2m.server import Caller
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
@@ -28,7 +28,7 @@ _UNAVAILABLE: Final = "unavailable"
 # reasons that are the router's own words
 _OURS: Final = frozenset(
     {
-        *(UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, DISK_FULL, FILE_HELD, FILE_GONE),
+        *(UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, STOPPING, DISK_FULL, FILE_HELD, FILE_GONE),
         *(NO_VECTORS, OTHER_WIDTH),
     }
 )

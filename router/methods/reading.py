@@ -118,7 +118,7 @@ class Readings:
         self._clock = clock
         self._earned = earned
         self._repeats = Repeats(log)
-        self._pages = Seal()  # how many records there are is not everybody's to know
+        self._pages = Seal(catalog.cursor_key)  # how many records there are is not everybody's to know
 
     async def best(self, params: Recall, scope: Scope) -> Records:
         """The best records for a query, a vector, or both; by recency without either (§4.3); not yet counted."""

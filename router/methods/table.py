@@ -11,6 +11,7 @@ from router.a2m.capabilities import METHODS, PROTOCOL, methods_of, speaks
 from router.a2m.errors import A2MError, Code, disk_failed, invalid_params
 from router.a2m.event_log import EventLog
 from router.a2m.messages import (
+    Backup,
     ConditionalRemember,
     Consolidate,
     Describe,
@@ -27,6 +28,8 @@ from router.a2m.messages import (
 )
 from router.a2m.server import Caller, Method
 from router.a2m.watching import EventsEntry, Watching
+from router.backing_up import METHOD as BACKUP
+from router.backing_up import Backups, State
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
@@ -113,12 +116,13 @@ class Embeddings(msgspec.Struct):
     model: str | None
 
 
-class Extensions(msgspec.Struct):
+class Extensions(msgspec.Struct, omit_defaults=True):
     """What the router does beyond the protocol, where a2m-store says what it does: `memory/timeline` takes `after` and
-    `page`, and `records[].if_revision` of `memory/remember` is heeded."""
+    `page`, `records[].if_revision` of `memory/remember` is heeded, and the caller may call `store/backup`."""
 
-    pages: bool = True
-    if_revision: bool = True
+    pages: bool
+    if_revision: bool
+    backup: bool = False
 
 
 class Description(msgspec.Struct):
@@ -152,6 +156,7 @@ class Methods:
         summaries: Summaries,
         prompting: Prompting,
         log: EventLog,
+        backups: Backups,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -162,6 +167,7 @@ class Methods:
         self._upkeep = upkeep
         self._summaries = summaries
         self._prompting = prompting
+        self._backups = backups
         self._watching = Watching(log, lambda caller, owner: sight_of(scope_of(caller, owner), settings))
 
     def table(self) -> Mapping[str, Method]:
@@ -181,6 +187,7 @@ class Methods:
             "memory/fetch": Method(Fetch, self.fetch),
             "memory/summarize": Method(Summarize, self.summarize, writable),
             **self._watching.methods(),
+            BACKUP: Method(Backup, self.backup),
         }
         most = self._settings.serve.timeout
         return {
@@ -229,7 +236,7 @@ class Methods:
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
             prompt=self._prompting.describe(),
-            store=Extensions(),
+            store=Extensions(pages=True, if_revision=True, backup=self._backups.offered and may_back_up(caller)),
         )
 
     async def _unseen(self) -> set[str]:
@@ -295,6 +302,15 @@ class Methods:
     async def session_close(self, params: SessionClose, caller: Caller) -> Closed:
         return await self._upkeep.close(params, scope_of(caller, params.owner))
 
+    async def backup(self, params: Backup, caller: Caller) -> State:
+        if not may_back_up(caller):
+            raise A2MError(
+                Code.SCOPE_DENIED, "a backup holds what belongs to others: only who may see all may have one"
+            )
+        if not self._backups.offered:
+            raise A2MError(Code.METHOD_NOT_FOUND, f"{BACKUP!r}: this federation is kept in memory, without files")
+        return await self._backups.backup(params)
+
     def _metrics(self, metric: str) -> list[str]:
         """The comparisons that all tiers could be configured for (§3.7), the one in use among them."""
         profiles = [self._copies.link(tier.name).profile for tier in self._mounts.managed]
@@ -352,6 +368,11 @@ def scope_of(caller: Caller, owner: str | None) -> Scope:
     if owner is not None and caller.owner is not None and owner != caller.owner:
         raise A2MError(Code.SCOPE_DENIED, f"owner: you are {caller.owner!r}, not {owner!r}")
     return Scope(caller.owner, caller.writes)
+
+
+def may_back_up(caller: Caller) -> bool:
+    """Whether a caller sees what belongs to any owner, and may have all of it copied to this machine's disk."""
+    return caller.asserts_owner or caller.owner is None
 
 
 def _tells_owners_apart(caller: Caller) -> bool:

@@ -17,8 +17,8 @@
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, Literal
 
 import anyio
@@ -30,7 +30,7 @@ from router.a2m.budget import budget, is_request, left
 from router.a2m.capabilities import PROTOCOL
 from router.a2m.child import CannotStart
 from router.a2m.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
-from router.a2m.errors import DISK_FULL, OVERLOADED, A2MError, Code, no_room, unanswered_in
+from router.a2m.errors import DISK_FULL, OVERLOADED, STOPPING, A2MError, Code, no_room, unanswered_in
 from router.a2m.http_client import HttpFailure
 from router.a2m.waiting import until_any
 from router.tiers.backoff import FIRST, Backoff
@@ -60,6 +60,8 @@ _KEPT: Final = 30.0
 _QUIET: Final = 60.0
 
 _READS: Final = frozenset({"memory/describe", "memory/recall", "memory/timeline", "memory/fetch"})
+# what is sent while changes are held back; anything else may be one
+_PASSES: Final = frozenset({*_READS, "store/backup"})
 
 log = logging.getLogger("router.tiers")
 
@@ -153,6 +155,9 @@ class Link:
         self._places = anyio.CapacityLimiter(most_calls)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
         self._looking: anyio.Event | None = None  # until the look that is under way has ended
+        self._ending = False
+        self._underway: set[anyio.CancelScope] = set()  # of calls at the tier
+        self._held: anyio.Event | None = None  # set when changes are not held back any more
         self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
@@ -260,6 +265,8 @@ class Link:
 
     def _peer_for(self, seconds: float) -> Peer:
         """Whom a call of so many seconds goes to. Raises TierDown where it would be in vain."""
+        if self._ending:
+            raise TierDown(self.name, STOPPING, FIRST, None)
         if self._peer is None:
             raise TierDown(self.name, self.reason or "it is still starting", self._retry_after(), None)
         if seconds <= 0:
@@ -369,6 +376,24 @@ class Link:
 
         await until_any(settled.wait, probe)
 
+    def give_up(self) -> None:
+        """The router is about to end: calls under way, and any that come, fail with TierDown, however long their tier
+        might still take. Those who made them do what they do for any call without an answer."""
+        self._ending = True
+        for scope in list(self._underway):
+            scope.cancel()
+
+    @contextmanager
+    def holding_back(self) -> Iterator[None]:
+        """In the block no call is sent that may change what the tier holds; it waits for the end of the block. What has
+        been sent is not waited for. One block at a time."""
+        self._held = anyio.Event()
+        try:
+            yield
+        finally:
+            self._held.set()
+            self._held = None
+
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
         self._callbacks.append(callback)
@@ -388,6 +413,35 @@ class Link:
     ) -> msgspec.Raw:
         """`is_fair`: the call was given its time, as far as it has not waited for its turn."""
         peer = self._peer_for(timeout)
+        certain: Settled = client.settled()
+
+        def unsettled(settled: Settled) -> None:
+            nonlocal certain
+            certain = settled
+            if on_unsettled is not None:
+                on_unsettled(settled)
+
+        with anyio.CancelScope() as scope:
+            self._underway.add(scope)
+            try:
+                return await self._answer_of(peer, method, params, timeout, unsettled, is_fair=is_fair)
+            finally:
+                self._underway.discard(scope)
+        raise TierDown(self.name, STOPPING, FIRST, certain)
+
+    async def _answer_of(
+        self,
+        peer: Peer,
+        method: str,
+        params: Any,
+        timeout: float,
+        on_unsettled: Callable[[Settled], None],
+        *,
+        is_fair: bool,
+    ) -> msgspec.Raw:
+        while self._held is not None and method not in _PASSES:
+            await self._held.wait()
+        # nothing is awaited from here until the call is on its way: none is sent that was not held back
         began = anyio.current_time()
         number = self._room.begin()
         try:

@@ -32,6 +32,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keeps: the fields it stores as they are given: to the moment, to the byte, to the bit.
     pages: `memory/timeline` takes `after` and `page`.
     similarity: `memory/recall` answers each hit's exact similarity.
+    backup: it takes `store/backup`.
     federation, epoch: to which it belongs, and the last start of a router that it was told of; None before it was told.
         One that does not say an epoch at all takes none.
     """
@@ -41,6 +42,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keeps: frozenset[str] = frozenset()
     pages: bool = False
     similarity: bool = False
+    backup: bool = False
     federation: str | None = None
     epoch: str | UnsetType | None = UNSET
 
