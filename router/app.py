@@ -6,7 +6,7 @@ is at; then the links, which let their children go; then the catalog is closed.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -42,7 +42,7 @@ from router.redoing import Redoing
 from router.settling import Settling
 from router.summarizing import Extracts, ModelSummaries, Summarizer
 from router.sweeping import MAY_STILL_LAND, Sweeper
-from router.tiers.copies import Copies, Untrusted
+from router.tiers.copies import Copies, LaterWriter, OfAnother, Untrusted
 from router.tiers.link import Link, TierDown
 from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe
@@ -96,7 +96,7 @@ class Federation:
         self._tasks = tasks
         self._clock = clock
         self.mounts = mounts = Mounts(settings.tiers)
-        copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata)
+        copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
         settling = Settling(catalog, copies, self._spawn)
         self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
         self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)
@@ -147,6 +147,7 @@ class Federation:
         self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
         self._ending = False
         self._welcoming: dict[str, anyio.CancelScope] = {}
+        self._later: list[CannotServe] = []  # tiers that turned out to be later than the catalog
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
 
     @property
@@ -164,7 +165,7 @@ class Federation:
             for link in self.links.values():
                 await link.wait_greeted()
         profiles = []
-        problems = []
+        problems: list[CannotServe] = []
         for tier in self.settings.tiers:
             profile = self.links[tier.name].profile
             if profile is not None:
@@ -173,9 +174,12 @@ class Federation:
                 try:
                     self.recovery.check(tier, profile)
                 except CannotServe as problem:
-                    problems.append(str(problem))
-        if problems:
-            raise CannotServe("\n".join(problems))
+                    problems.append(problem)
+        _refuse(problems)
+        with anyio.move_on_after(_START_SECONDS):
+            await self.recovery.look_ahead(self.settings.managed)
+        # what is written from here on bears the epoch of this start, which a power cut must not take from the catalog
+        await self.catalog.synced()
         self.recovery.agree_on_metric(profiles)
         self._redoing.resume()
         for tier in self.settings.managed:
@@ -190,6 +194,7 @@ class Federation:
             for name, link in self.links.items():
                 if link.status == "up":
                     await self._welcomed[name].wait()
+        _refuse(self._later)
         self._tasks.start_soon(_kept_running, self.sweeper.run)
         if self.settings.policy.background:
             self._tasks.start_soon(_kept_running, self.passes.run)
@@ -261,6 +266,8 @@ class Federation:
                     await anyio.sleep(_WELCOME_SECONDS)
                     continue
                 except CannotServe as problem:
+                    if isinstance(problem, LaterWriter):
+                        self._later.append(problem)
                     log.error("%s", problem)
                     link.obstacle = str(problem)
                     if not self.settings.tier(link.name).mount:
@@ -279,6 +286,18 @@ class Federation:
             kept = int(self.settings.policy.forgotten_for * 1000)
             self.catalog.drop_notes_before(self._clock() - kept)
             await anyio.sleep(_HOUSEKEEPING_SECONDS)
+
+
+def _refuse(problems: Sequence[CannotServe]) -> None:
+    """Raises CannotServe for the problems, if there are any: of several tiers that have the same, one."""
+    tiers: dict[str, list[str]] = {}
+    for problem in problems:
+        if isinstance(problem, OfAnother):
+            tiers.setdefault(problem.sentence, []).extend(problem.tiers)
+    told = [str(OfAnother(sentence, *there)) for sentence, there in tiers.items()]
+    told += [str(problem) for problem in problems if not isinstance(problem, OfAnother)]
+    if told:
+        raise CannotServe("\n".join(told))
 
 
 async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

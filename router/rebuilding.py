@@ -10,19 +10,23 @@ Rules:
 - the new catalog is made beside the old one and takes its place in one step, or not at all (see `exchanging`). Killed
   in the middle, or failed, nothing has changed;
 - no old file is removed: they go aside, and their new names are told;
-- what only the old catalog knew is taken from it as far as it can be read (see `salvage`), and what cannot is told.
+- what only the old catalog knew is taken from it as far as it can be read (see `salvage`), and what cannot is told. If
+  it is older than the tiers, nothing that a tier holds is removed on its account;
+- whose records these are is what the old catalog says, if any of them bears that; else what most of them bear.
 """
 
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import msgspec
+from msgspec import UNSET
 
 from router.a2m.errors import A2MError
 from router.catalog import exchanging
@@ -35,8 +39,10 @@ from router.policy import strength
 from router.recovery import Recovery
 from router.settling import Settling
 from router.sweeping import Sweeper
-from router.tiers.copies import Copies
+from router.tiers.copies import CannotList, Copies, Written
+from router.tiers.lifting import Origin
 from router.tiers.link import Link, TierDown
+from router.tiers.manner import manner_of
 from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe
 
@@ -105,8 +111,7 @@ async def _made(settings: Settings, links: Mapping[str, Link], watch: Watch, *, 
     with closing(Salvage(settings.state)) as old:
         path = exchanging.rebuilding(settings.state)
         with closing(Catalog(path, settings.managed, strength)) as catalog:
-            taken = catalog.take_over(old)
-            read = await _scanned(settings, links, catalog, watch, adopt=adopt)
+            taken, read = await _scanned(settings, links, catalog, old, watch, adopt=adopt)
             redone = 0
             for tier, draft in taken.redo:
                 if catalog.restore(tier, draft):
@@ -118,9 +123,10 @@ async def _made(settings: Settings, links: Mapping[str, Link], watch: Watch, *, 
 
 
 async def _scanned(
-    settings: Settings, links: Mapping[str, Link], catalog: Catalog, watch: Watch, *, adopt: bool
-) -> dict[str, int]:
-    """Take all managed tiers into the account; returns how many records each holds."""
+    settings: Settings, links: Mapping[str, Link], catalog: Catalog, old: Salvage, watch: Watch, *, adopt: bool
+) -> tuple[TakenOver, dict[str, int]]:
+    """Take all managed tiers into the account, and what only the old catalog knows; returns that, and how many records
+    each tier holds."""
     read: dict[str, int] = {}
 
     def seen(tier: str, count: int, of: int | None) -> None:
@@ -129,14 +135,17 @@ async def _scanned(
 
     managed = {tier.name: links[tier.name] for tier in settings.managed}
     mounts = Mounts(settings.tiers)
-    copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata)
+    copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
     settling = Settling(catalog, copies, _nothing_is_left_open)
     sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
-    recovery = Recovery(settings, catalog, copies, sweeper, mounts, lambda: None, adopt=adopt, watch=seen)
+    recovery = Recovery(
+        settings, catalog, copies, sweeper, mounts, lambda: None, adopt=adopt, watch=seen, only_reads=True
+    )
     async with anyio.create_task_group() as connections:
         for link in managed.values():
             connections.start_soon(link.run)
         await _all_up(managed)
+        taken = catalog.take_over(old, is_behind=await _take_origins(settings, links, catalog, old))
         profiles = []
         for tier in settings.managed:
             profile = managed[tier.name].profile
@@ -148,7 +157,57 @@ async def _scanned(
             recovery.check(tier, profile)  # against those before it: two may lead to one store
             await _welcome(recovery, tier)
         connections.cancel_scope.cancel()
-    return {tier.name: read.get(tier.name, 0) for tier in settings.managed}
+    return taken, {tier.name: read.get(tier.name, 0) for tier in settings.managed}
+
+
+async def _take_origins(settings: Settings, links: Mapping[str, Link], catalog: Catalog, old: Salvage) -> bool:
+    """Find out who has written what the tiers hold: whose records they are, and in which starts of the router, all of
+    which are known from now on. Returns whether there is one that the old catalog did not know."""
+    met = Counter[Origin]()
+    reader = Copies(links, Mounts(settings.tiers), settings.limits.max_message)
+    for tier in settings.managed:
+        met += await _origins(tier, links[tier.name], reader)
+    bearing = Counter[str]()
+    for origin, count in met.items():
+        if origin.federation is not None:
+            bearing[origin.federation] += count
+    before = old.facts().get("federation")
+    if isinstance(before, str) and before in bearing:
+        catalog.set_federation(before)
+    elif bearing:
+        catalog.set_federation(bearing.most_common(1)[0][0])
+    known = old.epochs()
+    ours = {origin.epoch for origin in met if catalog.is_ours(origin.federation, origin.epoch)}
+    later = {epoch for epoch in ours if epoch is not None}.difference(known)
+    catalog.take_origins([*known, *sorted(later)])
+    # of a damaged one of which no start can be read nobody can tell
+    is_behind = bool(later) and (bool(known) or old.damage is None)
+    if is_behind and old.is_there:
+        old.told.append(
+            f"{settings.state}: older than what the tiers hold; what it knows as forgotten, as a copy to be removed or "
+            "as being written is left out where a tier holds it"
+        )
+    return is_behind
+
+
+async def _origins(tier: Tier, link: Link, reader: Copies) -> Counter[Origin]:
+    """Who has written how many of the records that a tier holds."""
+    profile = link.profile
+    assert profile is not None
+    try:
+        if manner_of(tier, profile).native:
+            epoch = None if profile.store.epoch is UNSET else profile.store.epoch
+            # one that holds nothing says whose it is all the same
+            return Counter({Origin(profile.store.federation, epoch): 1 + (profile.store.records or 0)})
+        written: list[Written] = []
+        async with aclosing(reader.everything(tier.name, written)) as pages:
+            async for _ in pages:
+                pass
+        return Counter(origin for _, origin in written)
+    except CannotList:
+        return Counter()  # that is said when it is read for its records
+    except (TierDown, A2MError) as problem:
+        raise CannotServe(f"tiers.{tier.name}: what it holds could not be read: {problem}") from None
 
 
 async def _all_up(links: Mapping[str, Link]) -> None:

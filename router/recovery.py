@@ -4,9 +4,14 @@ Only here are records adopted: an id that the catalog does not know is never sho
 writes, forgets and passes once all that it holds is accounted for.
 
 Rules:
-- what a tier holds is compared with the account once in the life of a router, at a cost that does not grow with it: how
-  many records, and which are its newest. Whoever adds records behind the router's back adds new ones, and whoever only
-  removes them changes the count; so an exchange is noticed, too. Only where they differ is all of it read;
+- what a tier holds is compared with the account each time it comes up, at a cost that does not grow with it: how many
+  records, which are its newest, and whether it holds what was last written there. Whoever adds records behind the
+  router's back adds new ones, whoever only removes them changes the count, and a file that was set back lacks what came
+  last; so an exchange is noticed, too. Only where they differ is all of it read;
+- each start has an epoch, which the catalog notes, synced, before a native store is told of it, and before anything is
+  written there; what a lesser server is told carries it. Whoever holds one that the catalog does not know is later than
+  the catalog, of which a copy was put back: nothing is removed there, and the start is refused. A store that holds an
+  earlier one than was noted of it was put back itself: it is read through;
 - a record that should be there is lost when it was asked for by its id, after a scan that did not find it, and no other
   copy is noted. Then it leaves the account, so that nothing waits for it; what it has earned is kept for its return;
 - of two records at one owner's key, and of two owners' at one id, one is set aside: kept where it is, named in the log
@@ -15,24 +20,30 @@ Rules:
   is adopted already.
 """
 
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from router.a2m.messages import Describe
+from msgspec import UNSET
+
+from router.a2m.errors import A2MError
+from router.a2m.messages import Describe, Enrol
 from router.a2m.records import Record, digest
 from router.a2m.vectors import MAX_WIDTH
 from router.catalog.accounts import Vectors
 from router.catalog.catalog import Catalog, Torn
 from router.catalog.claims import id_name
-from router.catalog.entries import Entry, entry_of
+from router.catalog.entries import Entry, entry_of, is_as_it_is
 from router.catalog.lookup import Selection
 from router.config import Settings, Tier
 from router.nearest import METRICS
 from router.sweeping import Sweeper
-from router.tiers.copies import CannotList, Copies, Untrusted
-from router.tiers.lifting import Lifted
+from router.tiers.copies import CannotList, Copies, LaterWriter, OtherFederation, Untrusted, Written
+from router.tiers.lifting import Lifted, Origin
+from router.tiers.link import TierDown
 from router.tiers.manner import identity_of, manner_of
 from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe, Profile, read_profile
@@ -45,6 +56,9 @@ _NEWEST: Final = 500
 # One that does is asked for so many, to see that they are those that are accounted for.
 _WITNESSES: Final = 100
 
+
+# How long a store that does not keep what it is told is left alone, seconds.
+_AGAIN: Final = 1.0
 
 # Records that are asked for by id in one step of looking for those that are lost.
 _STEP: Final = 500
@@ -64,6 +78,7 @@ class Recovery:
         adopt: another server behind a tier than last time is taken as it is.
         gather: moves a part of a group to where the rest of it is; without, it stays torn for those who can.
         watch: is told of each page of a scan: the tier, how many records were read, and of how many if that is known.
+        only_reads: no tier is told anything that it keeps.
     """
 
     def __init__(
@@ -78,6 +93,7 @@ class Recovery:
         adopt: bool = False,
         gather: Callable[[Torn], Awaitable[object]] | None = None,
         watch: Callable[[str, int, int | None], None] = lambda tier, read, of: None,
+        only_reads: bool = False,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -88,7 +104,9 @@ class Recovery:
         self._adopt = adopt
         self._gather = gather
         self._watch = watch
-        self._counted: set[str] = set()
+        self._only_reads = only_reads
+        self._strange: dict[str, int] = {}  # how many records of other federations a tier was found to hold
+        self._said: dict[str, str] = {}  # whose, as far as the log has said it
 
     def check(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe unless the server behind `tier` can be part of this federation."""
@@ -109,6 +127,7 @@ class Recovery:
                     f"tiers.{tier.name}: behind it is the store of tiers.{other.name}; what moves from the one to the "
                     "other would be removed. Give each tier a store of its own"
                 )
+        self._check_age(tier, profile)
         if not manner.vectors:
             if self._catalog.metric() not in METRICS:
                 raise _not_indexable(tier.name, self._catalog.metric(), "the federation")
@@ -123,6 +142,27 @@ class Recovery:
             raise CannotServe(
                 f"tiers.{tier.name}: its server compares vectors by {profile.metric}, the federation does by {metric}"
             )
+
+    def _check_age(self, tier: Tier, profile: Profile) -> None:
+        """Raises CannotServe for a native store of another federation, and for one that is later than the catalog."""
+        if not manner_of(tier, profile).native or profile.store.epoch is UNSET:
+            return
+        federation, epoch = profile.store.federation, profile.store.epoch
+        if not self._catalog.is_ours(federation, epoch):
+            if not self._adopt:
+                raise OtherFederation(tier.name, federation, self._catalog.federation)
+        elif not self._catalog.knows_epoch(epoch):
+            raise LaterWriter(tier.name, epoch)
+
+    async def look_ahead(self, tiers: Iterable[Tier]) -> None:
+        """Look whether a lesser server among those that are up holds what is later than the catalog, before anything is
+        removed anywhere. Raises CannotServe. What does not answer is looked at when it is welcomed."""
+        for tier in tiers:
+            link = self._copies.link(tier.name)
+            if tier in self._mounts or link.status != "up" or self._copies.manner(tier.name).native:
+                continue
+            with contextlib.suppress(TierDown, A2MError):
+                await self._copies.newest(tier.name, self._copies.recall_limit(tier.name, _WITNESSES))
 
     def agree_on_metric(self, profiles: Sequence[tuple[Tier, Profile]]) -> None:
         """Takes the tiers' metric as the federation's. Raises CannotServe where they differ, or where a tier's vectors
@@ -162,10 +202,9 @@ class Recovery:
             return
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
+        await self._enrol(tier, profile)
         await self._finish_writes(name)
-        if name not in self._counted or not self._catalog.is_scanned(name):
-            await self._count(tier)
-            self._counted.add(name)
+        await self._count(tier)
         if unheard_of and (holds := self._catalog.records_in(name)):
             log.warning(
                 "%s: its %d records were in no account. If there was a catalog before this one, what it alone knew is "
@@ -176,6 +215,34 @@ class Recovery:
             )
         await self._take_in_what_was_set_aside(name)
         await self._gather_groups()
+
+    async def _enrol(self, tier: Tier, profile: Profile) -> None:
+        """Tell a native store whose it is, and of this start. Nothing is written to it before that, or removed."""
+        name, federation, epoch = tier.name, profile.store.federation, profile.store.epoch
+        if not manner_of(tier, profile).native or epoch is UNSET:
+            return
+        if federation is not None and federation != self._catalog.federation and self._adopt:
+            self._catalog.take_origins([] if epoch is None else [epoch], [federation])
+        if self._only_reads:
+            return
+        if (federation, epoch) != (self._catalog.federation, self._catalog.epoch):
+            if self._catalog.is_set_back(name, epoch):
+                log.error(
+                    "%s: its store is older than the catalog: a copy of its file was put back, or its disk has lost "
+                    "what it had confirmed. It is read through; what is gone is named, and what it holds as it once "
+                    "was is not shown. Bring the newer file back, if there is one",
+                    name,
+                )
+            if self._catalog.is_set_back(name, epoch) or federation not in (None, self._catalog.federation):
+                self._catalog.set_scanned(name, False)
+            # first of all: else a power cut leaves a store that bears an epoch nobody knows, or one that was older,
+            # and does not show it any more
+            await self._catalog.synced()
+            await self._copies.link(name).enrol(Enrol(federation=self._catalog.federation, epoch=self._catalog.epoch))
+        now = self._copies.link(name).profile
+        if now is None or now.store.epoch != self._catalog.epoch:
+            raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
+        self._catalog.note_epoch(name)
 
     async def _keep_manner(self, tier: Tier, profile: Profile) -> None:
         """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
@@ -245,29 +312,60 @@ class Recovery:
                 self._changed()
 
     async def _agrees(self, tier: str) -> bool:
-        """Whether a tier seems to hold what it should, by its count and by the newest of what it tells."""
+        """Whether a tier seems to hold what it should, by its count, by the newest of what it tells, and by what was
+        last written there."""
+        before = self._catalog.may_hold(tier)
         raw = await self._copies.link(tier).call("memory/describe", Describe())
         holds = read_profile(raw).store.records
         expected, may_hold = self._catalog.records_in(tier), self._catalog.may_hold(tier)
-        if holds is not None and holds not in may_hold:
+        # others may be at work meanwhile
+        may_hold = range(min(before.start, may_hold.start), max(before.stop, may_hold.stop))
+        if holds is not None and holds - self._strange.get(tier, 0) not in may_hold:
             log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, expected)
             return False
         most = _WITNESSES if holds is not None and self._catalog.ended_well else _NEWEST
         count = min(most, self._copies.recall_limit(tier, most))
-        newest, are_all = await self._copies.newest(tier, count)
+        written: list[Written] = []
+        newest, are_all = await self._copies.newest(tier, count, written)
+        others = self._others(written)
+        if others and self._adopt:
+            log.info("%s holds records of another federation: scanning", tier)
+            return False
+        self._say_whose(tier, others)
         accounted = self._catalog.accounted(tier, (record.id for record in newest))
-        if len(accounted) == len(newest) and (holds is not None or not are_all or len(newest) in may_hold):
-            return True
-        log.info("%s tells of others than the %d records that are accounted for: scanning", tier, expected)
-        return False
+        if len(accounted) < len(newest) or (holds is None and are_all and len(newest) not in may_hold):
+            log.info("%s tells of others than the %d records that are accounted for: scanning", tier, expected)
+            return False
+        latest = self._catalog.latest(tier, _WITNESSES)
+        lacking = await self._lacking(tier, latest)
+        if lacking:
+            log.info("%s lacks some of the %d records that were last written there: scanning", tier, len(latest))
+        return not lacking
+
+    async def _lacking(self, tier: str, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of the records that live in `tier` which it does not hold as they are."""
+        with self._catalog.readers.reading():  # until it has ended, the catalog keeps what the tier catches up with
+            found = await self._copies.read(tier, [entry.id for entry in entries])
+            behind = self._catalog.behind(entry.id for entry in entries)
+            now = self._catalog.find(entry.id for entry in entries)
+        return [
+            entry
+            for entry in entries
+            if entry.id not in behind
+            and entry.id in now
+            and now[entry.id].version == entry.version
+            and not (entry.id in found and is_as_it_is(found[entry.id], entry))
+        ]
 
     async def _scan(self, tier: str) -> None:
         adopted = seen = there = 0
+        former: list[Entry] = []
         profile = self._copies.link(tier).profile
         said = None if profile is None else profile.store.records
         self._watch(tier, 0, said)
+        written: list[Written] = []
         try:
-            async with aclosing(self._copies.everything(tier)) as pages:
+            async with aclosing(self._copies.everything(tier, written)) as pages:
                 async for whole in pages:
                     page = self._own(whole, tier)
                     new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
@@ -275,7 +373,10 @@ class Recovery:
                     if new:
                         self._changed()
                     seen += len(whole)
-                    there += sum(entry.home == tier for entry in self._catalog.find(e.id for e in page).values())
+                    entries = self._catalog.find(record.id for record in page)
+                    there += sum(entry.home == tier for entry in entries.values())
+                    living = [record for record in page if record.id in entries and entries[record.id].home == tier]
+                    former += [entries[r.id] for r in living if not is_as_it_is(r, entries[r.id])]
                     self._watch(tier, seen, said)
                     for entry in refused:
                         log.error(
@@ -290,10 +391,54 @@ class Recovery:
                 f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "
                 "a mount (mount = true)"
             ) from None
+        if self._adopts_others(tier, written):
+            await self._scan(tier)
+            return
         # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
         lost = await self._lose_what_is_gone(tier) if there < self._catalog.records_in(tier) else 0
+        former = await self._lacking(tier, former) if former else []
+        if former:
+            log.error(
+                "%s: it holds %d records in another state than they were last in, which is not shown: %s; write them "
+                "anew, or forget them",
+                tier,
+                len(former),
+                _named([entry.id for entry in former]),
+            )
         if seen or lost:
             log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
+
+    def _others(self, written: Iterable[Written]) -> Counter[Origin]:
+        """How many records who else has written."""
+        return Counter(origin for _, origin in written if not self._catalog.is_ours(origin.federation, origin.epoch))
+
+    def _adopts_others(self, tier: str, written: Iterable[Written]) -> bool:
+        """Whether what other federations have written, as a scan has met it, is taken from now on; else it is named,
+        and stays theirs."""
+        others = self._others(written)
+        if others and self._adopt:
+            self._catalog.take_origins(
+                [origin.epoch for origin in others if origin.epoch is not None],
+                [origin.federation for origin in others if origin.federation is not None],
+            )
+            return True
+        self._strange[tier] = others.total()
+        self._say_whose(tier, others)
+        return False
+
+    def _say_whose(self, tier: str, others: Counter[Origin]) -> None:
+        """Say once of a tier that it holds what belongs to somebody else."""
+        whose = ", ".join(sorted({str(origin.federation) for origin in others}))
+        if others and self._said.get(tier) != whose:
+            log.error(
+                "%s: at least %d records there belong to another federation (%s; this one is %s), and are not taken "
+                "in; give each a server of its own, or start once with --adopt to take them",
+                tier,
+                others.total(),
+                whose,
+                self._catalog.federation,
+            )
+        self._said[tier] = whose
 
     async def _lose_what_is_gone(self, tier: str) -> int:
         """Take out of the account what `tier` does not hold, asked for by id; returns how many records that are.
@@ -310,13 +455,7 @@ class Recovery:
             lost += [entry.id for entry in self._catalog.lose(gone)]
         if lost:
             self._changed()
-            log.error(
-                "%s: %d records that should live there are gone: %s%s",
-                tier,
-                len(lost),
-                ", ".join(lost[:_NAMED]),
-                ", …" if len(lost) > _NAMED else "",
-            )
+            log.error("%s: %d records that should live there are gone: %s", tier, len(lost), _named(lost))
         return len(lost)
 
     async def _take_in_what_was_set_aside(self, tier: str) -> None:
@@ -365,6 +504,10 @@ def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:
         f"tiers.{tier}: its server has no vectors, and the router cannot index them by {metric}, as {whose} compares "
         f"them; only by {' and '.join(METRICS)}"
     )
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
 
 
 def _vectors(records: Iterable[Record]) -> Vectors:

@@ -1,8 +1,9 @@
 """The sweeper: removes the copies that are noted as strays, whenever their tier can be reached.
 
 Rules:
-- it trusts nothing: a copy that a move left behind goes only after the record was read at its home in the same sweep;
-  if the home has lost it, the copy becomes home, but only with the digest that the catalog holds;
+- it trusts nothing: a copy that a move left behind, or was to bring about, goes only after the record was read at its
+  home in the same sweep, as it is; if the home has lost it, or holds it as it once was, the copy becomes home, but only
+  with the digest that the catalog holds;
 - copies of what was forgotten, replaced or given up go without asking; what was set aside stays, and is in the way;
 - no copy goes while a read is under way that may still need it;
 - what somebody has a claim on is left for later; a copy in a record's home is never touched.
@@ -34,7 +35,7 @@ MAY_STILL_LAND: Final = "a call of an earlier router may still land there"
 _PAGE: Final = 200
 
 # copies that go only when the record was read at its home
-_SEEN_FIRST: Final = frozenset({Stray.SUPERSEDED, Stray.EQUAL})
+_SEEN_FIRST: Final = frozenset({Stray.PENDING, Stray.SUPERSEDED, Stray.EQUAL})
 
 # How long a tier that refused to forget is left alone.
 _PAUSE_SECONDS: Final = 5.0
@@ -262,6 +263,8 @@ class Sweeper:
             copy = copies.get(entry.id)
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
                 log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
+            elif copy is None:
+                self._catalog.strike(tier, [entry.id])  # that its home has lost it is found when that is compared
             elif entry.id not in self._lost:
                 self._lost.add(entry.id)
                 log.error("%s has lost %r, and %s holds no true copy of it", entry.home, entry.id, tier)

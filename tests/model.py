@@ -136,6 +136,7 @@ class Model:
         self._recalls_unheard = 0
         self._recalled_before_cut: dict[tuple[str, str], int] = {}
         self._unheard: list[list[Written]] = []  # the batches of which nobody knows
+        self._put_back_at = 0
         self._created: dict[int, str] = {}
         self._created_by_id: dict[str, str] = {}
 
@@ -353,6 +354,14 @@ class Model:
         self._recalled_before_cut = dict(self._recalled)
         self._salience_unknown.update(id for _, _, ids, _ in self._reinforced for id in ids)
 
+    def put_back(self) -> None:
+        """An older catalog was put back, and made anew: what records have earned, and in which order they were written
+        within a millisecond, is as far as that knew of them."""
+        self.cut()
+        self._put_back_at = self.tick()
+        for version in self.versions.values():
+            self._salience_unknown |= {version.id or "", version.fields.get("group") or ""}
+
     # --- at the end
 
     def check_the_end(self, records: list[Record]) -> None:
@@ -487,7 +496,7 @@ class Model:
         if a.object[0] != "new" or b.object[0] != "new":
             return False
         first, second = (next(t for t in self._touches[v.object] if t.begin > 0) for v in (a, b))
-        return first.end is not None and first.end < second.begin
+        return first.end is not None and first.end < second.begin and first.begin > self._put_back_at
 
     def _salience(self, record: Record) -> float | None:
         """What the record must have earned; None where that is not certain."""

@@ -61,7 +61,7 @@ def test_a_unit_stays_whole_where_one_of_its_members_was_forgotten() -> None:
     assert catalog.flip([unit, single], "episodic") == single
     catalog.give_up([*unit, *single], "episodic")
     assert (home(catalog, "x"), home(catalog, "y"), home(catalog, "z")) == ("working", None, "episodic")
-    assert kinds(catalog, "episodic") == {"x": Stray.UNWANTED, "y": Stray.UNWANTED}
+    assert kinds(catalog, "episodic") == {"x": Stray.SUPERSEDED, "y": Stray.UNWANTED}
     assert kinds(catalog, "working") == {"y": Stray.UNWANTED, "z": Stray.SUPERSEDED}
 
 

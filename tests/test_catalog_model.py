@@ -300,6 +300,10 @@ class Model(RuleBasedStateMachine):
             if self.tiers[new.home].url is not None:
                 self.forgotten.add((new.id, new.owner))
 
+    def given_up(self, id: str) -> Stray:
+        """How a copy is noted that a move would have brought about: one of a record goes when that was seen."""
+        return Stray.SUPERSEDED if id in self.living else Stray.UNWANTED
+
     def was_forgotten(self, record: Entry) -> bool:
         return any(id == record.id and (by is None or record.owner in (None, by)) for id, by in self.forgotten)
 
@@ -439,7 +443,7 @@ class Model(RuleBasedStateMachine):
         for member in members:
             kind, *rest = self.strays.get((move.target, member.id), (Stray.UNWANTED, None, None))
             if kind == Stray.PENDING:
-                self.strays[move.target, member.id] = (Stray.UNWANTED, rest[0], rest[1])
+                self.strays[move.target, member.id] = (self.given_up(member.id), rest[0], rest[1])
         move.claim.release()
 
     @precondition(lambda self: self.living)
@@ -813,7 +817,7 @@ class OnFile(Model):
         reserved = {new.id: new for batch in may_come_true for new in batch.new}
         for place, (kind, owner, key) in self.strays.items():
             if kind == Stray.PENDING and place[1] not in reserved:
-                self.strays[place] = (Stray.UNWANTED, owner, key)
+                self.strays[place] = (self.given_up(place[1]), owner, key)
         for tier in order:
             left = self.catalog.unfinished(tier)
             assert {new.id for new in left} == {id for id, new in reserved.items() if new.home == tier}

@@ -1,12 +1,17 @@
 """Waiting for the disk together: one sync serves all who wait, and nobody is told of what is not certain."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from router.catalog.syncing import Syncing
+from router.database import Database
+from tests.federated import settings_of, trial
 
 pytestmark = pytest.mark.anyio
 
@@ -142,3 +147,40 @@ async def test_without_threads_the_sync_is_done_at_once() -> None:
     await syncing.wait()
     await syncing.wait()
     assert len(calls) == 2
+
+
+# How often a change waits for each disk: the catalog's, and those of the tiers that it touches.
+CALLS: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, int]]] = {
+    "a write": (("remember", {"records": [{"content": "b"}]}), {"router": 1, "working": 1}),
+    "a write to two tiers": (
+        ("remember", {"records": [{"content": "b"}, {"content": "c", "tier": "semantic"}]}),
+        {"router": 2, "working": 1, "semantic": 1},
+    ),
+    "a replacement": (("remember", {"records": [{"content": "b", "key": "k"}]}), {"router": 2, "working": 1}),
+    "a move": (("promote", {"ids": ["a"], "tier": "episodic"}), {"router": 3, "episodic": 1, "working": 1}),
+    "a forget": (("forget", {"ids": ["a"]}), {"router": 2, "working": 1}),
+    "a recall": (("recall", {"query": "a"}), {}),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+async def test_a_change_waits_for_no_more_disks_than_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    (method, params), expected = CALLS[what]
+    syncs = Counter[str]()
+    sync = Database.sync
+
+    def counted(self: Database) -> None:
+        assert self.path is not None
+        syncs[self.path.stem] += 1
+        sync(self)
+
+    monkeypatch.setattr(Database, "sync", counted)
+    async with trial(settings_of(policy="explicit"), folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "a", "content": "a", "key": "k"}])
+        await fed.settled()
+        syncs.clear()
+        await fed.call(method, **params)
+        await fed.settled()
+        assert syncs == expected

@@ -639,7 +639,7 @@ def test_what_tiers_hold_makes_up_for_a_lost_catalog_but_for_what_was_earned(
         async with trial(CALM, servers=mix, folder=folder) as fed:
             assert await everything(fed) == before
         lose_the_catalog(folder)
-        async with trial(CALM, servers=mix, folder=folder) as fed:
+        async with trial(CALM, servers=mix, folder=folder, adopt=True) as fed:
             after = {record.id: record for record in await everything(fed)}
             assert list(map(unearned, after.values())) == list(map(unearned, before))
             assert {id: bits(record) for id, record in after.items()} == {r.id: bits(r) for r in before}

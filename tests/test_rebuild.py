@@ -50,7 +50,11 @@ def settings_in(folder: Path) -> Settings:
 
 
 async def rebuilt(
-    folder: Path, *, down: frozenset[str] = frozenset(), servers: dict[str, CoreOnly] | None = None
+    folder: Path,
+    *,
+    down: frozenset[str] = frozenset(),
+    servers: dict[str, CoreOnly] | None = None,
+    adopt: bool = False,
 ) -> Rebuilt:
     """A rebuild over the stores in a folder, or over foreign `servers` in their place."""
     settings = settings_in(folder)
@@ -79,7 +83,7 @@ async def rebuilt(
         return connected
 
     links = {tier.name: Link(tier.name, connect(tier.name), timeout=tier.timeout) for tier in settings.tiers}
-    return await rebuild(settings, links, lambda tier, read, of: None)
+    return await rebuild(settings, links, lambda tier, read, of: None, adopt=adopt)
 
 
 def running(folder: Path, **how: Any) -> AbstractAsyncContextManager[Trial]:

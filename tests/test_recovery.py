@@ -169,7 +169,7 @@ async def test_a_move_that_was_cut_off_with_the_catalog_lost_leaves_one_of_each(
     folder = await crash(tmp_path, BEFORE_THE_FLIP[step], promote, write_group)
     for file in folder.glob("router.db*"):
         file.unlink()
-    async with trial(CALM, folder=folder) as fed:
+    async with trial(CALM, folder=folder, adopt=True) as fed:
         assert len({record["tier"] for record in await fed.timeline()}) == 1
         assert [record["content"] for record in await fed.timeline()] == ["a", "b"]
         await one_home_each(fed)
@@ -321,8 +321,8 @@ async def test_a_scan_that_does_not_tell_of_a_record_does_not_prove_it_gone(
     async with trial(CALM, folder=tmp_path) as fed:
         whole = fed.federation.recovery._copies.everything
 
-        async def all_but_the_first(tier: str) -> Any:
-            async for page in whole(tier):
+        async def all_but_the_first(tier: str, written: Any) -> Any:
+            async for page in whole(tier, written):
                 yield page[1:]
 
         monkeypatch.setattr(fed.federation.recovery._copies, "everything", all_but_the_first)

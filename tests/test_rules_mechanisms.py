@@ -212,6 +212,7 @@ async def test_a_copy_that_is_not_in_its_records_home_is_never_shown() -> None:
 
 async def test_a_reader_that_takes_any_copy_sees_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Readers, "accepts", lambda *_: True)
+    monkeypatch.setattr(router.methods.reading, "is_as_it_is", lambda *_: True)
     await goes_wrong(a_copy_that_is_not_at_home)
 
 
@@ -722,6 +723,7 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
     monkeypatch.setattr(Readers, "accepts", accepts_another)
     monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
     monkeypatch.setattr(router.methods.reading, "_still", lambda then, now: list(now))
+    monkeypatch.setattr(router.methods.reading, "is_as_it_is", lambda *_: True)
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 
 

@@ -742,6 +742,7 @@ def set_back(path: Path, version: int) -> None:
             "INSERT INTO access VALUES (1000, 1, 1); CREATE TABLE secret (text)",
             f"INSERT INTO secret VALUES ('{'oldsecrettext ' * 500}'); DELETE FROM access WHERE record = 1000",
             "DROP TABLE secret; ALTER TABLE store ADD COLUMN newest INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE store DROP COLUMN federation; ALTER TABLE store DROP COLUMN epoch",
         ):
             old.execute(step)
         if version == 1:

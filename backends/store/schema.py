@@ -82,6 +82,12 @@ DROP TABLE words;
 ALTER TABLE store DROP COLUMN newest;
 """
 
+# Whose records these are, and which start of its router was the last to say so.
+_ENROLMENT: Final = """
+ALTER TABLE store ADD COLUMN federation TEXT;
+ALTER TABLE store ADD COLUMN epoch TEXT;
+"""
+
 # Each owner's share of the index of words: what a ranking for him may know of how long and how common things are.
 _SHARES: Final = """
 ALTER TABLE record ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0;  -- in the index of words
@@ -97,7 +103,9 @@ CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance');
 
 def open_file(path: Path | None, *, holder: str = "an a2m-store") -> Database:
     """The store's database at `path`, or a private one in memory. Raises DatabaseError."""
-    return Database(path, [_first, _second, _WORDS], application=APPLICATION, holder=holder, prepare=nearest.load)
+    return Database(
+        path, [_first, _second, _WORDS, _ENROLMENT], application=APPLICATION, holder=holder, prepare=nearest.load
+    )
 
 
 def _first(connection: apsw.Connection) -> None:

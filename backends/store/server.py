@@ -15,7 +15,7 @@ import msgspec
 
 from backends.store.backups import Backups
 from backends.store.batch import Call, carry_out
-from backends.store.store import CAPABILITIES, Store, scope_of
+from backends.store.store import CAPABILITIES, Store, enrols, scope_of
 from router.a2m import messages
 from router.a2m.errors import FILE_HELD, A2MError, stopping
 from router.a2m.event_log import DEFAULT_RETAINED, UNDERWAY, EventLog
@@ -41,7 +41,7 @@ class Served(msgspec.Struct, frozen=True):
 # A recall counts accesses, but its answer promises nothing: it waits for no disk.
 METHODS: Final = MappingProxyType(
     {
-        "memory/describe": Served(messages.Describe, Store.describe),
+        "memory/describe": Served(messages.Enrol, Store.describe),
         "memory/remember": Served(messages.Remember, Store.remember, writes=True),
         "memory/recall": Served(messages.Recall, Store.recall),
         "memory/timeline": Served(messages.Pages, Store.timeline),
@@ -96,7 +96,7 @@ class Server:
 
     async def describe(self, caller: Caller) -> Mapping[str, Any]:
         """The `memory/describe` result for `caller`. Raises A2MError when the server has closed."""
-        described: Mapping[str, Any] = await self._carried_out(METHODS["memory/describe"], messages.Describe(), caller)
+        described: Mapping[str, Any] = await self._carried_out(METHODS["memory/describe"], messages.Enrol(), caller)
         return described
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Server:
             raise stopping()
         # nothing is awaited before the call stands in the queue: that is what keeps calls in order
         run = partial(_noting_what_happens, self._store, partial(served.carried_out_by, self._store, params, caller))
-        waiting = _Waiting(Call(run, served.writes))
+        waiting = _Waiting(Call(run, served.writes or enrols(params, caller)))
         self._waiting.append(waiting)
         self._more.set()
         await waiting.done.wait()

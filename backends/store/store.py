@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import apsw
 import msgspec
@@ -74,6 +74,8 @@ class _Tally(msgspec.Struct, frozen=True):
 
     dimensions: int | None
     records: int
+    federation: str | None
+    epoch: str | None
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -122,8 +124,8 @@ class Store:
         self._connection = self._database.connection
         try:
             self._connection.create_scalar_function("json_atom", _json_atom, 1, deterministic=True)
-            row = self._connection.execute("SELECT identity, metric, dimensions, records FROM store").get
-            self._identity, self._metric, *tally = row
+            row = self._connection.execute("SELECT identity, metric, dimensions, records, federation, epoch FROM store")
+            self._identity, self._metric, *tally = row.get
             self._tally = _Tally(*tally)
             if metric not in (None, self._metric):
                 self._change_metric(str(metric))
@@ -140,8 +142,8 @@ class Store:
                 yield connection
                 if self._tally != before:
                     connection.execute(
-                        "UPDATE store SET dimensions = ?, records = ?",
-                        (self._tally.dimensions, self._tally.records),
+                        "UPDATE store SET dimensions = ?, records = ?, federation = ?, epoch = ?",
+                        msgspec.structs.astuple(self._tally),
                     )
         except BaseException:
             self._tally = before
@@ -175,13 +177,18 @@ class Store:
         self._database.close()
 
     def describe(self, params: messages.Describe, caller: Caller) -> dict[str, Any]:
-        """§4.1, and under `store` what this store does beyond the protocol."""
+        """§4.1, and under `store` what this store does beyond the protocol.
+
+        A router on its pipes says here to which federation the store belongs, and which start of the router this is;
+        both stay in the file, so that one which is set back shows it."""
         if params.protocol is not None and not speaks(params.protocol):
             raise A2MError(
                 Code.PROTOCOL_NOT_SUPPORTED,
                 f"protocol: this server speaks {PROTOCOL}, not {params.protocol!r}",
                 {"supported": [PROTOCOL]},
             )
+        if enrols(params, caller):
+            self._tally = replace(self._tally, federation=params.federation, epoch=params.epoch)
         capabilities = _capabilities(scope_of(params.owner, caller))
         described: dict[str, Any] = {
             "protocol": PROTOCOL,
@@ -202,6 +209,8 @@ class Store:
                 "keeps": ["created_at", "embedding", "metadata", "revision"],
                 "pages": True,
                 "similarity": True,
+                "federation": self._tally.federation,
+                "epoch": self._tally.epoch,
             },
         }
         if caller.asserts_owner and self._database.path is not None:
@@ -523,6 +532,12 @@ class Store:
             f"SELECT seq, id, owner, key, created_at, salience, revision FROM record WHERE {test}", values
         ).fetchone()
         return None if row is None else _Known(*row)
+
+
+def enrols(params: messages.Params, caller: Caller) -> TypeGuard[messages.Enrol]:
+    """Whether a router says here whose store this is; over HTTP it could be anybody who calls."""
+    is_told = isinstance(params, messages.Enrol) and params.federation is not None and params.epoch is not None
+    return is_told and caller.asserts_owner
 
 
 def scope_of(owner: str | None, caller: Caller) -> Scope:

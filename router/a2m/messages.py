@@ -24,6 +24,18 @@ class Describe(Params):
     owner: str | None = None
 
 
+# What a router calls a federation, or one of its starts.
+_Mark = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Enrol(Describe):
+    """What a2m-store takes beyond §4.1, from a caller on its own pipes: the federation that it belongs to from now on,
+    and the start of the router that tells it so. It keeps both before it answers."""
+
+    federation: _Mark | None = None
+    epoch: _Mark | None = None
+
+
 class Remember(Params):
     """§4.2; `owner` and `session` are for records that carry none."""
 

@@ -71,6 +71,10 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     similarity: float | None = None
 
 
+class Riderless(Record):
+    """A record that came without a rider, or with one for its metadata alone: its fields are what its server says."""
+
+
 def draft_of(record: Record) -> Draft:
     """What has to be written for a record to be as it is, wherever it is written."""
     return Draft(

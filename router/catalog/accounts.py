@@ -6,6 +6,7 @@ sessions; every query of the catalog's goes through one connection.
 
 import contextlib
 import errno
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +81,10 @@ class Accounts:
 
     def _open(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool) -> None:
         self._database = Database(path, SCHEMA, application=APPLICATION, holder=HOLDER, prepare=nearest.load)
+        # Of a catalog that is made from one older than the tiers: what they hold is later than what is noted as
+        # forgotten, and what was written anew under an id has not earned what another record had, born at this moment.
+        self._spares_found = False
+        self._born: dict[str, int] = {}
         self.rewrites = 0  # how often a unit has given way to its summary
         self._execute = self._database.connection.execute
         self._syncing = Syncing(self._database.sync, threads=threads)
@@ -107,6 +112,7 @@ class Accounts:
             raise damaged(self._database.path, wrong)
         with self._database.transaction():
             self._set_fact("clean", 0)
+            self._know_epochs()
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
             self._clock: int = self._fact("clock", 0)
@@ -122,6 +128,55 @@ class Accounts:
             self._indexed: set[str] = {
                 name for (name,) in self._execute("SELECT name FROM tiers WHERE indexed") if name in self._tiers
             }
+
+    def _know_epochs(self) -> None:
+        """Draw an epoch of this start; the federation's id was drawn by the first."""
+        self.federation: str = self._fact("federation", None) or secrets.token_hex(8)
+        self._set_fact("federation", self.federation)
+        self.epoch = secrets.token_hex(8)
+        self._execute("INSERT INTO epochs (epoch) VALUES (?)", (self.epoch,))
+        self._epochs: dict[str, int] = {
+            epoch: number for number, epoch in self._execute("SELECT number, epoch FROM epochs")
+        }
+        self._adopted = {id for (id,) in self._execute("SELECT federation FROM adopted")}
+
+    def is_ours(self, federation: str | None, epoch: str | None) -> bool:
+        """Whether what bears this federation's id, or none, belongs to this one. Of another one that is what was
+        adopted, and not what that one has written since."""
+        if federation is None or federation == self.federation:
+            return True
+        return federation in self._adopted and self.knows_epoch(epoch)
+
+    def knows_epoch(self, epoch: str | None) -> bool:
+        """Whether what bears this epoch, or none, was written by a router that this catalog knows of. One that it does
+        not know is later than the catalog: a copy of it was put back."""
+        return epoch is None or epoch in self._epochs
+
+    def is_set_back(self, tier: str, epoch: str | None) -> bool:
+        """Whether the store of `tier`, which holds this epoch, has held a later one: a copy of it was put back."""
+        noted = self._execute("SELECT epoch FROM tiers WHERE no = ?", (self._no[tier],)).get
+        return noted is not None and (epoch is None or self._epochs.get(epoch, noted) < noted)
+
+    def note_epoch(self, tier: str) -> None:
+        """The store of `tier` holds the epoch of this start. To be noted when it says so, and not before."""
+        with self._database.transaction():
+            self._execute("UPDATE tiers SET epoch = ? WHERE no = ?", (self._epochs[self.epoch], self._no[tier]))
+
+    def take_origins(self, epochs: Iterable[str], federations: Iterable[str] = ()) -> None:
+        """What bears these epochs is known from now on, and what bears the ids of these federations is ours."""
+        with self._database.transaction():
+            for epoch in epochs:
+                self._execute("INSERT OR IGNORE INTO epochs (epoch) VALUES (?)", (epoch,))
+                self._epochs[epoch] = self._execute("SELECT number FROM epochs WHERE epoch = ?", (epoch,)).get
+            for federation in federations:
+                self._execute("INSERT OR IGNORE INTO adopted VALUES (?)", (federation,))
+                self._adopted.add(federation)
+
+    def set_federation(self, federation: str) -> None:
+        """Whose records these are; for a catalog that is made anew."""
+        with self._database.transaction():
+            self._set_fact("federation", federation)
+        self.federation = federation
 
     @property
     def _width(self) -> int | None:
@@ -181,7 +236,8 @@ class Accounts:
         with self._database.transaction():
             self._execute(
                 "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1,"
-                " shows_metadata = CASE WHEN identity IS ?1 THEN shows_metadata END WHERE no = ?2",
+                " shows_metadata = CASE WHEN identity IS ?1 THEN shows_metadata END,"
+                " epoch = CASE WHEN identity IS ?1 THEN epoch END WHERE no = ?2",
                 (identity, self._no[tier]),
             )
 

@@ -193,12 +193,14 @@ class Catalog(Lookup):
         return True
 
     def give_up(self, entries: Iterable[Entry], target: str) -> None:
-        """A move ends without its flip: what may be at `target` is unwanted."""
+        """A move ends without its flip: what may be at `target` goes, once the record was seen at its home. A copy of
+        what is no record goes without asking."""
         with self._database.transaction():
             for entry in entries:
                 self._execute(
-                    "UPDATE strays SET kind = ? WHERE tier = ? AND id = ? AND kind = ?",
-                    (Stray.UNWANTED, self._no[target], entry.id, Stray.PENDING),
+                    "UPDATE strays SET kind = iif(id IN (SELECT id FROM records WHERE home IS NOT NULL), ?, ?)"
+                    " WHERE tier = ? AND id = ? AND kind = ?",
+                    (Stray.SUPERSEDED, Stray.UNWANTED, self._no[target], entry.id, Stray.PENDING),
                 )
 
     def forget(self, ids: Iterable[str], scope: Scope, now: int) -> list[Entry]:
@@ -294,15 +296,18 @@ class Catalog(Lookup):
                 self._strike(tier, id)
 
     def begin_recovery(self) -> None:
-        """Right after the start: what was being moved stays where it was, and its copies are unwanted; of a batch that
-        cannot become true any more, nothing is."""
+        """Right after the start: what was being moved stays where it was, and its copies go once it was seen there; of
+        a batch that cannot become true any more, nothing is.
+
+        The move may have ended: this catalog may be a copy that was put back."""
         with self._database.transaction():
             rows = self._execute("SELECT DISTINCT batch FROM records WHERE home IS NULL AND found = 0")
             for (batch,) in list(rows):
                 self._give_up_batch(batch)
             self._execute(
-                "UPDATE strays SET kind = ? WHERE kind = ? AND id NOT IN (SELECT id FROM records WHERE home IS NULL)",
-                (Stray.UNWANTED, Stray.PENDING),
+                "UPDATE strays SET kind = iif(id IN (SELECT id FROM records WHERE home IS NOT NULL), ?, ?)"
+                " WHERE kind = ? AND id NOT IN (SELECT id FROM records WHERE home IS NULL)",
+                (Stray.SUPERSEDED, Stray.UNWANTED, Stray.PENDING),
             )
 
     def recover_reservations(self, tier: str, found: Mapping[str, bool], vectors: Vectors = NO_VECTORS) -> int:
@@ -468,10 +473,16 @@ class Catalog(Lookup):
     def _is_taken(self, id: str) -> bool:
         return self._find(id) is not None or self.is_reserved(id)
 
-    def take_over(self, old: Salvage) -> TakenOver:
+    def take_over(self, old: Salvage, *, is_behind: bool = False) -> TakenOver:
         """What only an earlier catalog knows, into this one, which is empty; its records come from the tiers. The
-        replacements that the tiers had not caught up with are for `restore`, after the scans."""
+        replacements that the tiers had not caught up with are for `restore`, after the scans.
+
+        `is_behind`: the earlier one is older than the tiers. What it holds as forgotten may have been written anew,
+        what was a copy too many may be the only one, and what was being written has long been decided: nothing that a
+        tier holds goes on its account.
+        """
         taken = TakenOver()
+        self._spares_found, self._born = is_behind, old.born() if is_behind else {}
         with self._database.transaction():
             facts = old.facts()
             if isinstance(facts.get("clock"), int):
@@ -495,14 +506,14 @@ class Catalog(Lookup):
                 if self._execute("SELECT 1 FROM earned WHERE id = ?", note[:1]).get is None:  # else it lives there
                     self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", note)
                     taken.forgotten += 1
-            for tier, id, owner, key in old.unwanted():
+            for tier, id, owner, key in () if is_behind else old.unwanted():
                 if tier in self._tiers:
                     self._execute(
                         "INSERT OR REPLACE INTO strays VALUES (?, ?, ?, ?, ?)",
                         (self._no[tier], id, Stray.UNWANTED, owner, key),
                     )
                     taken.unwanted += 1
-            for batch in old.reservations():
+            for batch in () if is_behind else old.reservations():
                 if not all(entry.home in self._tiers for entry in batch.entries):
                     continue
                 self.reserve(batch.entries, [])
@@ -515,7 +526,7 @@ class Catalog(Lookup):
 
     def restore(self, tier: str, draft: Draft) -> bool:
         """A replacement that `tier` has not caught up with is true again, unless the record was forgotten or replaced
-        since. Returns whether it is."""
+        since, or another one was written under its id. Returns whether it is."""
         entry = entry_of(draft, tier)
         with self._database.transaction():
             current = self._find(entry.id)
@@ -525,7 +536,7 @@ class Catalog(Lookup):
                 return True
             if current is None:
                 self._insert_found(entry, draft.embedding)
-            elif current.revision <= entry.revision:
+            elif current.revision <= entry.revision and current.created_at == entry.created_at:
                 self._replace(current, Replacement(entry, current.version), draft.embedding)
             else:
                 return False
@@ -648,9 +659,10 @@ class Catalog(Lookup):
         earned = next(
             self._execute("SELECT seq, salience, access_count, accessed_at FROM earned WHERE id = ?", (entry.id,)), None
         )
-        if earned is not None:
+        if earned is not None and self._born.get(entry.id, entry.created_at) == entry.created_at:
             seq, salience, count, at = earned
             entry = msgspec.structs.replace(entry, seq=seq, salience=salience, access_count=count, accessed_at=at)
+        if earned is not None:
             self._execute("DELETE FROM earned WHERE id = ?", (entry.id,))
         self._insert(entry, vector)
         tier = self._tiers[entry.home]
@@ -659,7 +671,9 @@ class Catalog(Lookup):
 
     def _is_unwanted(self, entry: Entry) -> bool:
         """Whether a record that was found is noted as forgotten by who might forget it; not one that was written anew,
-        and then lost."""
+        and then lost, or since the note was made."""
+        if self._spares_found:
+            return False
         said = {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))}
         if not said or self._execute("SELECT 1 FROM earned WHERE id = ?", (entry.id,)).get is not None:
             return False

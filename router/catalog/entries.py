@@ -5,15 +5,15 @@ from typing import Any, Final
 
 import msgspec
 
-from router.a2m.records import Draft, Record, digest
-from router.a2m.timestamps import parse
+from router.a2m.records import Draft, Record, Riderless, digest
+from router.a2m.timestamps import parse, render
 
 
 class Stray(IntEnum):
     """Why a copy may exist outside its record's home."""
 
     PENDING = 0  # of a change under way
-    SUPERSEDED = 1  # left behind by a move; goes once the record was seen at its home
+    SUPERSEDED = 1  # left behind by a move, or of one that was given up; goes once the record was seen at its home
     UNWANTED = 2  # forgotten, replaced or given up; goes without asking
     EQUAL = 3  # found by a scan beside the record's home; which of the two goes is decided for the group
     ASIDE = 4  # found by a scan, and no record since its owner's key has another one; never removed unasked
@@ -61,6 +61,19 @@ def entry_of(record: Record | Draft, home: str) -> Entry:
         digest=digest(record),
         salience=1.0 if record.salience is None else record.salience,
     )
+
+
+def is_as_it_is(record: Record, entry: Entry) -> bool:
+    """Whether a tier answers a record in the revision that its account has, and not as it once was, or as another that
+    was written anew under its id: then one of the two is older than the other. To be asked of what is not `behind`.
+
+    Content is not compared: a server of somebody else's may change it, and no vector need be at hand.
+    """
+    if isinstance(record, Riderless):
+        return True
+    # most are told as they are rendered here
+    same_time = record.created_at == render(entry.created_at) or parse(record.created_at) == entry.created_at
+    return same_time and (record.revision or 0) == entry.revision
 
 
 # the order in which `row_entry` takes a row apart

@@ -300,6 +300,15 @@ class Lookup(Accounts):
         lives = self.records_in(tier)
         return range(lives + aside - len(self.redo_in(tier)), lives + strays + 1)
 
+    def latest(self, tier: str, count: int) -> list[Entry]:
+        """The last `count` records that came to live in `tier`, or were replaced there."""
+        rows = self._execute(
+            f"SELECT {COLUMNS} FROM records INDEXED BY record_by_version WHERE home = ? AND home IS NOT NULL"
+            " ORDER BY version DESC LIMIT ?",
+            (self._no[tier], count),
+        )
+        return [row_entry(row, tier) for row in rows]
+
     def accounted(self, tier: str, ids: Iterable[str]) -> set[str]:
         """Those of `ids` that `tier` may hold: they live there, are being written there, or are noted."""
         no = self._no[tier]

@@ -51,6 +51,11 @@ class Salvage:
             self.close()
             self.told.append(f"{path}: nothing of it can be read ({problem})")
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a catalog of which anything can be read."""
+        return self._connection is not None
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -62,6 +67,14 @@ class Salvage:
         if self.damage is not None:
             return {}
         return dict(self._rows("facts of the whole", "name, value", "facts", "name"))
+
+    def epochs(self) -> list[str]:
+        """The epochs of the starts that it knows of, in their order."""
+        if not self._has("epochs"):
+            return []
+        return [
+            epoch for _, epoch in self._rows("starts", "number, epoch", "epochs", "number") if isinstance(epoch, str)
+        ]
 
     def identities(self) -> dict[str, str]:
         """Who was behind each tier, by the tier's name."""
@@ -75,6 +88,11 @@ class Salvage:
         yield from self._rows(what, columns, "records", "seq", "home IS NOT NULL")
         if self._has("earned"):
             yield from self._rows(what, columns, "earned", "id")
+
+    def born(self) -> dict[str, int]:
+        """When each record that lives there was created, in milliseconds since 1970."""
+        rows = self._rows("when records were created", "id, created_at", "records", "seq", "home IS NOT NULL")
+        return {id: created for id, created in rows if isinstance(id, str) and isinstance(created, int)}
 
     def forgotten(self) -> Iterator[tuple[str, str, int]]:
         """Notes of forgetting, as they are kept."""

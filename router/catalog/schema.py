@@ -145,4 +145,18 @@ SCHEMA: Final = (
     ALTER TABLE tiers ADD COLUMN shows_metadata INTEGER;
     UPDATE tiers SET shows_metadata = FALSE WHERE lifted AND records > 0;
     """,
+    """
+    -- One row a start: the epoch that it has drawn. A store or a record that bears another one was written by a router
+    -- that this catalog knows nothing of.
+    CREATE TABLE epochs (number INTEGER PRIMARY KEY, epoch TEXT NOT NULL UNIQUE) STRICT;
+
+    -- The number of the last epoch that the tier's store was seen to hold.
+    ALTER TABLE tiers ADD COLUMN epoch INTEGER;
+
+    -- Other federations of which records were adopted, wherever these bear their ids.
+    CREATE TABLE adopted (federation TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+
+    -- What has last come to live in a tier, or has been replaced there: what a file that was set back lacks first.
+    CREATE INDEX record_by_version ON records (home, version) WHERE home IS NOT NULL;
+    """,
 )

@@ -23,7 +23,7 @@ from router.a2m.sealing import Seal
 from router.a2m.timestamps import parse, render
 from router.a2m.vectors import similarity
 from router.catalog.catalog import Catalog
-from router.catalog.entries import Entry
+from router.catalog.entries import Entry, is_as_it_is
 from router.catalog.lookup import Selection
 from router.catalog.readers import Reading
 from router.catalog.selection import Scope
@@ -64,6 +64,10 @@ class Degraded(msgspec.Struct, frozen=True):
 
     tier: str
     reason: str
+
+
+class Former(Degraded, frozen=True):
+    """A tier that has answered, but some records not as they are by the account; these are not shown."""
 
 
 class Records(msgspec.Struct, omit_defaults=True):
@@ -197,7 +201,8 @@ class Readings:
                 lists, degraded = self._answers(tiers, found)
                 answered = _ids_in(lists)
                 self._asking.overlay(lists, question)
-                shown, entries = self._homes(tiers, lists, read, scope)
+                shown, entries, former = self._homes(tiers, lists, read, scope)
+                degraded += former
                 looked = _Look(question, shown, entries, lists, degraded)
             # another look would find no more, wait again for a tier that does not answer, or have too little time
             if len(shown) >= limit or not question.cut or degraded or left() <= anyio.current_time() - began:
@@ -310,7 +315,7 @@ class Readings:
         found = await outcomes(self._asking.listings(question))
         lists, degraded = self._answers(question.tiers, found)
         self._asking.overlay(lists, question)
-        shown, now = self._homes(question.tiers, lists, read, question.scope)
+        shown, now, former = self._homes(question.tiers, lists, read, question.scope)
         meant = {entry.id for entry in self._catalog.among(now, question.selection())}
         records = [
             _laid_over(record, now[id], None, question.embeddings)
@@ -319,7 +324,7 @@ class Readings:
             for id, record in shown.items()
             if id in meant or id not in now
         ]
-        return [(_age(record, now), record) for record in records], degraded
+        return [(_age(record, now), record) for record in records], [*degraded, *former]
 
     async def page(self, params: Pages, scope: Scope) -> Page:
         """The next page of all that `scope` sees in managed tiers, in the order of writing; it may be empty before the
@@ -466,8 +471,9 @@ class Readings:
     def _refuse_if_nothing(self, tiers: Sequence[Tier], degraded: Sequence[Degraded]) -> None:
         """No answer at all without a required tier, or when none of those asked has answered."""
         required = {tier.name for tier in tiers if tier.required}
-        for down in degraded:
-            if down.tier in required or len(tiers) <= len(degraded):
+        silent = [down for down in degraded if not isinstance(down, Former)]
+        for down in silent:
+            if down.tier in required or len(tiers) <= len(silent):
                 raise unanswered(down.tier, down.reason, 1.0)
 
     def _with_unaccounted(
@@ -481,9 +487,9 @@ class Readings:
 
     def _homes(
         self, tiers: Sequence[Tier], lists: dict[str, list[Record]], read: Reading, scope: Scope
-    ) -> tuple[dict[str, Record], dict[str, Entry]]:
+    ) -> tuple[dict[str, Record], dict[str, Entry], list[Degraded]]:
         """What may be shown, one copy a record, and the entries of what is not a mount's; the rest is struck from the
-        lists.
+        lists. With it the tiers that answer records in another state than they are in.
 
         What has left the tiers in question meanwhile is not shown as if it were still there.
         """
@@ -491,8 +497,9 @@ class Readings:
         entries = self._catalog.find(_ids_in(lists))
         is_acceptable = self._asking.acceptable(read, entries.values())
         shown: dict[str, Record] = {}
+        former: list[Degraded] = []
         for tier, records in lists.items():
-            kept = []
+            kept, differing = [], []
             mounted = self._settings.tier(tier) in self._mounts
             for record in records:
                 entry = entries.get(record.id)
@@ -504,10 +511,15 @@ class Readings:
                 if entry.home not in asked:
                     continue
                 if is_acceptable(entry, tier):
+                    if not is_as_it_is(record, entry):
+                        differing.append(record.id)
+                        continue
                     shown[record.id] = record
                     kept.append(record)
             lists[tier] = kept
-        return shown, entries
+            if differing:
+                former.append(_former(tier, differing))
+        return shown, entries, former
 
     def _fused(
         self, params: Recall, shown: dict[str, Record], lists: dict[str, list[Record]]
@@ -556,7 +568,9 @@ class Readings:
         found: dict[str, Record] = {}
         degraded: dict[str, Degraded] = {}
         wanted = list(entries)
+        differing: dict[str, str] = {}  # ids, and which tier holds them in another state
         for _ in range(2):
+            differing.clear()
             homes: dict[str, list[str]] = {}
             late = self._catalog.behind(entry.id for entry in wanted)
             for entry in wanted:
@@ -585,12 +599,18 @@ class Readings:
                 for id, record in answer.items():
                     # it may have moved since, and what it left behind stays until the read has ended
                     if id in now and id not in found:
+                        if not is_as_it_is(record, now[id]):
+                            differing[id] = home
+                            continue
                         found[id] = _laid_over(record, now[id], None, embeddings)
             wanted = [now[e.id] for e in wanted if e.id in now and e.id not in found and now[e.id].home not in degraded]
             if not wanted:
                 break
         for entry in wanted:
-            log.error("%s does not hold %r, which should live there", entry.home, entry.id)
+            if entry.id not in differing:
+                log.error("%s does not hold %r, which should live there", entry.home, entry.id)
+        for home in dict.fromkeys(differing.values()):
+            degraded[home] = _former(home, [id for id, holder in differing.items() if holder == home])
         return found, list(degraded.values())
 
 
@@ -633,6 +653,16 @@ def _age(record: Record, entries: Mapping[str, Entry]) -> tuple[int, int]:
 
 def _lost(entry: Entry) -> A2MError:
     return unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
+
+
+def _former(tier: str, ids: Sequence[str]) -> Degraded:
+    """Not that the tier does not answer, but what it answers is not so."""
+    which = repr(ids[0]) if len(ids) == 1 else f"{ids[0]!r} and {len(ids) - 1:,} more"
+    return Former(
+        tier,
+        f"it holds {which} in another state than the catalog says, which is not shown: a copy of its file was put "
+        "back, or one of the catalog's",
+    )
 
 
 def _silent(tiers: Sequence[Tier], found: Sequence[object]) -> list[Degraded]:

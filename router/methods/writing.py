@@ -42,7 +42,7 @@ from router.a2m.timestamps import parse, render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
-from router.catalog.entries import Entry, entry_of
+from router.catalog.entries import Entry, entry_of, is_as_it_is
 from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
@@ -424,9 +424,11 @@ class Writing:
             if not isinstance(copies, dict):
                 raise _as_down(home, copies)
             for entry in entries:
-                if entry.id in copies and digest(copies[entry.id]) != entry.digest:
+                if entry.id not in copies or not is_as_it_is(copies[entry.id], entry):
+                    continue  # lost, or as it once was
+                if digest(copies[entry.id]) != entry.digest:
                     raise TierDown(home, f"it holds the record {entry.id!r} otherwise than it was given it", 60.0, None)
-            there.update(copies)
+                there.add(entry.id)
         for _, draft, entry in plan.known:
             if entry.id in there or entry.id in behind:
                 continue

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice, pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from unicodedata import normalize
 
 import msgspec
@@ -19,16 +19,16 @@ import msgspec
 from router.a2m.errors import Code, quota
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
-from router.a2m.records import Draft, Record, digest
+from router.a2m.records import Draft, Record, Riderless, digest
 from router.a2m.timestamps import render
 from router.tiers.lifting import (
     RESERVED,
     NewerRider,
-    Riderless,
+    Origin,
     Told,
     escaped,
     lifted,
-    lowered,
+    lowered_of,
     shows_metadata,
     unescaped,
 )
@@ -73,6 +73,57 @@ class Untrusted(TierDown):
         super().__init__(tier, reason, 0.0, None)
 
 
+class OfAnother(CannotServe):
+    """What a tier holds was written by a router that the catalog does not know; says what to do about it."""
+
+    def __init__(self, sentence: str, *tiers: str) -> None:
+        super().__init__(f"{', '.join(f'tiers.{tier}' for tier in tiers)}: {sentence}")
+        self.sentence = sentence
+        self.tiers = tiers
+
+
+class LaterWriter(OfAnother):
+    """The catalog is older than what a tier holds."""
+
+    def __init__(self, tier: str, epoch: str | None) -> None:
+        super().__init__(
+            f"the catalog is older than what is held there: it does not know the start of the router ({epoch}) that "
+            "has last written there; bring the newer catalog back, or make one from what the tiers hold, which keeps "
+            "of this one what is still true: a2m-router --config FILE --rebuild",
+            tier,
+        )
+
+
+class OtherFederation(OfAnother):
+    """A tier's store is another federation's."""
+
+    def __init__(self, tier: str, theirs: str | None, ours: str) -> None:
+        super().__init__(
+            f"what is held there belongs to another federation ({theirs}, this one is {ours}): give each federation "
+            "stores of its own, or start once with --adopt to take it as it is; if it is this one's, and its catalog "
+            "was lost, a2m-router --config FILE --rebuild makes a new one",
+            tier,
+        )
+
+
+class Lineage(Protocol):
+    """Who writes now, and whose writing is known; a catalog. See `Origin` for what the texts are."""
+
+    @property
+    def federation(self) -> str: ...
+
+    @property
+    def epoch(self) -> str: ...
+
+    def is_ours(self, federation: str | None, epoch: str | None) -> bool: ...
+
+    def knows_epoch(self, epoch: str | None) -> bool: ...
+
+
+# The id of a record at a lesser server, and who has written it.
+Written = tuple[str, Origin]
+
+
 class CannotList(Exception):
     """A server cannot tell all that it holds; says why."""
 
@@ -107,6 +158,7 @@ class Copies:
     Args:
         on_metadata: is called for lifted records that are read, among them all that are compared with what was given,
             or are taken into the account: the tier's name, and whether its server keeps the metadata that it is shown.
+        lineage: who writes. Without, what is written does not say, and what is read may be anybody's.
     """
 
     def __init__(
@@ -115,8 +167,10 @@ class Copies:
         mounts: Mounts,
         max_message: int = DEFAULT_MAX_MESSAGE,
         on_metadata: Callable[[str, bool], None] = lambda tier, shown: None,
+        lineage: Lineage | None = None,
     ) -> None:
         self._links = links
+        self._lineage = lineage
         self._on_metadata = on_metadata
         self._mounts = mounts
         self._tiers = {tier.name: tier for tier in mounts.tiers}
@@ -177,6 +231,7 @@ class Copies:
 
     async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
+        self._check_enrolled(tier)
         for draft in drafts:
             self.check(tier, draft)
         for chunk in self._told(tier, drafts):
@@ -190,7 +245,8 @@ class Copies:
         if manner.native:
             told = [escaped(draft) for draft in drafts]
         else:
-            told = [lifted(draft, vector=manner.vectors, tier=manner.remote) for draft in drafts]
+            origin = None if self._lineage is None else Origin(self._lineage.federation, self._lineage.epoch)
+            told = [lifted(draft, vector=manner.vectors, tier=manner.remote, origin=origin) for draft in drafts]
         return self._chunks(tier, told, bytes_of)
 
     async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
@@ -245,15 +301,46 @@ class Copies:
         return [record async for records in self.parts(tier, ids, question) for record in records]
 
     async def remove(self, tier: str, ids: Iterable[str]) -> set[str]:
-        """Have `tier` forget `ids`. Returns those that it was seen not to hold any more."""
+        """Have `tier` forget `ids`. Returns those that it was seen not to hold any more.
+
+        What is another federation's is none of these, and stays. Raises Untrusted, and removes nothing, where a router
+        has written one of them that the catalog knows nothing of: it may be the record, and the catalog a copy that was
+        put back.
+        """
+        self._check_enrolled(tier)
         gone: set[str] = set()
         for chunk in self._chunks(tier, list(ids)):
-            await self._call(tier, "memory/forget", Forget(ids=chunk))
-            left = await self.read(tier, chunk)
-            if left:
-                self._distrust(tier, "says that it has forgotten records, and holds them still")
-            gone.update(id for id in chunk if id not in left)
+            strange = await self._others(tier, chunk)
+            own = [id for id in chunk if id not in strange]
+            if own:
+                await self._call(tier, "memory/forget", Forget(ids=own))
+                left = await self.read(tier, own)
+                if left:
+                    self._distrust(tier, "says that it has forgotten records, and holds them still")
+                gone.update(id for id in own if id not in left)
+            gone |= strange
         return gone
+
+    async def _others(self, tier: str, ids: list[str]) -> set[str]:
+        """Those of `ids` under which a lesser server holds what belongs to another federation."""
+        if self._lineage is None or self.manner(tier).native:
+            return set()
+        written: list[Written] = []
+        try:
+            async for _ in self.parts(tier, ids, Recall(), written=written):
+                pass
+        except LaterWriter as problem:
+            raise self._untrusted(tier, str(problem)) from None
+        return {id for id, origin in written if not self._lineage.is_ours(origin.federation, origin.epoch)}
+
+    def _check_enrolled(self, tier: str) -> None:
+        """Raises TierDown before a native store was told who writes to it: else a copy of the catalog from before could
+        be put back, and nothing would show it."""
+        profile = self._links[tier].profile
+        if self._lineage is None or profile is None or not self.manner(tier).native:
+            return
+        if profile.store.epoch not in (msgspec.UNSET, self._lineage.epoch):
+            raise TierDown(tier, self.why_unaccounted(tier), 1.0, None)
 
     async def recall(self, tier: str, question: Recall) -> tuple[list[Record], bool]:
         """The tier's ranking, shorter than the limit where an answer of that many would be too long, and whether these
@@ -271,15 +358,15 @@ class Copies:
                 return records, question.limit is None or len(records) < question.limit
 
     async def pages(
-        self, tier: str, question: Timeline, *, examine: int = _EXAMINED
+        self, tier: str, question: Timeline, *, examine: int = _EXAMINED, written: list[Written] | None = None
     ) -> AsyncGenerator[list[Record], None]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
-        own order."""
+        own order. See `_records` for the rest."""
         link = self._links[tier]
         question = self._put(tier, question)
         if link.profile is None or not link.profile.store.pages:
             raw = await self._call(tier, "memory/timeline", question)
-            yield self._records(tier, raw, examine=examine)
+            yield self._records(tier, raw, examine=examine, written=written)
             return
         size, after = _PAGE, None
         while True:
@@ -290,13 +377,20 @@ class Copies:
                     raise
                 size = size // 2
                 continue
-            yield self._records(tier, raw, examine=examine)
+            yield self._records(tier, raw, examine=examine, written=written)
             after = self._decoded(raw, _Next, tier).next
             if after is None:
                 return
 
-    async def newest(self, tier: str, count: int) -> tuple[list[Record], bool]:
-        """The newest records that a tier's server tells of, at most `count`, and whether these are all it holds."""
+    async def newest(self, tier: str, count: int, written: list[Written] | None = None) -> tuple[list[Record], bool]:
+        """The newest records that a tier's server tells of, at most `count`, and whether these are all it holds; but
+        not those of another federation.
+
+        Args:
+            written: as in `everything`.
+
+        Raises LaterWriter.
+        """
         while True:
             try:
                 raw = await self._call(tier, "memory/timeline", self._put(tier, Timeline(limit=count)))
@@ -305,20 +399,35 @@ class Copies:
                     raise
                 count = count // 2
             else:
-                records = self._records(tier, raw)
-                return records, len(records) < count
+                told = [] if written is None else written
+                before = len(told)
+                records = self._records(tier, raw, written=told)
+                return records, max(len(records), len(told) - before) < count
 
-    async def everything(self, tier: str) -> AsyncGenerator[list[Record], None]:
-        """All that a tier holds, vectors included: page by page, in one timeline, or session by session.
+    async def everything(self, tier: str, written: list[Written] | None = None) -> AsyncGenerator[list[Record], None]:
+        """All that a tier holds, vectors included: page by page, in one timeline, or session by session; but not what
+        belongs to another federation.
 
-        Raises CannotList where the server could hold more than it tells.
+        Args:
+            written: takes, of each record of a lesser server that was read, who has written it; others' among them.
+
+        Raises CannotList where the server could hold more than it tells, and LaterWriter.
         """
         profile = self._links[tier].profile
+        written = [] if written is None else written
+
+        def is_full(page: list[Record], before: int) -> bool:
+            most = None if profile is None else profile.max_recall_limit
+            return most is not None and max(len(page), len(written) - before) == most
+
+        before = 0
         try:
-            async with aclosing(self.pages(tier, Timeline(embeddings=True), examine=_ALL)) as pages:
+            question = Timeline(embeddings=True)
+            async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
                 async for page in pages:
-                    if profile is not None and not profile.store.pages and len(page) == profile.max_recall_limit:
-                        raise CannotList(f"it answers at most {len(page):,} records at once")
+                    if profile is not None and not profile.store.pages and is_full(page, before):
+                        raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
+                    before = len(written)
                     yield page
         except AnswerTooLong:
             if profile is None or profile.store.pages or "sessions" not in profile.capabilities:
@@ -330,10 +439,11 @@ class Copies:
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
             try:
-                async with aclosing(self.pages(tier, question, examine=_ALL)) as pages:
+                async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
                     async for page in pages:
-                        if len(page) == profile.max_recall_limit:
-                            raise CannotList(f"it answers at most {len(page):,} records at once")
+                        if is_full(page, before):
+                            raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
+                        before = len(written)
                         yield page
             except AnswerTooLong:
                 which = "what belongs to no session" if name is None else f"its session {name!r}"
@@ -359,7 +469,13 @@ class Copies:
             raise
 
     async def parts(
-        self, tier: str, ids: Sequence[str], question: Recall, *, examine: int = _EXAMINED
+        self,
+        tier: str,
+        ids: Sequence[str],
+        question: Recall,
+        *,
+        examine: int = _EXAMINED,
+        written: list[Written] | None = None,
     ) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
         waiting = list(self._chunks(tier, ids))[::-1]
@@ -377,7 +493,7 @@ class Copies:
                     raise
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
-            records = self._records(tier, raw, examine=examine)
+            records = self._records(tier, raw, examine=examine, written=written)
             told = {record.id for record in records}
             if not told <= set(chunk):
                 raise self._untrusted(tier, "answered a read by id with other records")
@@ -397,29 +513,44 @@ class Copies:
             asked = msgspec.structs.replace(asked, embedding=None)
         return asked
 
-    def _records(self, tier: str, raw: msgspec.Raw, *, examine: int = _EXAMINED) -> list[Record]:
-        """The records in an answer, as they were before they were lifted. Of so many it is noted whether the server
-        keeps the metadata that it is shown."""
+    def _records(
+        self, tier: str, raw: msgspec.Raw, *, examine: int = _EXAMINED, written: list[Written] | None = None
+    ) -> list[Record]:
+        """The records in an answer, as they were before they were lifted; but not those of another federation, except
+        where all that a mount holds is shown.
+
+        Args:
+            examine: of so many it is noted whether the server keeps the metadata that it is shown.
+            written: takes the id of each record of a lesser server, others' among them, and who has written it. One
+                that a router has written of which the catalog knows nothing raises LaterWriter then.
+        """
         manner = self.manner(tier)
         if manner.native:
             return [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
         answered = self._decoded(raw, _TellsRecords, tier).records
         is_mount = self._tiers[tier] in self._mounts
-        records = []
+        read: list[tuple[Record, Origin]] = []
         for each in answered:
             told = self._decoded(each, Told, tier)
             try:
-                records.append(lowered(told, vector=manner.vectors))
+                read.append(lowered_of(told, vector=manner.vectors))
             except NewerRider as problem:
                 if not is_mount:
                     raise self._untrusted(tier, str(problem)) from None
-                records.append(lowered(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=manner.vectors))
-        if not is_mount:
-            for each, record in zip(answered[:examine], records, strict=False):
-                shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
-                if shown is not None:
-                    self._on_metadata(tier, shown)
-        return records
+                read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=manner.vectors))
+        if is_mount:
+            return [record for record, _ in read]
+        ours = [self._lineage is None or self._lineage.is_ours(each.federation, each.epoch) for _, each in read]
+        if written is not None:
+            written += [(record.id, origin) for record, origin in read]
+            for (_, origin), is_ours in zip(read, ours, strict=True):
+                if is_ours and self._lineage is not None and not self._lineage.knows_epoch(origin.epoch):
+                    raise LaterWriter(tier, origin.epoch)
+        for each, (record, _) in zip(answered[:examine], read, strict=False):
+            shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
+            if shown is not None:
+                self._on_metadata(tier, shown)
+        return [record for (record, _), is_ours in zip(read, ours, strict=True) if is_ours]
 
     def _ranked(self, tier: str, records: list[Record], limit: int | None) -> list[Record]:
         """An answer to a recall, if it is one: each record once, best first (§5.3)."""

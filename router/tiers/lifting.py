@@ -25,7 +25,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from router.a2m.equality import NULL, integer_of, members, number_atom, parse_where
 from router.a2m.matching import FIELDS
-from router.a2m.records import Draft, Record, Revision, vector_bytes, vector_from_bytes
+from router.a2m.records import Draft, Record, Revision, Riderless, vector_bytes, vector_from_bytes
 from router.a2m.timestamps import UNDATED, normalised, parse
 from router.a2m.vectors import MAX_WIDTH
 
@@ -48,6 +48,17 @@ class NewerRider(Exception):
     """A record that a later version of the router has written, which this one cannot read."""
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Who has written a record: the federation's id, and the epoch of the start of its router; None where it does not
+    say, as before there was any."""
+
+    federation: str | None = None
+    epoch: str | None = None
+
+
+_NOBODY: Final = Origin()
+
+
 class Rider(msgspec.Struct, omit_defaults=True):
     """All of a record but its id and content, or its metadata alone; `embedding` is little-endian doubles in base64."""
 
@@ -64,14 +75,17 @@ class Rider(msgspec.Struct, omit_defaults=True):
     uri: str | None = None
     media_type: str | None = None
     embedding: str | None = None
+    federation: str | None = None
+    epoch: str | None = None
 
 
-def lifted(draft: Draft, *, vector: bool, tier: str | None) -> Draft:
+def lifted(draft: Draft, *, vector: bool, tier: str | None, origin: Origin | None = None) -> Draft:
     """A complete record as a lesser server is told it.
 
     Args:
         vector: the server declares `embeddings`.
         tier: which of its tiers it goes to, by the server's own name.
+        origin: who writes it.
     """
     assert draft.created_at is not None
     rider = Rider(
@@ -87,6 +101,8 @@ def lifted(draft: Draft, *, vector: bool, tier: str | None) -> Draft:
         uri=draft.uri,
         media_type=draft.media_type,
         embedding=None if draft.embedding is None else b64encode(vector_bytes(draft.embedding)).decode("ascii"),
+        federation=None if origin is None else origin.federation,
+        epoch=None if origin is None else origin.epoch,
     )
     return Draft(
         id=draft.id,
@@ -151,10 +167,6 @@ class Told(msgspec.Struct, kw_only=True):
     similarity: Raw | UnsetType = UNSET
 
 
-class Riderless(Record):
-    """A record that came without a rider, or with one for its metadata alone: its fields are what its server says."""
-
-
 class Lifted(Record):
     """A record that a native tier holds as it was lifted; its fields are what that tier says."""
 
@@ -168,12 +180,17 @@ def lowered(told: Told, *, vector: bool) -> Record:
 
     Raises NewerRider.
     """
+    return lowered_of(told, vector=vector)[0]
+
+
+def lowered_of(told: Told, *, vector: bool) -> tuple[Record, Origin]:
+    """As `lowered`, and who has written it, as far as that is known."""
     score, similarity = _field(told.score, float), _field(told.similarity, float)
     rider, embedding = None, None
     with suppress(ValueError):  # there is none, or it was altered, or is somebody else's
         rider, embedding = _riding(told.metadata)
     if rider is None or rider.metadata_alone:
-        return Riderless(
+        riderless = Riderless(
             id=told.id,
             content=told.content,
             created_at=normalised(_field(told.created_at, str) or "") or UNDATED,
@@ -194,7 +211,8 @@ def lowered(told: Told, *, vector: bool) -> Record:
             score=score,
             similarity=similarity,
         )
-    return Record(
+        return riderless, _NOBODY
+    record = Record(
         id=told.id,
         content=told.content,
         created_at=rider.created_at,
@@ -211,6 +229,7 @@ def lowered(told: Told, *, vector: bool) -> Record:
         score=score,
         similarity=similarity,
     )
+    return record, Origin(rider.federation, rider.epoch)
 
 
 def shows_metadata(answered: Raw, metadata: Raw | UnsetType) -> bool | None:

@@ -345,6 +345,17 @@ class Link:
                 self._fall(str(problem))
             await anyio.sleep_until(self._retry_at)
 
+    async def enrol(self, params: Any) -> None:
+        """Greet the tier once more, with something to keep: what it answers is its profile from now on, unless it has
+        been connected anew meanwhile. Raises as `call` does."""
+        peer = self._peer
+        try:
+            profile = read_profile(await self.call("memory/describe", params))
+        except BadProfile as problem:
+            raise TierDown(self.name, str(problem), FIRST, None) from problem
+        if self._peer is peer:
+            self.profile = profile
+
     async def wait_up(self) -> None:
         """Returns when the tier can be called."""
         while self._peer is None or self._peer.lost.is_set():

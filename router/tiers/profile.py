@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from router.a2m.capabilities import METHODS, PROTOCOL, speaks
 from router.a2m.jsonrpc import explain
@@ -32,6 +33,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     pages: `memory/timeline` takes `after` and `page`.
     similarity: `memory/recall` answers each hit's exact similarity.
     backup: it takes `store/backup`.
+    federation, epoch: to which it belongs, and the last start of a router that it was told of; None before it was told.
+        One that does not say an epoch at all takes none.
     """
 
     identity: str | None = None
@@ -40,6 +43,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     pages: bool = False
     similarity: bool = False
     backup: bool = False
+    federation: str | None = None
+    epoch: str | UnsetType | None = UNSET
 
 
 class RemoteTier(msgspec.Struct, frozen=True):

@@ -181,7 +181,15 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book
 
     def give_up(self, tier: int, mask: int) -> "Book":
-        return self.note(tier, sum(1 << id for id in members(mask) if self.stray(tier, id) == PENDING), UNWANTED)
+        book = self
+        for id in members(mask):
+            if book.stray(tier, id) == PENDING:
+                book = book.note(tier, 1 << id, book._kind_given_up(id))
+        return book
+
+    def _kind_given_up(self, id: int) -> int:
+        """How what was to be a copy is noted when it is not to be any more: one of a record goes when that was seen."""
+        return UNWANTED if self.home(id) is None else SUPERSEDED
 
     def flip(self, source: int, target: int, mask: int, kind: int = SUPERSEDED) -> "Book":
         """New homes; `kind` is how the old copies are noted."""
@@ -220,7 +228,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book
 
     def begin_recovery(self, *, noted: bool = True, remote: bool = False) -> "Book":
-        """What was being moved stays; its copies are unwanted. Of a batch that cannot become true, nothing does.
+        """What was being moved stays; its copies go when it was seen. Of a batch that cannot become true, nothing does.
         Without `noted` the notes of copies are dropped."""
         book = self
         for id in members(book.doomed):
@@ -230,7 +238,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         for tier in TIERS:
             for id in IDS:
                 if book.stray(tier, id) == PENDING and book.reserved(id) is None:
-                    book = book.note(tier, 1 << id, UNWANTED if noted else NONE)
+                    book = book.note(tier, 1 << id, book._kind_given_up(id) if noted else NONE)
         return book
 
     def recover(self, tier: int, looked_into: int, found: int, *, remote: bool = False) -> "Book":

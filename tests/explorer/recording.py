@@ -7,7 +7,7 @@ hears of an answer, a claim is let go) may have happened in any way that the mod
 all states in which it may be; it leaves the model when there is none.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
@@ -16,8 +16,9 @@ import msgspec
 
 from router.catalog.accounts import NotedStray
 from router.catalog.catalog import Catalog
-from router.catalog.entries import Stray
+from router.catalog.entries import Entry, Stray
 from router.catalog.readers import Readers, Reading
+from router.recovery import Recovery
 from tests.explorer.accounts import (
     ASIDE,
     EQUAL,
@@ -290,7 +291,12 @@ def record(recorder: Recorder, replace: Callable[[object, str, Any], None]) -> N
             yield read
         recorder.read()
 
+    async def nothing(self: Recovery, tier: str, entries: Sequence[Entry]) -> list[Entry]:
+        """In the model's world no file is set back, so nobody looks for that."""
+        return []
+
     replace(Catalog, "synced", and_told)
+    replace(Recovery, "_lacking", nothing)
     replace(Readers, "reading", until_told)
 
 

@@ -366,7 +366,7 @@ class Walks:
         at_home = noted & book.living(work.tier)
         m.commit("strike", book.strike(work.tier, at_home))
         elsewhere = noted & book.living(1 - work.tier)
-        old = sum(1 << id for id in members(elsewhere) if book.stray(work.tier, id) in (SUPERSEDED, EQUAL))
+        old = sum(1 << id for id in members(elsewhere) if book.stray(work.tier, id) in (PENDING, SUPERSEDED, EQUAL))
         aside = sum(1 << id for id in members(noted) if book.stray(work.tier, id) == ASIDE)
         leaving = noted & ~at_home & ~old & ~aside
         if "read it at home" not in self._programs[work.program]:
@@ -375,7 +375,8 @@ class Walks:
         return True
 
     def _see_what_its_home_has_lost(self, m: Moment, who: int, work: Work) -> bool:
-        seen = ids_in(work.got) & work.old
+        # one that it holds as it once was is not seen
+        seen = sum(1 << id for id in members(work.old) if content_in(work.got, id) == m.book.content(id))
         # one that its home has yet to catch up with is not lost
         behind = sum(1 << id for id in members(work.old) if m.book.is_behind(id))
         m.change(who, leaving=work.leaving | seen, old=work.old & ~seen & ~behind, got=0)
@@ -388,6 +389,8 @@ class Walks:
                 m.commit("come_home", m.book.come_home(id, work.tier))
                 m.touched(1 << id, by=who)
                 m.moved(1 << id, 1 - work.tier)
+            elif not content_in(work.got, id):
+                m.commit("strike", m.book.strike(work.tier, 1 << id))
         m.change(who, old=0, got=0)
         return True
 

@@ -91,11 +91,19 @@ class Client:
 
     async def check_everything(self) -> list[Record]:
         """What this client has, when all has settled; raises Wrong for what must not be."""
+        found = await self._ask_for_everything()
+        self.account.check(found, all_of_it=True)
+        return found.records
+
+    async def everything(self) -> list[Record]:
+        """What this client is shown, whatever that is."""
+        return (await self._ask_for_everything()).records
+
+    async def _ask_for_everything(self) -> Found:
         found = await self._ask("timeline", Found, limit=1000, embeddings=True)
         if not isinstance(found, Found):
             raise Wrong(f"{self._owner}: the last timeline fails: {found!r}")
-        self.account.check(found, all_of_it=True)
-        return found.records
+        return found
 
     # --- steps
 

@@ -8,6 +8,7 @@ cannot be carried out any more by it.
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -84,6 +85,8 @@ SELECT (SELECT count(*) FROM strays), (SELECT count(*) FROM redo),
     (SELECT count(*) FROM records WHERE home IS NULL), (SELECT count(*) FROM tiers WHERE NOT scanned),
     (SELECT count(*) FROM due)
 """
+_REFUSAL: Final = r"(?m)^a2m-router: tiers\..*the catalog is older than what is held there.*--rebuild$"
+
 _OVERFULL: Final = "SELECT max(records) FROM buckets WHERE tier = (SELECT no FROM tiers WHERE name = ?)"
 
 
@@ -126,6 +129,9 @@ class Processes:
         self._server: psutil.Process | None = None
         self._server_port = 0
         self._said: IO[str] | None = None
+        # each router's generation, and the files as it has left them, by the names of tiers and of the router
+        self.copies: list[tuple[int, dict[str, Path]]] = []
+        self._putting_back: tuple[str, Path] | None = None
         self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self._environment[MARK] = str(folder)
 
@@ -170,6 +176,9 @@ class Processes:
 
     async def _keep_running(self) -> None:
         while not self._ending:
+            if self._putting_back is not None:
+                await self._take_place(*self._putting_back)
+                self._putting_back = None
             async with AsyncExitStack() as stack:
                 url = _Url()
 
@@ -210,7 +219,49 @@ class Processes:
                     raise Wrong(f"the router has ended by itself: {connection.reason}")
             self.router = None
             self._expected = False
+            self._copy_files()
             self.generation += 1
+
+    def _copy_files(self) -> None:
+        """Somebody copies what the router has left, though a store may be just ending."""
+        copies: dict[str, Path] = {}
+        for name in ("router", *(tier for tier in TIERS if tier != self._remote)):
+            copies[name] = self.folder / f"{name}.db.copy-{self.generation}"
+            with (
+                closing(sqlite3.connect(f"file:{self.folder / name}.db?mode=ro", uri=True, timeout=PATIENCE)) as there,
+                closing(sqlite3.connect(copies[name])) as copy,
+            ):
+                there.backup(copy)
+        self.copies.append((self.generation, copies))
+
+    async def put_back(self, name: str, copy: Path) -> None:
+        """The router ends in order, a copy takes the place of its catalog or of a tier's file, and it is started again.
+        Raises Wrong where a catalog is not refused, or cannot be made anew."""
+        self._tell(f"{copy.name} is put back")
+        self._putting_back = name, copy
+        await self.terminate()
+        await self.door(self._owners[0])
+
+    async def _take_place(self, name: str, copy: Path) -> None:
+        await self._gone(self.stores().values() if self._remote is None else ())
+        self._exchange(name, copy)
+        if name != "router":
+            return
+        refused = await self._run("--check")
+        if refused.returncode != 1 or not re.search(_REFUSAL, refused.stderr.decode()):
+            raise Wrong(f"a catalog of earlier is not refused: {refused.returncode}, {refused.stderr.decode()}")
+        made = await self._run("--rebuild")
+        if made.returncode != 0:
+            raise Wrong(f"the way out leads nowhere: {made.stderr.decode()}")
+
+    def _exchange(self, name: str, copy: Path) -> None:
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{self.folder / name}.db{ending}").unlink(missing_ok=True)
+        shutil.copy(copy, self.folder / f"{name}.db")
+
+    async def _run(self, what: str) -> "subprocess.CompletedProcess[bytes]":
+        command = [_program("a2m-router"), "--config", "federation.toml", what]
+        return await anyio.run_process(command, cwd=self.folder, env=self._environment, check=False)
 
     def _shut_door(self) -> None:
         """Nobody calls a router that is known to be gone; who waits for the next one goes on waiting."""

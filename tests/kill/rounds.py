@@ -23,6 +23,8 @@ STEPS: Final = 60  # of each client
 DEATHS: Final = 3
 # between the call that a death waits for and the death, seconds: a call takes about that long
 _LATEST: Final = 0.03
+# how often a copy of a file is put back in the end
+_PUT_BACK: Final = 0.4
 # a tier is given up after a second
 _LONGEST_HANG: Final = 1.6
 
@@ -129,15 +131,62 @@ async def _round(result: Round, folder: Path, tell: Callable[[str], None], befor
         await processes.settled()
         tell("all has settled")
         shown = {client: await client.check_everything() for client in clients}
+        ages = random.Random(f"kill {result.seed} ages")
+        set_back = ages.random() < _PUT_BACK
+        # not both: a catalog that was made from an older one does not know what it was that an older store last heard
+        if not set_back and ages.random() < _PUT_BACK / (1 - _PUT_BACK):
+            shown = await _put_back_a_catalog(processes, clients, ages, result)
+        check_files(folder, [record for there in shown.values() for record in there])
+        if set_back:
+            shown = await _put_back_a_store(processes, clients, ages, result)
         await processes.end()
     for client in clients:
         result.outcomes += client.outcomes
     result.longest_orphan = processes.longest_orphan
     records = [record for there in shown.values() for record in there]
     result.records = len(records)
-    check_files(folder, records)
+    if not set_back:
+        check_files(folder, records)
     if processes.tracebacks:
         raise Wrong(f"{processes.tracebacks} tracebacks on stderr")
+
+
+async def _put_back_a_catalog(
+    processes: Processes, clients: Sequence[Client], ages: random.Random, result: Round
+) -> dict[Client, list[Record]]:
+    """A catalog of random age takes the place of the one that is there. What the clients have is what they had."""
+    _, copies = ages.choice([copy for copy in processes.copies if not _is_redoing(copy[1]["router"])] or [(0, {})])
+    if "router" in copies:
+        await processes.put_back("router", copies["router"])
+        result.deaths["catalog put back"] += 1
+        await processes.settled()
+    return {client: await client.check_everything() for client in clients}
+
+
+async def _put_back_a_store(
+    processes: Processes, clients: Sequence[Client], ages: random.Random, result: Round
+) -> dict[Client, list[Record]]:
+    """A store's file of random age takes the place of the one that is there. What has come to it since may be gone, and
+    what it did not keep may be there; nothing else is, and nothing is shown as it once was."""
+    before = {record.id: record for client in clients for record in await client.everything()}
+    _, copies = ages.choice(processes.copies)
+    tier = ages.choice([name for name in copies if name != "router"])
+    await processes.put_back(tier, copies[tier])
+    result.deaths["store put back"] += 1
+    await processes.settled()
+    shown = {client: await client.everything() for client in clients}
+    after = {record.id: record for records in shown.values() for record in records}
+    missing = [id for id, record in before.items() if id not in after and record.tier != tier]
+    altered = [id for id, record in after.items() if id in before and record.content != before[id].content]
+    if missing or altered:
+        raise Wrong(f"{tier} was put back, and {missing} are gone, {altered} are as they once were")
+    return shown
+
+
+def _is_redoing(catalog: Path) -> bool:
+    """Whether a tier has yet to catch up in this one: what of that is forgotten since would be there again."""
+    with closing(sqlite3.connect(catalog)) as copy:
+        return copy.execute("SELECT 1 FROM redo").fetchone() is not None
 
 
 async def _die(processes: Processes, death: Death, moment: anyio.Event, result: Round) -> None:

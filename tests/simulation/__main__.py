@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_story(outcome))
         return 0 if outcome.failure is None else 1
     began = time.monotonic()
-    lives = operations = deaths = 0
+    lives = operations = deaths = refusals = 0
     found = []
     interrupted = False
     try:
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 lives += 1
                 operations += outcome.operations
                 deaths += outcome.deaths
+                refusals += outcome.refusals
                 if outcome.failure is not None:
                     found.append(outcome.seed)
                     bar.tell(_story(outcome))
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted = True
     seconds = time.monotonic() - began
     print(
-        f"{lives:,} seeds, {operations:,} operations, {deaths:,} deaths of routers in {seconds:.0f} s"
+        f"{lives:,} seeds, {operations:,} operations, {deaths:,} deaths of routers, {refusals:,} catalogs put back"
+        f" in {seconds:.0f} s"
         f" on {options.jobs} processes; {len(found)} found something{': ' if found else ''}"
         f"{', '.join(map(str, found))}"
     )

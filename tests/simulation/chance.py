@@ -19,6 +19,7 @@ from trio._core._run import Deadlines
 import backends.store.identifiers
 import backends.store.schema
 import router.app
+import router.catalog.accounts
 import router.methods.writing
 import router.tiers.copies
 import tests.servers.core_only
@@ -56,6 +57,7 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
         put(router.tiers.copies, "uuid", uuid)
         put(tests.servers.core_only, "uuid", uuid)
         put(tests.servers.core_only, "time", SimpleNamespace(time=lambda: clock() / 1000))
+        put(router.catalog.accounts, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
         put(backends.store.identifiers, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
         # with these two trio runs the tasks of each round in an order that the seed decides
         put(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)

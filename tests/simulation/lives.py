@@ -2,7 +2,8 @@
 
 Bursts of clients at work, with hours between them. A router may die between any two steps, or lose what was not synced;
 it dies more often where writes and forgets are under way than chance would have it. Sometimes everything comes to rest
-between two bursts, faults cease, and all that is there is looked at; always so in the end.
+between two bursts, faults cease, and all that is there is looked at; always so in the end. Then a copy of the catalog
+may be put back, of whatever age: no record may be lost by that, or come back.
 """
 
 import logging
@@ -68,6 +69,7 @@ class Outcome(msgspec.Struct, frozen=True):
     history: list[str]
     operations: int
     deaths: int
+    refusals: int = 0
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -120,7 +122,7 @@ def live(seed: int) -> Outcome:
             failure = _told(problem)
             if failure is None:
                 raise
-    return Outcome(seed, failure, life.history, life.operations, life.deaths)
+    return Outcome(seed, failure, life.history, life.operations, life.deaths, life.refusals)
 
 
 class Life:
@@ -131,7 +133,9 @@ class Life:
         self.history: list[str] = []
         self.operations = 0
         self.deaths = 0
+        self.refusals = 0
         self._chance = Random(f"life {seed}")
+        self._ages = Random(f"copies {seed}")
         self._shape = draw_shape(self._chance)
         self._seed = seed
 
@@ -158,6 +162,7 @@ class Life:
             logging.getLogger("router").removeHandler(troubles)
             self.operations = clients.operations
             self.deaths = world.deaths
+            self.refusals = world.refusals
             world.close()
 
     async def _burst(self, world: World, clients: "Clients", number: int) -> None:
@@ -171,6 +176,8 @@ class Life:
             tier.latency = chance.choice((0.0, 0.01, 0.1, 1.0))
             tier.rate = rate if chance.random() < 0.5 else 0.0
         async with anyio.create_task_group() as events:
+            if self._ages.random() < 0.5:
+                events.start_soon(self._copy, world, self._ages.uniform(0.0, 5.0))
             for _ in range(chance.choice((0, 1, 1, 2))):
                 events.start_soon(self._event, world, clients, chance.choice(_EVENTS), chance.uniform(0.0, 20.0))
             async with anyio.create_task_group() as tasks:
@@ -180,12 +187,19 @@ class Life:
             events.cancel_scope.cancel()
         if chance.random() < 0.4:
             await clients.rest()
+            if self._ages.random() < 0.5 and await world.put_back(self._ages):
+                clients.model.put_back()
+                await clients.rest()
         elif chance.random() < 0.7:
             for tier in world.tiers.values():
                 tier.calm()
         await anyio.sleep(chance.choice((0.0, 600.0, 3600.0, 12 * 3600.0)))
         for tier in world.tiers.values():
             tier.come_up()
+
+    async def _copy(self, world: World, after: float) -> None:
+        await anyio.sleep(after)
+        world.copy()
 
     async def _event(self, world: World, clients: "Clients", event: str, after: float) -> None:
         chance = world.chance

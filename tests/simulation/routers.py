@@ -6,13 +6,16 @@ What it still does is done to a catalog that nobody will open.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Final
 from unittest.mock import patch
 
 import anyio
 import apsw
+import msgspec
 import trio
 
 import router.nearest
@@ -22,6 +25,7 @@ from router.catalog.syncing import Syncing
 from router.config import Settings
 from router.config import Tier as TierSettings
 from router.policy import strength
+from router.rebuilding import rebuild
 from router.summarizing import Extracts
 from router.tiers.link import Link
 from tests.federated import Clock
@@ -107,6 +111,27 @@ def stumbling(router: "Router") -> Iterator[None]:
             raise
 
 
+def is_redoing(image: bytes) -> bool:
+    """Whether a tier has yet to catch up with something in this catalog. If that was forgotten since, and the catalog
+    is put back, it is there again: nobody can tell it from what its tier has lost."""
+    with closing(apsw.Connection(":memory:")) as catalog:
+        catalog.deserialize("main", image)
+        return catalog.execute("SELECT 1 FROM redo LIMIT 1").get is not None
+
+
+async def made_anew(settings: Settings, tiers: Mapping[str, Tier], clock: Clock, chance: Random, image: bytes) -> bytes:
+    """The image of the catalog that a rebuild makes, of an image and of what the tiers hold."""
+    # it needs somebody to be alive, and nobody dies here
+    nobody = Router(settings, tiers, clock, chance, None, lambda: None, lambda what: None)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "router.db"
+        path.write_bytes(image)
+        await rebuild(msgspec.structs.replace(settings, state=path), nobody.links, lambda tier, read, of: None)
+        with closing(apsw.Connection(str(path))) as made:
+            made.pragma("journal_mode", "delete")  # memory knows no log
+        return path.read_bytes()
+
+
 class Router:
     """One router, from its start to its end. `loses_power`: if it dies, what was not synced goes with it.
 
@@ -138,10 +163,15 @@ class Router:
         self._catalog: KeptCatalog | None = None
         self._image = image
         self.loses_power = chance.random() < 0.25
-        self._links = {
+        self.links = {
             name: Link(name, tier.connect(self), timeout=settings.tier(name).timeout, random=chance.random)
             for name, tier in tiers.items()
         }
+
+    def image(self) -> bytes:
+        """A copy of its catalog, as it is now."""
+        assert self._catalog is not None
+        return self._catalog.image()
 
     @property
     def is_ready(self) -> bool:
@@ -169,7 +199,7 @@ class Router:
                 with stumbling(self):
                     async with running_federation(
                         self._settings,
-                        self._links,
+                        self.links,
                         clock=self._clock,
                         catalog=catalog,
                         summarizer=Extracts(threads=False),

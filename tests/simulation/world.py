@@ -13,10 +13,11 @@ from backends.store.store import Store
 from router.a2m.errors import A2MError
 from router.catalog.claims import Claims
 from router.config import Settings
+from router.tiers.profile import CannotServe
 from tests.federated import LOCAL, Clock, Foreign, Trial, assert_nothing_under_way, redone
 from tests.histories import Unheard
 from tests.servers.core_only import CoreOnly
-from tests.simulation.routers import Router, stumbling
+from tests.simulation.routers import Router, is_redoing, made_anew, stumbling
 from tests.simulation.tiers import AFTERMATH, Tier
 
 # In so many seconds everything must have come to rest.
@@ -41,6 +42,10 @@ class World:
         self.deaths = 0
         self.router: Router | None = None
         self.on_power_cut: Callable[[], None] = lambda: None
+        self.refusals = 0  # starts on a catalog that was too old, each made good by a rebuild
+        self._copies: list[tuple[int, bytes]] = []  # of the catalog, and of which router's
+        self._generation = 0
+        self._putting_back: bytes | None = None
         self._started_at = 0.0
         self._changed = anyio.Event()
         self._stores: dict[str, Store] = {}
@@ -84,14 +89,50 @@ class World:
         image: bytes | None = None
         while not self.ended:
             self._started_at = trio.current_time()
+            self._generation += 1
             self.tell("router", "starts" if image is None else "starts again")
             self.router = Router(self.settings, self.tiers, self.clock, self.chance, image, self._stir, self._point)
-            await self.router.run()
+            put_back, self._putting_back = self._putting_back, None
+            try:
+                await self.router.run()
+            except BaseExceptionGroup as group:
+                refused = _refused(group)
+                if put_back is None or refused is None:
+                    raise
+                self.tell("router", f"refuses to start: {refused}")
+                self.refusals += 1
+                image = await made_anew(self.settings, self.tiers, self.clock, self.chance, put_back)
+                continue
             image = self.router.left
+            if image is not None and not is_redoing(image):
+                self._copies.append((self._generation, image))
             if self.router.dead and self.router.loses_power:
                 self.on_power_cut()
-            if not self.ended:
+            if self._putting_back is not None:
+                image = self._putting_back
+            elif not self.ended:
                 await anyio.sleep(self.chance.choice((0.0, 0.0, 2.0, 60.0)))
+
+    def copy(self) -> None:
+        """Somebody copies the catalog, whatever is under way."""
+        # the age of a copy from the middle of a router's life shows by the native stores, or not at all
+        if self._stores and self.router is not None and self.router.is_ready:
+            image = self.router.image()
+            if not is_redoing(image):
+                self._copies.append((self._generation, image))
+
+    async def put_back(self, chance: Random) -> bool:
+        """The router ends in good order, an older catalog is put in the place of its own, and another one starts: on
+        that, or on what a rebuild makes of it. False if there is none of an earlier router."""
+        older = [copy for copy in self._copies if copy[0] < self._generation]
+        if not older:
+            return False
+        generation, image = chance.choice(older)
+        self.tell("catalog", f"IS PUT BACK as it was with router {generation}, this is router {self._generation}")
+        self._putting_back = image
+        await self.restart()
+        await self.ready()
+        return True
 
     async def end(self) -> None:
         """The last router ends in good order."""
@@ -210,6 +251,14 @@ class World:
             left = [stray for tier in self.settings.managed for stray in catalog.strays(tier.name, "", 10)]
             return f"{catalog.strays_left()} strays: {left}"
         return _held(catalog.claims) or ("calls" if self.router.calls else None)
+
+
+def _refused(group: BaseExceptionGroup[BaseException]) -> CannotServe | None:
+    """The refusal of a catalog that is too old, if that is all there is."""
+    problem: BaseException = group
+    while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1:
+        problem = problem.exceptions[0]
+    return problem if isinstance(problem, CannotServe) and "--rebuild" in str(problem) else None
 
 
 def _held(claims: Claims) -> str | None:
