@@ -49,4 +49,4 @@ async def opened(path: Path) -> AsyncIterator[CoreStore]:
 
 
 if __name__ == "__main__":
-    sys.exit(run("core-store", partial(serve, "core-store", opened(Path(sys.argv[1])), None), ()))
+    sys.exit(run("core-store", partial(serve, "core-store", opened(Path(sys.argv[1])), None), (), log_level="info"))
