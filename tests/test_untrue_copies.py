@@ -222,7 +222,7 @@ async def test_a_caller_s_own_rider_is_metadata_like_any_other(
     servers = {"working": Foreign()} if lesser else {}
     expected = None
     for catalog in (True, False):
-        async with trial(settings_of(TWO), servers=servers, folder=tmp_path) as fed:
+        async with trial(settings_of(TWO), servers=servers, folder=tmp_path, adopt=not catalog) as fed:
             if catalog:
                 await fed.remember("a light", id="a", owner="ann", metadata=metadata, session="s", role="user")
             [shown] = await fed.timeline(owner="ann")
