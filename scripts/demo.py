@@ -172,6 +172,7 @@ class Tier(msgspec.Struct):
     reason: str | None = None
     capacity: int | None = None
     per_session: bool = False
+    mount: bool = False
 
 
 class Described(msgspec.Struct):
@@ -217,6 +218,7 @@ class Router:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self._mounts: frozenset[str] = frozenset()
 
     async def call(self, method: str, params: Params, answer: type[T]) -> T:
         """The answer; a call that a tier could not take part in is repeated for a while, as it asks for."""
@@ -239,16 +241,18 @@ class Router:
 
     async def read(self, method: str, params: Params) -> list[Record]:
         answer = await self.call(method, params, Records)
-        for missing in answer.degraded:
+        for missing in (each for each in answer.degraded if each.tier not in self._mounts):
             raise Trouble(f"the answer to {method} came without the tier {missing.tier!r}: {missing.reason}")
         return answer.records
 
     async def tiers(self) -> dict[str, Tier]:
+        """All but the mounts, which hold nothing of a conversation, and may be down meanwhile."""
         described = await self.call("memory/describe", Describe(), Described)
         lacking = {"tiers", "sessions"}.difference(described.capabilities)
         if lacking:
             raise Trouble(f"{described.name!r} does not declare {' and '.join(sorted(lacking))}; is it a router?")
-        return {tier.name: tier for tier in described.tiers}
+        self._mounts = frozenset(tier.name for tier in described.tiers if tier.mount)
+        return {tier.name: tier for tier in described.tiers if not tier.mount}
 
 
 @asynccontextmanager

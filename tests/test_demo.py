@@ -150,7 +150,7 @@ def test_a_router_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[str]:
-    """The address of a router that knows one principal, alice, by the token s3cret."""
+    """The address of a router that knows one principal, alice, by the token s3cret; its mount is down."""
     (tmp_path / "federation.toml").write_text(
         """
         [[serve.principals]]
@@ -159,6 +159,10 @@ def guarded(tmp_path: Path) -> Iterator[str]:
         [tiers.working]
         kind = "working"
         command = ["a2m-store", "working.db"]
+        [tiers.handbook]
+        kind = "semantic"
+        url = "http://127.0.0.1:9/"
+        mount = true
         """,
         encoding="utf-8",
     )
@@ -171,7 +175,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
         env={**environment(tmp_path), "ALICE_TOKEN": "s3cret"},
     ) as process:
         assert process.stderr is not None
-        yield process.stderr.readline().split()[-1]
+        yield next(line.split()[-1] for line in process.stderr if "listens on" in line)
         process.terminate()
         process.communicate(timeout=60)
 
@@ -191,6 +195,7 @@ def test_a_router_with_principals_is_shown_a_token(tmp_path: Path, guarded: str)
         assert (done.returncode, done.stderr) == (0, "")
         assert "checked: all 5 turns are there exactly once" in done.stdout
         assert "forgotten  5 records" in done.stdout
+        assert "checked after the questions: all 5 turns" in done.stdout  # without the mount, which is down
 
 
 @pytest.mark.parametrize("arguments", [["--token", "s3cret"], ["--http", "http://127.0.0.1:9/", "--token", "s3crét"]])
