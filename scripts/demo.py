@@ -16,9 +16,9 @@ perhaps `image`, a caption; and perhaps `questions`, each with `question`, `evid
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -172,6 +172,7 @@ class Tier(msgspec.Struct):
     reason: str | None = None
     capacity: int | None = None
     per_session: bool = False
+    mount: bool = False
 
 
 class Described(msgspec.Struct):
@@ -217,6 +218,7 @@ class Router:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self._mounts: frozenset[str] = frozenset()
 
     async def call(self, method: str, params: Params, answer: type[T]) -> T:
         """The answer; a call that a tier could not take part in is repeated for a while, as it asks for."""
@@ -239,16 +241,18 @@ class Router:
 
     async def read(self, method: str, params: Params) -> list[Record]:
         answer = await self.call(method, params, Records)
-        for missing in answer.degraded:
+        for missing in (each for each in answer.degraded if each.tier not in self._mounts):
             raise Trouble(f"the answer to {method} came without the tier {missing.tier!r}: {missing.reason}")
         return answer.records
 
     async def tiers(self) -> dict[str, Tier]:
+        """All but the mounts, which hold nothing of a conversation, and may be down meanwhile."""
         described = await self.call("memory/describe", Describe(), Described)
         lacking = {"tiers", "sessions"}.difference(described.capabilities)
         if lacking:
             raise Trouble(f"{described.name!r} does not declare {' and '.join(sorted(lacking))}; is it a router?")
-        return {tier.name: tier for tier in described.tiers}
+        self._mounts = frozenset(tier.name for tier in described.tiers if tier.mount)
+        return {tier.name: tier for tier in described.tiers if not tier.mount}
 
 
 @asynccontextmanager
@@ -264,10 +268,13 @@ def _to_stderr(line: str) -> None:
 
 
 def put_in(folder: Path, federation: Path) -> Path:
-    """A copy of a federation's file in `folder`, all of whose memories lie in there too. Raises Trouble."""
+    """A copy of a federation's file in `folder`, all of whose memories lie in there too. Raises Trouble.
+
+    Mounts are left out: nothing of the conversation gets into one, and what serves it need not be there.
+    """
     copy = folder.resolve() / "federation.toml"
     try:
-        shutil.copyfile(federation, copy)
+        copy.write_bytes(without_mounts(federation.read_bytes()))
         settings = load(copy, os.environ)
     except OSError as problem:
         raise Trouble(f"{federation} cannot be read: {problem.strerror}") from None
@@ -278,6 +285,35 @@ def put_in(folder: Path, federation: Path) -> Path:
             f"{federation} is not for a trial: {why}; start a router with it and give its address with --http"
         )
     return copy
+
+
+def without_mounts(federation: bytes) -> bytes:
+    """A federation's file without its mounts; as it is where there are none, or where it cannot be read as TOML."""
+    try:
+        content = tomllib.loads(federation.decode())
+        tiers = content["tiers"]
+        content["tiers"] = {name: tier for name, tier in tiers.items() if tier.get("mount") is not True}
+    except (ValueError, KeyError, AttributeError):  # what is wrong with it is said by whoever loads it
+        return federation
+    if len(content["tiers"]) == len(tiers):
+        return federation
+    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in content.items()).encode()
+
+
+def _toml(value: Any) -> str:
+    """A value that TOML has, on one line; tables inline."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            # surrogates have no escape in TOML, and the control character that JSON leaves as it is has no other form
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case _:
+            return str(value)
 
 
 def _leads_outside(settings: Settings, folder: Path) -> Iterable[str]:
@@ -664,7 +700,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=_HERE.parent / "federation.toml",
         metavar="FILE",
-        help="what the own federation is made of (default: the shipped one)",
+        help="what the own federation is made of, without its mounts (default: the shipped one)",
     )
     return parser
 

@@ -460,6 +460,13 @@ async def test_a_child_that_ends_at_once_is_lost(peer: Child) -> None:
             await said(connection, "echo")
 
 
+@pytest.mark.parametrize(("characters", "quoted"), [(300, "x" * 300), (301, "x" * 299 + "…")])
+async def test_last_words_that_are_cut_show_it(peer: Child, characters: int, quoted: str) -> None:
+    async with peer.connect([sys.executable, "-c", f"import sys; sys.exit('x' * {characters})"]) as connection:
+        with pytest.raises(ConnectionLost, match=rf"^it ended with status 1; the last it said: {quoted}$"):
+            await said(connection, "echo")
+
+
 async def test_an_answer_given_before_dying_counts(peer: Child) -> None:
     async with peer.connect() as connection:
         assert await said(connection, "answer and die") == "bye"
@@ -651,6 +658,12 @@ async def test_another_status_is_a_failure(status: int, sentence: str, settled: 
     assert sentence in str(outcome.problem)
     assert outcome.settled is settled
     assert len(outcome.unsettled) == (not settled)
+
+
+@pytest.mark.parametrize(("body", "quoted"), [("x" * 300, "x" * 300), ("x y " * 2000, "x y " * 74 + "x y…")])
+async def test_what_a_server_says_is_cut_visibly(body: str, quoted: str) -> None:
+    with pytest.raises(HttpFailure, match=f"^HTTP 503 Service Unavailable: {quoted}$"):
+        await HttpClient(Answering(body.encode(), 503)).call("m", {}, timeout=5)
 
 
 @pytest.mark.parametrize("secret", ["Bearer s3cret", "s3cret"])

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from anyio.from_thread import start_blocking_portal
@@ -32,6 +33,7 @@ from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
 
 PACKAGE = Path(__file__).parent / "conformance"
+README = (Path(__file__).parent.parent / "README.md").read_text()
 TOKENS = {"one-token": "one", "another-token": "another"}
 
 # --- the list of sentences
@@ -453,6 +455,7 @@ def serving_http(command: list[str]) -> Iterator[str]:
 def test_a_store_passes_on_stdio(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = summary(capsys, "--stdio", *store(tmp_path, kind))
     assert code == 0, report
+    assert report.splitlines()[-1] in README.splitlines()
 
 
 def test_a_store_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -465,6 +468,7 @@ def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, report = summary(capsys, "--timeout", "60", "--stdio", *federation(tmp_path))
     assert code == 0, report
     assert report.endswith(" 0 failed, 0 skipped\n")  # there is no capability that it does not declare
+    assert f"`{report.splitlines()[-1]}`" in README
 
 
 def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -505,6 +509,38 @@ def test_the_command_ends_with_the_counts_and_says_what_failed(capsys: pytest.Ca
     assert code == 1
     assert "FAIL  timeline ascends (§4.4-3)\n        memory/timeline: expected ascending created_at" in report
     assert re.search(r"^\d+ passed, [1-9]\d* failed, 0 skipped$", report.splitlines()[-1])
+    failed = re.findall(r"^  FAIL  (.+) \(§", report, re.MULTILINE)
+    assert "timeline ascends" in failed
+    # whoever sees no more than the end sees what to look for
+    assert report.splitlines()[-len(failed) - 2 : -1] == ["", *(f"failed: core: {title}" for title in failed)]
+
+
+def test_where_nothing_failed_no_list_of_failures_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    right = [sys.executable, "-m", "tests.conformance.wrong_servers", "Server"]
+    code, report = summary(capsys, "--only", "keys", "--stdio", *right)
+    assert code == 0
+    assert "failed:" not in report
+    assert report.splitlines()[-2] == ""
+
+
+@pytest.mark.parametrize("name", ["CutsContent", "CutsTextInMetadata"])
+def test_what_was_cut_is_shown_where_it_was_cut(name: str) -> None:
+    with reached(WRONG[name], "process") as (client, _):
+        target = Target(client)
+        target.meet()
+        why = outcome(next(check for check in ALL_CHECKS if check.name == CAUGHT_BY[name]), target).why
+    lengths = [int(each.replace(",", "")) for each in re.findall(r"of ([\d,]+) characters in all", why)]
+    assert len(lengths) == 2
+    assert lengths[0] > 1900 + lengths[1]
+    assert len(why) < 400
+
+
+def test_content_is_no_longer_than_the_server_takes() -> None:
+    class TakesLittle(Server):
+        limits: ClassVar[dict[str, int]] = {**Server.limits, "max_content_length": 1500}
+
+    came = judged(InProcess(TakesLittle().answer))
+    assert failures(came) == {}
 
 
 def test_a_server_that_says_nothing_cannot_be_judged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import demo
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -145,7 +150,7 @@ def test_a_router_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[str]:
-    """The address of a router that knows one principal, alice, by the token s3cret."""
+    """The address of a router that knows one principal, alice, by the token s3cret; its mount is down."""
     (tmp_path / "federation.toml").write_text(
         """
         [[serve.principals]]
@@ -154,6 +159,10 @@ def guarded(tmp_path: Path) -> Iterator[str]:
         [tiers.working]
         kind = "working"
         command = ["a2m-store", "working.db"]
+        [tiers.handbook]
+        kind = "semantic"
+        url = "http://127.0.0.1:9/"
+        mount = true
         """,
         encoding="utf-8",
     )
@@ -166,7 +175,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
         env={**environment(tmp_path), "ALICE_TOKEN": "s3cret"},
     ) as process:
         assert process.stderr is not None
-        yield process.stderr.readline().split()[-1]
+        yield next(line.split()[-1] for line in process.stderr if "listens on" in line)
         process.terminate()
         process.communicate(timeout=60)
 
@@ -186,6 +195,7 @@ def test_a_router_with_principals_is_shown_a_token(tmp_path: Path, guarded: str)
         assert (done.returncode, done.stderr) == (0, "")
         assert "checked: all 5 turns are there exactly once" in done.stdout
         assert "forgotten  5 records" in done.stdout
+        assert "checked after the questions: all 5 turns" in done.stdout  # without the mount, which is down
 
 
 @pytest.mark.parametrize("arguments", [["--token", "s3cret"], ["--http", "http://127.0.0.1:9/", "--token", "s3crét"]])
@@ -209,6 +219,60 @@ def test_a_federation_with_memories_elsewhere_is_not_touched(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (1, "")
     assert "is not for a trial: tiers.working is kept elsewhere" in done.stderr
     assert not elsewhere.exists()
+
+
+def test_mounts_are_no_part_of_the_trial(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(conversation(5)), encoding="utf-8")
+    federation = tmp_path / "federation.toml"
+    shipped = (SCRIPTS.parent / "federation.toml").read_text(encoding="utf-8")
+    # one beside a file that is not there in the trial's folder, one where nobody answers, one whose token is not there
+    federation.write_text(
+        f"""{shipped}
+        [tiers.handbook]
+        kind = "semantic"
+        command = ["a2m-rag", "http", "--config", "handbook.toml"]
+        mount = true
+        [tiers.manuals]
+        kind = "semantic"
+        url = "http://127.0.0.1:9/"
+        mount = true
+        weight = 0.5
+        headers = {{ Authorization = "Bearer ${{NO_SUCH_TOKEN}}" }}
+        """,
+        encoding="utf-8",
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    done = run("--file", str(file), "--federation", str(federation), temporary=temporary)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "checked: all 5 turns are there exactly once" in done.stdout
+    assert list(temporary.iterdir()) == []
+
+
+VALUES = st.recursive(
+    st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(allow_nan=False) | st.datetimes(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(rest=st.dictionaries(st.text().filter(lambda name: name != "tiers"), VALUES, max_size=4), kept=VALUES)
+def test_what_is_left_without_mounts_is_as_it_was(rest: dict[str, Any], kept: Any) -> None:
+    tiers = {"a": {"mount": True, "kind": "semantic"}, "b": {"mount": False, "some": kept}}
+    federation = "".join(
+        f"{demo._toml(key)} = {demo._toml(value)}\n" for key, value in {**rest, "tiers": tiers}.items()
+    )
+    assert tomllib.loads(federation) == {**rest, "tiers": tiers}
+    left = demo.without_mounts(federation.encode())
+    assert tomllib.loads(left.decode()) == {**rest, "tiers": {"b": tiers["b"]}}
+
+
+@pytest.mark.parametrize("text", ["", "[tiers", "tiers = 7", "tiers = {a = 7}", "[tiers.a]\nmount = false", "\ufeff"])
+def test_a_federation_without_mounts_is_left_as_it_is(text: str) -> None:
+    assert demo.without_mounts(text.encode()) == text.encode()
 
 
 def test_the_conversation_that_comes_along_is_well_formed() -> None:

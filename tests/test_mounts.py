@@ -1283,6 +1283,35 @@ def test_a_search_tool_stands_beside_memory_and_comes_back_when_it_has_died(tmp_
         router.close()
 
 
+def test_a_search_tool_that_is_dead_is_left_alone(tmp_path: Path) -> None:
+    real = Path(__file__).parent / "servers" / "mcp_search.py"
+    program = tmp_path / "program.py"
+    program.write_text(f"import runpy\nrunpy.run_path({str(real)!r}, run_name='__main__')\n")
+    server = [sys.executable, str(program), "--marks", str(tmp_path)]
+    rag = [sys.executable, "-m", "backends.rag.cli", "mcp", "--tool", "search", "--timeout", "60", "--", *server]
+    config = tmp_path / "federation.toml"
+    config.write_text(WITH_A_TOOL.format(tool=json.dumps(rag)))
+    router = Stdio([str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)], PATIENCE)
+    try:
+        router.request("memory/remember", {"records": [{"id": "a", "content": "The office closes at six."}]})
+        program.write_text(
+            f"import os, pathlib, sys\n(pathlib.Path({str(tmp_path)!r}) / f'dead-{{os.getpid()}}').touch()\n"
+            "sys.exit('the index is gone')\n"
+        )
+        (tmp_path / "die").touch()
+        deadline = time.monotonic() + PATIENCE
+        is_left_alone = False
+        while not is_left_alone:  # it may be started in between, to see whether it is back
+            assert time.monotonic() < deadline
+            before = len(list(tmp_path.glob("dead-*")))
+            (missing,) = router.request("memory/recall", {"query": "office"})["result"]["degraded"]
+            assert (missing["tier"], "the index is gone" in missing["reason"]) == ("tool", True)
+            is_left_alone = len(list(tmp_path.glob("dead-*"))) == before
+        assert before > 0
+    finally:
+        router.close()
+
+
 HANGING: Final = """
 state = "router.db"
 [tiers.working]

@@ -547,6 +547,8 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
     async with connect_http(at(endpoints, "/never"), None, headers={}) as service:
         code, sentence = await refused(served(service, timeout=0.1), "recall", query="x")
         assert (code, "no answer within 0.1 s" in sentence) == (-32603, True)
+        # whoever raises one alone only gets to hear of the other limit
+        assert sentence.endswith("a longer --timeout, and the tier's own `timeout` has to be longer than that")
     gone = Endpoint(url="http://127.0.0.1:1/?q={query}", method="GET", results=Path("@"))
     async with connect_http(gone, None, headers={}) as service:
         code, sentence = await refused(served(service), "recall", query="x")

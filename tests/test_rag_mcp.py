@@ -31,9 +31,10 @@ from backends.rag.mcp_tools import Call, asking, results_in
 from backends.rag.over_mcp import connect_mcp
 from backends.rag.server import Limits, Server
 from backends.rag.service import CannotStart, ServiceFailure
+from router.a2m.child import StderrLines
 from tests.addresses import reserved_port
 from tests.conformance.__main__ import main as conformance
-from tests.test_rag import ask, contents, refused
+from tests.test_rag import ask, contents, refused, unanswered
 
 PATIENCE = 60
 
@@ -346,12 +347,86 @@ async def test_a_server_that_cannot_be_started_again_is_a_sentence(tmp_path: Fil
         (tmp_path / "die").touch()
         for _ in range(2):
             code, sentence = await refused(server, "recall", query="x")
-            assert (code, sentence) == (
-                -32603,
-                f"handbook: {sys.executable}: the MCP server has ended; its stderr may say why",
-            )
+            assert code == -32603
+            assert sentence.startswith(f"handbook: {sys.executable}: the MCP server has ended: FileNotFoundError: [Err")
         (tmp_path / "ticket-gone").rename(tmp_path / "ticket")
         assert await contents(server, query="x", limit=1) == [EXPENSES]
+
+
+# what stands at the place of a server that was there
+DEAD: Final = "import sys; sys.exit('the index is gone')"
+
+
+@pytest.mark.anyio
+@on_one_loop
+async def test_a_command_that_is_dead_is_silence(tmp_path: FilePath) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import runpy\nrunpy.run_path({PROGRAM[1]!r}, run_name='__main__')\n")
+    async with served([sys.executable, str(program), "--marks", str(tmp_path)], "search") as server:
+        assert (await ask(server, "describe"))["service"] == {"status": "up"}
+        alive_before = program.read_text()
+        program.write_text(DEAD)
+        (tmp_path / "die").touch()
+        said = f"handbook: {sys.executable}: the MCP server has ended: the index is gone"
+        for times in (1, 3):
+            assert await unanswered(server, query="x") == times
+            assert (await ask(server, "describe"))["service"] == {"status": "down", "reason": said}
+        program.write_text(alive_before)
+        assert (await ask(server, "describe"))["service"] == {"status": "up"}
+        # one that dies of every question
+        program.write_text(
+            alive_before.replace("runpy\n", f"runpy, pathlib\npathlib.Path({str(tmp_path)!r}, 'die').touch()\n")
+        )
+        (tmp_path / "die").touch()
+        assert await unanswered(server, query="x") == 1
+
+
+@pytest.mark.anyio
+@on_one_loop
+async def test_an_address_that_cannot_be_reached_is_silence() -> None:
+    with reserved_port() as port:
+        with listening(port=port) as url:
+            serving = served(url, "search")
+            server = await serving.__aenter__()
+            assert (await ask(server, "describe"))["service"] == {"status": "up"}
+        try:
+            for times in (1, 3):
+                assert await unanswered(server, query="x") == times
+                service = (await ask(server, "describe"))["service"]
+                assert service["status"] == "down"
+                assert f"{url} cannot be reached: " in service["reason"]
+            with listening(port=port):
+                assert (await ask(server, "describe"))["service"] == {"status": "up"}
+        finally:
+            await serving.__aexit__(None, None, None)
+
+
+@pytest.mark.anyio
+@on_one_loop
+@pytest.mark.parametrize(("status", "state"), [(500, "down"), (503, "down"), (401, "up"), (403, "up")])
+async def test_a_server_that_fails_by_itself_is_silence_and_one_that_refuses_is_not(status: int, state: str) -> None:
+    with reserved_port() as port:
+        with listening(port=port) as url:
+            serving = served(url, "search")
+            server = await serving.__aenter__()
+        try:
+            with answering(status, "no", "text/plain", port=port):
+                assert await unanswered(server, query="x") == (1 if state == "down" else None)
+                assert (await ask(server, "describe"))["service"]["status"] == state
+        finally:
+            await serving.__aexit__(None, None, None)
+
+
+@pytest.mark.anyio
+@on_one_loop
+async def test_a_tool_that_is_gone_when_the_server_comes_back_is_no_silence(tmp_path: FilePath) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import runpy\nrunpy.run_path({PROGRAM[1]!r}, run_name='__main__')\n")
+    async with served([sys.executable, str(program), "--marks", str(tmp_path)], "search") as server:
+        program.write_text("from mcp.server.mcpserver import MCPServer\nMCPServer('another').run('stdio')\n")
+        (tmp_path / "die").touch()
+        assert "there is no tool 'search'" in (await refused(server, "recall", query="x"))[1]
+        assert await unanswered(server, query="x") is None
 
 
 async def give_up_on(server: Server, folder: FilePath) -> None:
@@ -419,8 +494,10 @@ class Fake:
         self.opened = 0
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["Fake"]:
+    async def open(self, stderr: StderrLines) -> AsyncIterator["Fake"]:
         self.opened += 1
+        stderr.last = "no pages"
+        stderr.ended.set()
         yield self
 
     async def list_tools(self, cursor: str | None = None) -> Any:
@@ -460,7 +537,7 @@ async def test_nobody_waits_until_a_question_is_given_up() -> None:
         (RuntimeError("no schema"), "the answer of the tool 'search' cannot be used: no schema", 1),
         (MCPError(-32602, "no such tool"), "the MCP server answered with an error: no such tool", 1),
         (MCPError(-32600, "no request"), "the MCP server answered with an error: no request", 1),
-        (MCPError(-32000, "Connection closed"), "the MCP server has ended; its stderr may say why", 2),
+        (MCPError(-32000, "Connection closed"), "the MCP server has ended: no pages", 2),
         (anyio.BrokenResourceError(), "BrokenResourceError", 2),
         (ExceptionGroup("two", [OSError("no pipe")]), "no pipe", 2),
     ],
@@ -521,7 +598,7 @@ async def test_a_tool_that_fails_is_quoted(tmp_path: FilePath) -> None:
 
 
 @contextmanager
-def answering(status: int, body: str, media_type: str) -> Iterator[str]:
+def answering(status: int, body: str, media_type: str, port: int = 0) -> Iterator[str]:
     """The address of what answers all with one error."""
 
     class Refusing(BaseHTTPRequestHandler):
@@ -535,7 +612,7 @@ def answering(status: int, body: str, media_type: str) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as http:
+    with ThreadingHTTPServer(("127.0.0.1", port), Refusing) as http:
         threading.Thread(target=http.serve_forever).start()
         try:
             yield f"http://127.0.0.1:{http.server_address[1]}/mcp"
@@ -648,6 +725,50 @@ def test_a_command_has_the_environment_and_all_that_comes_after_the_dashes(tmp_p
     assert "Traceback" not in said
 
 
+# writes more than a pipe holds before it answers anything
+LOUD: Final = """
+import sys
+from mcp.server.mcpserver import MCPServer
+server = MCPServer('loud')
+print(('x' * 99 + chr(10)) * 5000, file=sys.stderr, flush=True)
+@server.tool()
+def search(query: str) -> list[str]:
+    return [query]
+server.run('stdio')
+"""
+
+
+def test_a_stderr_that_nobody_reads_stops_no_server(tmp_path: FilePath) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    arguments = ["--tool", "search", "--", sys.executable, str(tmp_path / "loud.py")]
+    call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "memory/recall", "params": {"query": "x"}})
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watch = threading.Timer(PATIENCE, process.kill)
+        watch.start()
+        process.stdin.write(call.encode() + b"\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        watch.cancel()
+        process.communicate()
+    assert [record["content"] for record in json.loads(answer)["result"]["records"]] == ["x"]
+
+
+def test_whoever_starts_it_is_told_why_its_server_is_dead() -> None:
+    rag = shlex.join([*COMMAND, "--tool", "search", "--", sys.executable, "-c", DEAD])
+    done = subprocess.run(
+        [sys.executable, "-m", "router.command.cli", "--stdio", rag, "recall", "x"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1
+    assert f"{sys.executable}: the MCP server has ended: the index is gone" in done.stderr.splitlines()[-1]
+
+
 def test_an_address_is_asked_with_headers_from_the_environment(url: str) -> None:
     arguments = ["--tool", "search", "--url", url, "--header", "Authorization: Bearer ${HANDBOOK_TOKEN}"]
     [records], said = talk(arguments, HANDBOOK_TOKEN=TOKEN)
@@ -676,8 +797,8 @@ def test_a_process_keeps_the_profile_on_stdio(capsys: pytest.CaptureFixture[str]
         (["--tool", "t", "--url", f"http://me:{TOKEN}@x/"], 1, "the address holds a name or a password"),
         (["--tool", "t", "--url", "http://127.0.0.1:1/mcp"], 1, "http://127.0.0.1:1/mcp cannot be reached: "),
         (["--tool", "t", "--", "no-such-program"], 1, "no-such-program cannot be started: No such file or directory"),
-        (["--tool", "t", "--", "true"], 1, "true: the MCP server has ended; its stderr may say why"),
-        (["--tool", "t", "--", "echo", "<html>"], 1, "echo: the MCP server has ended; its stderr may say why"),
+        (["--tool", "t", "--", "true"], 1, "true: the MCP server has ended, and its stderr is empty"),
+        (["--tool", "t", "--", "echo", "<html>"], 1, "echo: the MCP server has ended, and its stderr is empty"),
         (
             ["--tool", "find", "--", *PROGRAM],
             1,

@@ -1,6 +1,7 @@
 """What README shows to be copied works as it stands there."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from tests.conformance.client import Stdio
 from tests.conformance.running import State, judged
 from tests.test_router_process import PATIENCE, federation, on_http, post
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
@@ -61,3 +63,18 @@ def test_the_page_that_is_edited_from_python_has_every_edit(tmp_path: Path) -> N
         record = post(client, "fetch", key="garden/pears")["record"]
         assert sorted(record["content"].split("\n")) == ["", *(f"{name}: one bears fruit." for name in names)]
         assert record["revision"] == 2
+
+
+def test_the_check_that_is_shown_is_what_comes(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "federation.toml", tmp_path)
+    command = [sys.executable, "-m", "router.cli", "--config", str(tmp_path / "federation.toml"), "--check"]
+    done = subprocess.run([*command, "--log-level", "warning"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    [shown] = re.findall(r"^\$ a2m-router --check --log-level warning\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+    def words(report: str) -> list[str]:
+        # a terminal is not as wide as a pipe; how many records, and how fast, is different each time
+        report = re.sub(r"^(home: )\S*(/memories/router.db)$", r"\1…\2", report, flags=re.MULTILINE)
+        return sorted(re.sub(r"─+|\d+ +[\d.]+ ms", "", report).split())
+
+    assert words(shown) == words(done.stdout)

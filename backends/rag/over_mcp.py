@@ -6,15 +6,18 @@ The protocol is the official SDK's. What is here is how a connection comes and g
 - A connection that has ended, or whose session the server knows no more, is replaced, and the question is put again.
 - After a question that nobody waited for to the end, the server is asked for its tools first: one that does not answer
   that in time is left, and a command is ended and started anew.
-- What a command writes to its stderr is this process's stderr, and what its stdout holds besides messages is dropped.
+- What a command writes to its stderr goes on to this process's stderr, line by line, whether anybody reads that or not;
+  the last line is told where the command has ended. What its stdout holds besides messages is dropped.
+- A connection that cannot be had, or that has ended twice, is the service's silence; a refusal to let us in is not.
 """
 
 import logging
 import math
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -27,8 +30,10 @@ from backends.rag.importing import library
 from backends.rag.mapping import shown
 from backends.rag.mcp_tools import Asking, Call, asking, results_in
 from backends.rag.over_http import answered, beginning, check_address, media_type_of
-from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, on_one_line
-from router.a2m.child import executable
+from backends.rag.service import ByWords, CannotStart, Result, ServiceFailure, ServiceSilent, on_one_line
+from router.a2m.child import StderrLines, executable
+from router.a2m.client import LAST_WORDS
+from router.a2m.descriptors import DescriptorSource
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +46,14 @@ _LONGEST_END: Final = 5.0
 # pages of a listing of tools; one that never ends must not hang a start
 _MOST_PAGES: Final = 100
 
-_STDERR: Final = 2
-
 
 class _Gone(Exception):
-    """The connection has ended before the answer was there; the message says why."""
+    """The connection has ended before the answer was there."""
+
+    def __init__(self, failure: ServiceFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        """Why it has ended."""
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +61,8 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     is_command: bool
-    open: Callable[[], AbstractAsyncContextManager[Any]]
-    """Makes the SDK's client anew, each time."""
+    open: Callable[[StderrLines], AbstractAsyncContextManager[Any]]
+    """Makes the SDK's client anew, each time; what a command says on its stderr goes into what it is given."""
 
 
 @asynccontextmanager
@@ -95,25 +103,40 @@ async def connect_mcp(
         raise cannot_start
 
 
-def _started(command: Sequence[str]) -> Callable[[], AbstractAsyncContextManager[Any]]:
+def _started(command: Sequence[str]) -> Callable[[StderrLines], AbstractAsyncContextManager[Any]]:
     """Starts the command anew, each time."""
     mcp = library("mcp", "mcp")
     program = shutil.which(command[0]) or executable(command[0], FilePath.cwd())
     # all of the environment: the command is the user's own, and its tokens are there
     parameters = mcp.StdioServerParameters(command=program, args=list(command[1:]), env=dict(os.environ))
 
-    def client() -> AbstractAsyncContextManager[Any]:
-        opened: AbstractAsyncContextManager[Any] = mcp.Client(
-            mcp.stdio_client(parameters, errlog=_STDERR), message_handler=_Strays(), cache=None
-        )
-        return opened
+    @asynccontextmanager
+    async def client(stderr: StderrLines) -> AsyncIterator[Any]:
+        with ExitStack() as ours, ExitStack() as theirs:
+            reading, writing = os.pipe()
+            theirs.callback(os.close, writing)
+            os.set_blocking(reading, False)
+            source = DescriptorSource(reading)
+            ours.callback(source.close)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stderr.relay, source)
+                try:
+                    transport = mcp.stdio_client(parameters, errlog=writing)
+                    async with mcp.Client(transport, message_handler=_Strays(), cache=None) as opened:
+                        theirs.close()  # from here on it ends when the command does
+                        yield opened
+                finally:
+                    theirs.close()
+                    with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_WORDS):
+                        await stderr.ended.wait()
+                    tasks.cancel_scope.cancel()
 
     return client
 
 
 def _connected(
     url: str, headers: Mapping[str, str], secrets: Sequence[str]
-) -> Callable[[], AbstractAsyncContextManager[Any]]:
+) -> Callable[[StderrLines], AbstractAsyncContextManager[Any]]:
     """Connects to the address anew, each time. The environment's proxies are not used."""
     mcp = library("mcp", "mcp")
     streamable = library("mcp.client.streamable_http", "mcp")
@@ -123,10 +146,11 @@ def _connected(
         # the SDK does not say which error it was; others are part of how two versions of the protocol find each other
         status = response.status_code
         if status in (401, 403) or status >= 500:
-            raise ServiceFailure(answered(status, media_type_of(response), await beginning(response), secrets))
+            failure = ServiceSilent if status >= 500 else ServiceFailure
+            raise failure(answered(status, media_type_of(response), await beginning(response), secrets))
 
     @asynccontextmanager
-    async def client() -> AsyncIterator[Any]:
+    async def client(_stderr: StderrLines) -> AsyncIterator[Any]:
         hooks = {"response": [refuse]}
         async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, event_hooks=hooks) as http:
             transport = streamable.streamable_http_client(url, http_client=http)
@@ -160,12 +184,13 @@ class _Connection:
         self._client: Any = None
         self._asking: Asking | None = None
         self._under_way: set[_Question] = set()
+        self._stderr = StderrLines(_to_stderr)
         self._ending = anyio.Event()
         self.settled = anyio.Event()
         """It is open, or never will be."""
         self.over = anyio.Event()
         """Its task is at its end."""
-        self.failure: str | None = None
+        self.failure: ServiceFailure | None = None
         """Why it cannot be used; None as long as it can."""
         self.in_doubt = False
         """A question was given up on, so that it may be dead."""
@@ -174,24 +199,24 @@ class _Connection:
         """Opens it, and holds it until it is to end or ends by itself."""
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _LONGEST_START) as scope:
-                async with self._place.open() as client:
+                async with self._place.open(self._stderr) as client:
                     self._asking = asking(self._call, await _tools(client))
                     self._client = client
                     scope.deadline = math.inf
                     self.settled.set()
                     await self._ending.wait()
             if scope.cancelled_caught:
-                self.failure = f"{self._place.name}: no MCP server has answered within {_LONGEST_START:g} s"
-        except CannotStart as problem:
-            self.failure = self.failure or f"{self._place.name}: {problem}"
+                self.failure = ServiceSilent(
+                    f"{self._place.name}: no MCP server has answered within {_LONGEST_START:g} s"
+                )
         except Exception as problem:  # noqa: BLE001 - whatever has gone wrong, it is gone
-            self.failure = self.failure or _failure(self._place, problem)
+            self.failure = self.failure or _failure(self._place, problem, self._stderr.last)
         finally:
-            self.end(f"{self._place.name}: the connection has ended")
+            self.end(_silence(self._place))
             self.settled.set()
             self.over.set()
 
-    def end(self, why: str) -> None:
+    def end(self, why: ServiceFailure) -> None:
         """It is not used any more; what is under way on it ends."""
         self.failure = self.failure or why
         self._ending.set()
@@ -213,13 +238,20 @@ class _Connection:
             raise
         except mcp.MCPError as problem:
             if problem.code in self._codes_of_an_end():
-                raise _Gone(_failure(self._place, problem)) from None
-            raise ServiceFailure(_failure(self._place, problem)) from None
+                raise _Gone(await self._why(problem)) from None
+            raise ServiceFailure(str(_failure(self._place, problem))) from None
         except (RuntimeError, ValueError) as problem:  # none that the protocol or the tool's own schema allows
             said = f"the answer of the tool {self._call.tool!r} cannot be used: {_told(problem)}"
             raise ServiceFailure(f"{self._place.name}: {said}") from None
         except Exception as problem:  # noqa: BLE001 - of the transport, of whatever kind
-            raise _Gone(_failure(self._place, problem)) from None
+            raise _Gone(await self._why(problem)) from None
+
+    async def _why(self, problem: Exception) -> ServiceFailure:
+        """Why the connection has ended; a command's last words may still be on their way."""
+        if self._place.is_command:
+            with anyio.move_on_after(LAST_WORDS):
+                await self._stderr.ended.wait()
+        return _failure(self._place, problem, self._stderr.last)
 
     def _codes_of_an_end(self) -> Sequence[int]:
         """The codes of errors that another connection need not have: it is closed, or the address does not know the
@@ -258,7 +290,7 @@ class _Connection:
             raise question.failure
         if question.is_answered:
             return question.answer
-        raise _Gone(self.failure or f"{self._place.name}: the connection has ended")
+        raise _Gone(self.failure or _silence(self._place))
 
 
 class _Question:
@@ -313,7 +345,7 @@ class McpService(ByWords):
     async def end(self) -> None:
         """Ends all connections."""
         for connection in list(self._all):
-            connection.end(f"{self._place.name}: the connection is closed")
+            connection.end(_silence(self._place, "the connection is closed"))
         for connection in list(self._all):
             await connection.over.wait()
 
@@ -334,24 +366,26 @@ class McpService(ByWords):
         return [Result(each) for each in found]
 
     async def _answer(self, query: str, limit: int) -> Any:
-        """The tool's answer. A question that a connection has ended on is put once more. Raises ServiceFailure."""
+        """The tool's answer. A question that a connection has ended on is put once more. Raises ServiceFailure, and
+        ServiceSilent where no connection is to be had, or two have ended."""
         for once_more in (True, False):
             connection = await self._open()
             try:
                 return await connection.ask(query, limit)
             except _Gone as gone:
-                connection.end(str(gone))
+                connection.end(gone.failure)
                 if not once_more:
-                    raise ServiceFailure(self._without_secrets(str(gone))) from None
+                    raise self._told(gone.failure) from None
             except ServiceFailure as failure:
-                raise ServiceFailure(self._without_secrets(str(failure))) from None
+                raise self._told(failure) from None
         raise AssertionError
 
     async def _open(self) -> _Connection:
-        """The connection in use, opened anew if there is none. Raises ServiceFailure."""
+        """The connection in use, opened anew if there is none. Raises ServiceFailure; ServiceSilent but for a server
+        that refuses whoever asks, or has no such tool any more."""
         connection = self._connection
         if connection is not None and connection.in_doubt and not await connection.answers(self._patience):
-            connection.end(f"{self._place.name}: the MCP server answers no more")
+            connection.end(_silence(self._place, "the MCP server answers no more"))
         if connection is None or connection.failure is not None:
             # another caller may have begun one while this one asked for a sign
             if self._connection is connection:
@@ -360,7 +394,7 @@ class McpService(ByWords):
         assert connection is not None, "it was begun"
         await connection.settled.wait()
         if connection.failure is not None:
-            raise ServiceFailure(self._without_secrets(connection.failure))
+            raise self._told(connection.failure)
         return connection
 
     def _begun(self) -> _Connection:
@@ -375,6 +409,10 @@ class McpService(ByWords):
 
         self._tasks.start_soon(held)
         return connection
+
+    def _told(self, failure: ServiceFailure) -> ServiceFailure:
+        """The failure for one of those who asked, without what was sent in headers."""
+        return type(failure)(self._without_secrets(str(failure)))
 
     def _without_secrets(self, said: str) -> str:
         for secret in self._secrets:
@@ -404,24 +442,39 @@ def _texts(content: Sequence[Any]) -> Any:
             yield {"content": block.resource.text, "uri": str(block.resource.uri)}
 
 
-def _failure(place: _Place, problem: BaseException) -> str:
-    """The sentence about what has gone wrong with a connection."""
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _silence(place: _Place, why: str = "the connection has ended") -> ServiceSilent:
+    return ServiceSilent(f"{place.name}: {why}")
+
+
+def _failure(place: _Place, problem: BaseException, last_line: str = "") -> ServiceFailure:
+    """What has gone wrong with a connection: the service's silence, unless it was refused to us.
+
+    Args:
+        last_line: of what a command has said on its stderr.
+    """
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     said, kind = _told(problem), type(problem).__name__
     match problem:
         case ServiceFailure():
-            return f"{place.name} {said}"
+            return type(problem)(f"{place.name} {said}")
+        case CannotStart():
+            return ServiceFailure(f"{place.name}: {said}")
         case OSError(strerror=str(why)):
-            return f"{place.name} cannot be started: {why}"
+            return ServiceSilent(f"{place.name} cannot be started: {why}")
         case _ if kind == "MCPError" and place.is_command and "Connection closed" in said:
-            return f"{place.name}: the MCP server has ended; its stderr may say why"
+            last = on_one_line(last_line)
+            return _silence(place, f"the MCP server has ended{f': {last}' if last else ', and its stderr is empty'}")
         case _ if kind == "MCPError":
-            return f"{place.name}: the MCP server answered with an error: {said}"
+            return _silence(place, f"the MCP server answered with an error: {said}")
         case _ if kind.startswith("Connect"):
-            return f"{place.name} cannot be reached: {said}; see that it runs"
+            return ServiceSilent(f"{place.name} cannot be reached: {said}; see that it runs")
         case _:
-            return f"{place.name}: {said}"
+            return _silence(place, said)
 
 
 def _told(problem: BaseException) -> str:

@@ -142,7 +142,8 @@ class Server:
         except TimeoutError:
             self._unanswered += 1
             raise ServiceSilent(
-                f"no answer within {self._limits.timeout:g} s; it may need a longer --timeout"
+                f"no answer within {self._limits.timeout:g} s; it may need a longer --timeout, and the tier's own "
+                "`timeout` has to be longer than that"
             ) from None
         except ServiceSilent:
             self._unanswered += 1

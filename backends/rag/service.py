@@ -11,10 +11,9 @@ from typing import Any, Final, Protocol
 import httpx
 import msgspec
 
+from router.a2m.errors import cut
 from router.a2m.http_exchange import causes
 
-# of what foreign code says in an exception, enough to see what was wrong
-_LONGEST_SAID: Final = 300
 _SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
 
 SHORTEST_SECRET: Final = 6
@@ -162,4 +161,4 @@ def on_one_line(said: str) -> str:
             said = said.replace(value, "…")
     line = " ".join(said.split()).encode("utf-8", "replace").decode()
     line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
-    return line if len(line) <= _LONGEST_SAID else line[: _LONGEST_SAID - 1] + "…"
+    return cut(line)

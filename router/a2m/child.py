@@ -20,6 +20,7 @@ import anyio.abc
 
 from router.a2m.client import LAST_WORDS, Connection, tending
 from router.a2m.descriptors import DescriptorSink, DescriptorSource
+from router.a2m.errors import cut
 from router.a2m.jsonrpc import Notification
 from router.a2m.lines import DEFAULT_MAX_MESSAGE
 from router.a2m.paths import expanded
@@ -73,7 +74,7 @@ async def connect_process(
     Raises CannotStart.
     """
     connection = Connection(name, max_message=max_message, on_notification=on_notification)
-    child = await _Child.start(command, env, cwd)
+    child = await _Child.start(command, env, cwd, on_stderr)
     # no awaits until the task group is entered: a cancellation delivered in the gap would leak the live process
     pumps = anyio.CancelScope(shield=True)
     try:
@@ -84,7 +85,7 @@ async def connect_process(
                 with pumps:
                     async with anyio.create_task_group() as pumping:
                         pumping.start_soon(child.watch, connection)
-                        pumping.start_soon(child.relay, on_stderr)
+                        pumping.start_soon(child.relay)
                         pumping.start_soon(child.carry, connection)
 
             tasks.start_soon(pump)
@@ -101,19 +102,66 @@ async def connect_process(
             connection.end()
 
 
+class StderrLines:
+    """A child's stderr, passed on line by line. Mutable state: the last line, and whether there will be more.
+
+    Args:
+        on_line: is told of each line, without the newline, undecodable bytes replaced.
+    """
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self.last = ""
+        """The last line that is not blank."""
+        self.ended = anyio.Event()
+
+    async def relay(self, stderr: anyio.abc.ByteReceiveStream) -> None:
+        """Reads it to its end."""
+        held = b""
+        try:
+            async for chunk in stderr:
+                *lines, held = (held + chunk).split(b"\n")
+                while len(held) > _STDERR_LINE:
+                    lines.append(held[:_STDERR_LINE])
+                    held = held[_STDERR_LINE:]
+                for line in lines:
+                    self._pass_on(line)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+        if held:
+            self._pass_on(held)
+        self.ended.set()
+
+    def _pass_on(self, line: bytes) -> None:
+        for start in range(0, len(line) or 1, _STDERR_LINE):
+            text = line[start : start + _STDERR_LINE].decode("utf-8", "replace").rstrip("\r")
+            self.last = text.strip() or self.last
+            self._on_line(text)
+
+
 class _Child:
     def __init__(
-        self, process: anyio.abc.Process, stdin: DescriptorSink, stdout: DescriptorSource, stderr: DescriptorSource
+        self,
+        process: anyio.abc.Process,
+        stdin: DescriptorSink,
+        stdout: DescriptorSource,
+        stderr: DescriptorSource,
+        on_stderr: Callable[[str], None],
     ) -> None:
         self.process = process
         self._stdin = stdin
         self._stdout = stdout
         self._stderr = stderr
-        self._silent = anyio.Event()
-        self._last_line = ""
+        self._said = StderrLines(on_stderr)
 
     @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None) -> Self:
+    async def start(
+        cls,
+        command: Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        on_stderr: Callable[[str], None],
+    ) -> Self:
         with ExitStack() as theirs, ExitStack() as ours:
             ends: list[int] = []
             for own in (1, 0, 0):  # we write its stdin, and read its stdout and stderr
@@ -136,14 +184,15 @@ class _Child:
             except (OSError, ValueError) as problem:
                 raise CannotStart(_why(command, cwd, problem)) from problem
             ours.pop_all()
-            return cls(process, DescriptorSink(ends[0]), DescriptorSource(ends[2]), DescriptorSource(ends[4]))
+            stdin, stdout, stderr = DescriptorSink(ends[0]), DescriptorSource(ends[2]), DescriptorSource(ends[4])
+            return cls(process, stdin, stdout, stderr, on_stderr)
 
     async def carry(self, connection: Connection) -> None:
         """Carries calls until the connection has ended, then says why as well as can be known."""
         reason = await connection.run(self._stdout, self._stdin)
         with anyio.move_on_after(LAST_WORDS):
             await self.process.wait()
-            await self._silent.wait()
+            await self._said.ended.wait()
         connection.lose(self._ending() or reason)
         # what nobody reads would keep it from coming to its end
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -157,35 +206,16 @@ class _Child:
             await connection.lost.wait()
         connection.lose(self._ending() or "it has ended")
 
-    async def relay(self, on_stderr: Callable[[str], None]) -> None:
+    async def relay(self) -> None:
         """Passes stderr on, line by line, until it ends."""
-        held = b""
-        try:
-            async for chunk in self._stderr:
-                *lines, held = (held + chunk).split(b"\n")
-                while len(held) > _STDERR_LINE:
-                    lines.append(held[:_STDERR_LINE])
-                    held = held[_STDERR_LINE:]
-                for line in lines:
-                    self._pass_on(line, on_stderr)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
-        if held:
-            self._pass_on(held, on_stderr)
-        self._silent.set()
-
-    def _pass_on(self, line: bytes, on_stderr: Callable[[str], None]) -> None:
-        for start in range(0, len(line) or 1, _STDERR_LINE):
-            text = line[start : start + _STDERR_LINE].decode("utf-8", "replace").rstrip("\r")
-            self._last_line = text.strip() or self._last_line
-            on_stderr(text)
+        await self._said.relay(self._stderr)
 
     def _ending(self) -> str | None:
         status = self.process.returncode
         if status is None:
             return None
         ending = f"it was killed by {signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}"
-        return f"{ending}; the last it said: {self._last_line[:200]}" if self._last_line else ending
+        return f"{ending}; the last it said: {cut(self._said.last)}" if self._said.last else ending
 
     async def shut_down(self, name: str) -> None:
         """Ends the child and whatever is left of its process group, and waits for it."""
@@ -201,7 +231,7 @@ class _Child:
         self._signal(signal.SIGKILL)
         await self.process.aclose()
         with anyio.move_on_after(LAST_WORDS):
-            await self._silent.wait()
+            await self._said.ended.wait()
 
     async def _ends_within(self, seconds: float) -> bool:
         with anyio.move_on_after(seconds):

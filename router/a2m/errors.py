@@ -47,6 +47,9 @@ UNANSWERED: Final = "unanswered"
 STOPPING: Final = "stopping"
 
 
+# Characters of what a server says, in a sentence of ours.
+MAX_QUOTED: Final = 300
+
 # Errors of a server behind that are the caller's to hear; any other is the federation's own trouble.
 CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
 
@@ -68,6 +71,11 @@ class A2MError(Exception):
 
     def __repr__(self) -> str:
         return f"A2MError({self.code}, {self.message!r}, {self.data!r})"
+
+
+def cut(said: str, most: int = MAX_QUOTED) -> str:
+    """What a server says, as far as a sentence quotes it; where that is not all, an ellipsis shows it."""
+    return said if len(said) <= most else f"{said[: most - 1]}…"
 
 
 def invalid_params(where: str, problem: str) -> A2MError:

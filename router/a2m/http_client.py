@@ -29,7 +29,7 @@ from msgspec import Raw
 
 from router.a2m.capabilities import PROTOCOL, VERSION_HEADER
 from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, TooLate, Unanswered, settled
-from router.a2m.errors import A2MError, unanswered_in
+from router.a2m.errors import A2MError, cut, unanswered_in
 from router.a2m.http_coding import unpacked
 from router.a2m.http_exchange import Answer, Broken, Exchange, Posting
 from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
@@ -37,10 +37,10 @@ from router.a2m.lines import DEFAULT_MAX_MESSAGE
 
 # when a connection is closed, nothing tells whether the server goes on with the call; this long it may
 SETTLING: Final = 30.0
-# characters of what a server says beside its status
-_QUOTED: Final = 200
 # an address that needs neither TLS nor another spelling
 _PLAIN: Final = re.compile(r"http://[\x21-\x7e]+")
+# bytes of what a server says beside its status, enough for its beginning on one line
+_SAID: Final = 4096
 # characters of an answer that cannot be read: enough to know it by
 _SHOWN: Final = 80
 # said of an address from which no answer to a call has ever come
@@ -206,7 +206,7 @@ class HttpClient:
         raise HttpFailure(_status(status, body, self._secrets) + self._doubt(status), self._settled_by(status))
 
     def _unreadable(self, why: str, body: bytes) -> NoAnswer:
-        came = _said(body, self._secrets, _SHOWN)
+        came = _said(body, self._secrets)[:_SHOWN]
         what = f"what came begins with {came!r}" if came else "what came is empty"
         return NoAnswer(f"an answer that cannot be read: {why}; {what}{self._doubt(200)}", settled())
 
@@ -280,13 +280,13 @@ def _status(status: int, body: bytes, secrets: Collection[str]) -> str:
         named = str(status)
     if 300 <= status < 400:
         return f"HTTP {named}: redirects are not followed; use the address that it leads to"
-    said = _said(body, secrets, _QUOTED)
+    said = cut(_said(body, secrets))
     return f"HTTP {named}: {said}" if said else f"HTTP {named}"
 
 
-def _said(body: bytes, secrets: Collection[str], most: int) -> str:
+def _said(body: bytes, secrets: Collection[str]) -> str:
     """The beginning of what a server says, on one line."""
-    return _without(secrets, " ".join(body[: 20 * _QUOTED].decode("utf-8", "replace").split()))[:most]
+    return _without(secrets, " ".join(body[:_SAID].decode("utf-8", "replace").split()))
 
 
 def _without(secrets: Collection[str], text: str) -> str:

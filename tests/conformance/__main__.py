@@ -59,7 +59,9 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
     if verbose:
         print("\nsentences that no check can ask a server about")
         print("\n".join(report.sentence_lines(tested=False)))
-    print(f"\n{report.counts(came)}")
+    print()
+    for line in (*report.failed(came), report.counts(came)):
+        print(line)
     return 1 if any(outcome.state is State.FAILED for outcome in came) else 0
 
 

@@ -25,6 +25,9 @@ _METADATA: dict[str, Any] = {
     "": "an empty name",
     "content": "a name that fields have, too",
 }
+# characters: more than a column or a buffer of a usual width takes
+_LONG_CONTENT = 4000
+_LONG_TEXT = 2000
 
 
 @check("3.1-a", "4.2-1")
@@ -61,30 +64,33 @@ def what_is_read_has_the_fields_of_a_record(target: Target) -> None:
 def content_role_and_group_come_back_as_written(target: Target) -> None:
     content = f'{target.word()}  two  spaces\ttab\nline\r\n"quoted" \\ é ı ﬀ 漢字 🦆 \u2028\u00a0 e\u0301 end '
     group = f"turn {target.word()}/é"
-    (id,) = target.remember(target.note(content=content, role="assistant", group=group))
-    record = target.read(id)
-    for field, written in (("content", content), ("role", "assistant"), ("group", group)):
-        came = record.get(field)
-        expect(came == written, f"{field} was written as {written!r} and came back as {came!r}")
+    most = (target.described.get("limits") or {}).get("max_content_length", _LONG_CONTENT)
+    for text in (content, _long_text(target, min(most, _LONG_CONTENT))):
+        (id,) = target.remember(target.note(content=text, role="assistant", group=group))
+        record = target.read(id)
+        for field, written in (("content", text), ("role", "assistant"), ("group", group)):
+            came = record.get(field)
+            expect(came == written, _changed(field, written, came))
 
 
 @check("3.1-1", "3.1-2", "3.1-3", "4.2-1")
 def metadata_comes_back_as_written(target: Target) -> None:
-    note = target.note(metadata=_METADATA)
-    target.note_written(response := target.call("remember", records=[note]))
-    if "error" in response:
-        code = response["error"].get("code")
-        expect(code == INVALID_PARAMS, f"a write whose metadata cannot be kept: expected -32602, got {code}")
-        return
-    (id,) = response["result"]["ids"]
-    found = [record for record in (*target.timeline(), *target.recall("", limit=20)) if record.get("id") == id]
-    expect(
-        len(found) == 2,
-        f"expected {id!r} on the timeline and in a recall, where {target.mine}; got it {len(found)} times",
-    )
-    for record in found:
-        came = record.get("metadata")
-        expect(same(came, note["metadata"]), f"metadata was written as {note['metadata']!r} and came back as {came!r}")
+    for metadata in (_METADATA, {"long": _long_text(target, _LONG_TEXT)}):
+        note = target.note(metadata=metadata)
+        target.note_written(response := target.call("remember", records=[note]))
+        if "error" in response:
+            code = response["error"].get("code")
+            expect(code == INVALID_PARAMS, f"a write whose metadata cannot be kept: expected -32602, got {code}")
+            continue
+        (id,) = response["result"]["ids"]
+        found = [record for record in (*target.timeline(), *target.recall("", limit=20)) if record.get("id") == id]
+        expect(
+            len(found) == 2,
+            f"expected {id!r} on the timeline and in a recall, where {target.mine}; got it {len(found)} times",
+        )
+        for record in found:
+            came = record.get("metadata")
+            expect(same(came, note["metadata"]), _changed("metadata", note["metadata"], came))
 
 
 @check("3.1-3")
@@ -188,3 +194,21 @@ def fields_of_capabilities_that_are_not_declared_are_ignored(target: Target) -> 
 def a_tier_without_tiers_is_refused(target: Target) -> None:
     target.refused(CAPABILITY_NOT_SUPPORTED, "remember", records=[target.note(tier="working")])
     expect(target.timeline() == [], "a write with tier was refused: expected nothing written")
+
+
+def _long_text(target: Target, length: int) -> str:
+    """Words that nobody has used, of so many characters in all."""
+    text = target.word()
+    while len(text) < length:
+        text += f" {target.word()}"
+    return f"{text[: length - 1]}."
+
+
+def _changed(field: str, written: Any, came: Any) -> str:
+    """The sentence that a field came back as another one; where one of them is long, the place where they differ."""
+    one, other = repr(written), repr(came)
+    if max(len(one), len(other)) > 300:
+        at = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        around = slice(max(at - 40, 0), at + 40)
+        one, other = (f"…{text[around]}…, of {len(text):,} characters in all" for text in (one, other))
+    return f"{field} was written as {one}, and came back as {other}"

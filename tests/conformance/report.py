@@ -19,7 +19,7 @@ def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
         if outcome.check.section != section:
             section = outcome.check.section
             yield f"\n{section}"
-        title = outcome.check.name.partition(".")[2].replace("_s_", "'s ").replace("_", " ")
+        title = _title(outcome)
         marks = ", ".join(f"§{sentence}" for sentence in outcome.check.sentences)
         match outcome.state:
             case State.PASSED:
@@ -30,6 +30,13 @@ def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
                 yield f"  -     {title}: {outcome.state.value}, {outcome.why}"
 
 
+def failed(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """Which checks failed, each with its section and on a line of its own; nothing where none did."""
+    for outcome in outcomes:
+        if outcome.state is State.FAILED:
+            yield f"failed: {outcome.check.section}: {_title(outcome)}"
+
+
 def counts(outcomes: Sequence[Outcome]) -> str:
     """The last line."""
     counted = Counter(outcome.state for outcome in outcomes)
@@ -38,6 +45,10 @@ def counts(outcomes: Sequence[Outcome]) -> str:
     if counted[State.NOT_ASKED]:
         before += f"{counted[State.NOT_ASKED]} not asked, since the server is gone; "
     return f"{before}{counted[State.PASSED]} passed, {counted[State.FAILED]} failed, {counted[State.SKIPPED]} skipped"
+
+
+def _title(outcome: Outcome) -> str:
+    return outcome.check.name.partition(".")[2].replace("_s_", "'s ").replace("_", " ")
 
 
 def checks_of() -> dict[str, list[str]]:

@@ -171,6 +171,21 @@ class TrimsContent(Wrong, caught_by="records.content_role_and_group_come_back_as
         return {**draft, "content": draft["content"].strip()}
 
 
+class CutsContent(Wrong, caught_by="records.content_role_and_group_come_back_as_written"):
+    def draft(self, given: Any, params: Params) -> Record:
+        draft = super().draft(given, params)
+        return {**draft, "content": draft["content"][:2000]}
+
+
+class CutsTextInMetadata(Wrong, caught_by="records.metadata_comes_back_as_written"):
+    def draft(self, given: Any, params: Params) -> Record:
+        draft = super().draft(given, params)
+        metadata = {
+            name: value[:60] if isinstance(value, str) else value for name, value in draft.get("metadata", {}).items()
+        }
+        return {**draft, "metadata": metadata}
+
+
 class WritesARepeatedIdTwice(Wrong, caught_by="records.a_repeated_write_makes_no_second_record"):
     def write(self, draft: Record) -> str:
         there = self.with_id(draft.get("id"))
