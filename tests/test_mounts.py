@@ -797,7 +797,8 @@ class Boastful(CoreOnly):
     metric = "cosine"
 
     def describe(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {**super().describe(params), "embeddings": {"dimensions": 2, "metric": self.metric}}
+        more = {"embeddings": {"dimensions": 2, "metric": self.metric}, "store": {"similarity": True}}
+        return {**super().describe(params), **more}
 
     def recall(self, params: dict[str, Any]) -> dict[str, Any]:
         far = {"id": "far", "content": "x", "created_at": at(0), "embedding": [-1.0, 0.0]}

@@ -455,6 +455,20 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
     assert (code, "no answer within 0.02 s" in sentence) == (-32603, True)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("odd", [None, {"score": None}, {"score": 0.1}], ids=["none", "unreadable", "out of order"])
+async def test_a_result_that_a_threshold_leaves_out_does_not_end_the_search_for_what_fits(odd: Any) -> None:
+    values = [
+        {"id": f"{n}", "content": f"note {n}", "metadata": {"team": "x" if n >= 60 else "y"}, "score": 0.9 - n / 1000}
+        for n in range(100)
+    ]
+    if odd is not None:
+        values[4].update(odd)
+    served = server(NearService(Corpus(*values), Path("score"), Threshold("--min-score", 0.5)))
+    found = (await ask(served, "recall", query="q", limit=8, where={"team": "x"}))["records"]
+    assert [record["id"] for record in found] == [f"{n}" for n in range(60, 68)]
+
+
 class Moody(Corpus):
     """A service that fails as it is told to."""
 
@@ -485,6 +499,8 @@ async def test_silences_of_the_service_are_counted_until_it_answers() -> None:
     assert await unanswered(served, query="x") == 4
     moody.failure = refusal
     assert await unanswered(served, query="x") is None
+    moody.failure = silence
+    assert await unanswered(served, query="x") == 1  # a refusal is an answer
     moody.failure = None
     assert await contents(served, query="x") == ["one"]
     moody.failure = silence

@@ -117,7 +117,8 @@ FIELDS: Final = frozenset(("id", "content", "created_at", "role", "metadata", "g
 def records(
     results: Sequence[Result], paths: Paths, left_out: Callable[[str], None] = lambda _why: None
 ) -> list[Record]:
-    """The records that results are, in their order; fewer where ids repeat, and where a result cannot be a record.
+    """The records that results are, in their order; fewer where ids repeat, and where a result cannot be a record or is
+    left out.
 
     Args:
         left_out: called with one sentence for each result that cannot be a record.
@@ -127,6 +128,8 @@ def records(
     found: dict[str, Record] = {}
     reasons: list[str] = []
     for place, result in enumerate(results):
+        if result.left_out is not None:
+            continue
         try:
             record = _record(result, paths)
         except ServiceFailure as failure:

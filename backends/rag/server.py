@@ -200,8 +200,14 @@ class Server:
                 return
 
     async def _asked(self, question: Awaitable[list[Result]]) -> list[Result]:
-        """The service's answer to a question; that there is one is noted."""
-        results = await question
+        """The service's answer to a question; that there is one, if only a refusal, is noted."""
+        try:
+            results = await question
+        except ServiceSilent:
+            raise
+        except ServiceFailure:
+            self._unanswered = 0
+            raise
         self._unanswered = 0
         return results
 
@@ -238,7 +244,9 @@ class Server:
                 found = self._fitting(records(results, self._paths, self._left_out), where, embeddings)
             except ServiceFailure as problem:  # no result is a record; a later one may be
                 failure = problem
-            if len(found) >= limit or len(results) < asked or asked >= most:
+            # what a service finds comes nearest first: behind what is too far away there is nothing
+            is_far = bool(results) and results[-1].left_out == "far"
+            if len(found) >= limit or len(results) < asked or asked >= most or is_far:
                 break
             asked = min(asked * _MORE, most)
             try:

@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import httpx
 import msgspec
@@ -44,12 +44,15 @@ class Result(msgspec.Struct, frozen=True):
     id: what the service itself knows it by, if it has such a thing.
     embedding: its vector, where it was asked for.
     unusable: why it cannot be used whatever its value is; one sentence, None where nothing is known against it.
+    left_out: it is none of the answer, since it is too far away, or nobody can tell; it keeps its place, so that the
+        number of results is the service's.
     """
 
     value: Any
     id: str | None = None
     embedding: Sequence[float] | None = None
     unusable: str | None = None
+    left_out: Literal["far", "unreadable"] | None = None
 
 
 class Service(Protocol):

@@ -43,8 +43,10 @@ class Threshold(msgspec.Struct, frozen=True):
 
 
 class NearService:
-    """A `Service`: what another one finds, as far as it is near enough. Mutable state: whether the log has said that a
-    score cannot be read."""
+    """A `Service`: what another one finds, what is not near enough marked as left out.
+
+    Mutable state: whether the log has said that a score cannot be read.
+    """
 
     def __init__(self, service: Service, path: Path, threshold: Threshold) -> None:
         self._service = service
@@ -68,16 +70,16 @@ class NearService:
 
     async def search(self, query: str, vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         results = await self._service.search(query, vector, limit, vectors=vectors)
-        near: list[Result] = []
+        judged: list[Result] = []
         unreadable: list[Result] = []
         for result in results:
             try:
-                score = _score(self._path, result.value)
+                near = self._threshold.admits(_score(self._path, result.value))
             except ServiceFailure as failure:
                 unreadable.append(msgspec.structs.replace(result, unusable=result.unusable or str(failure)))
+                judged.append(msgspec.structs.replace(result, left_out="unreadable"))
             else:
-                if self._threshold.admits(score):
-                    near.append(result)
+                judged.append(result if near else msgspec.structs.replace(result, left_out="far"))
         if len(unreadable) == len(results):
             return unreadable
         if unreadable and not self._has_said:
@@ -88,7 +90,7 @@ class NearService:
                 self._threshold.value,
                 unreadable[0].unusable,
             )
-        return near
+        return judged
 
 
 def _score(path: Path, value: Any) -> float:

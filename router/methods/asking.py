@@ -425,10 +425,10 @@ class Asking:
             limit=limit or None,
             embeddings=question.embeddings or _EMBEDDING in question.where.rest,
         )
-        found: list[Record] = []
+        found: dict[str, Record] = {}  # a server may tell one twice
         async for page in self._copies.pages(tier.name, asked):
-            found += self._show(tier, question, page)
-        return found
+            found.update((record.id, record) for record in self._show(tier, question, page))
+        return list(found.values())
 
     def _search(self, tier: Tier, question: Question) -> Ask:
         if self._copies.manner(tier.name).native:
@@ -520,6 +520,8 @@ class Asking:
                 role=record.role,
                 metadata=record.metadata,
                 group=record.group,
+                # of one that the file calls a mount nobody is the owner; another is as private as the file says
+                owner=None if tier.shared else record.owner,
                 tier=tier.name,
                 uri=record.uri,
                 media_type=record.media_type,

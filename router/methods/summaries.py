@@ -118,7 +118,9 @@ class Summaries:
         before = pages.setdefault(owner, self._page(owner, params.key))
         sources = self._sources(records)
         page = self._unedited(before, owner, params.key)
-        target = self._target(params, sources.values(), page)
+        # a mount's records do not move, and one that the file does not call a mount is as private as it says
+        mounted = {record.tier or "" for record in records if record.id not in sources}
+        target = self._target(params, {*mounted, *(entry.home for entry in sources.values())}, page)
         if page is not None:
             refuse_unless_writable(scope, page.home, "key")
         refuse_unless_writable(scope, target.name, "into")
@@ -135,7 +137,8 @@ class Summaries:
             )
             # the page, or a source, may have got to another tier meanwhile
             goes_to = target if page is None or params.into is not None else self._settings.tier(page.home)
-            publishes = params.into is None and goes_to.shared and self._private(now.values()) is not None
+            homes = {*mounted, *(entry.home for entry in now.values())}
+            publishes = params.into is None and goes_to.shared and self._private(homes) is not None
             return same and goes_to.shared == target.shared and not publishes
 
         check_length(summary, self._settings.limits.max_content_length)
@@ -231,14 +234,14 @@ class Summaries:
             "fetch it, and summarize again if it is to be replaced"
         )
 
-    def _target(self, params: Summarize, sources: Iterable[Entry], page: Entry | None) -> Tier:
+    def _target(self, params: Summarize, homes: Iterable[str], page: Entry | None) -> Tier:
         """The tier that the summary goes to: `into`, else where the page that it replaces lives, else the default.
 
         Raises INVALID_PARAMS if that would publish what is private, and `into` does not say so.
         """
         if params.into is not None:
             return self._settings.tier(params.into)
-        private = self._private(sources)
+        private = self._private(homes)
         target = self._default(private) if page is None else self._settings.tier(page.home)
         if private is None or not target.shared:
             return target
@@ -252,11 +255,10 @@ class Summaries:
             "publish it there, or a tier that is private",
         )
 
-    def _private(self, sources: Iterable[Entry]) -> Tier | None:
-        """A private tier that one of the sources lives in, if there is one. What the policy may publish is private
+    def _private(self, homes: Iterable[str]) -> Tier | None:
+        """A private one of the tiers that the sources live in, if there is one. What the policy may publish is private
         until it does."""
-        homes = (self._settings.tier(entry.home) for entry in sources)
-        return next((home for home in homes if not home.shared), None)
+        return next((tier for tier in map(self._settings.tier, sorted(homes)) if not tier.shared), None)
 
     def _default(self, private: Tier | None) -> Tier:
         """The semantic tier, or where every write goes. What is `private` goes to a private tier instead, if there is

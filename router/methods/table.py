@@ -231,7 +231,7 @@ class Methods:
             capabilities=capabilities,
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
-            tiers=[self._tier(tier, counts, caller, unseen) for tier in self._settings.tiers],
+            tiers=[self._tier(tier, counts, scope, caller, unseen) for tier in self._settings.tiers],
             embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
@@ -318,13 +318,18 @@ class Methods:
         can = [profile.metrics or frozenset(METRICS) for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
-    def _tier(self, tier: Tier, counts: Mapping[str, int], caller: Caller, unseen: Container[str]) -> TierEntry:
+    def _tier(
+        self, tier: Tier, counts: Mapping[str, int], scope: Scope, caller: Caller, unseen: Container[str]
+    ) -> TierEntry:
         link = self._copies.link(tier.name)
         reason = link.describe_status().reason or (_UNSEEN if tier.name in unseen else None)
         mounted = tier in self._mounts
+        count = counts.get(tier.name, 0)
+        if mounted:  # whose the records are of one that is private, only its server could count
+            count = _told(link, tier) if tier.shared or scope.everyone else 0
         return TierEntry(
             name=tier.name,
-            count=_told(link, tier) if mounted else counts.get(tier.name, 0),
+            count=count,
             kind=tier.kind,
             status=link.status,
             capacity=tier.capacity,

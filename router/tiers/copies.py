@@ -531,13 +531,22 @@ class Copies:
         is_mount = self._tiers[tier] in self._mounts
         read: list[tuple[Record, Origin]] = []
         for each in answered:
-            told = self._decoded(each, Told, tier)
+            try:
+                told = self._decoded(each, Told, tier)
+            except Untrusted:  # the log has said so
+                if not is_mount:
+                    raise
+                continue
             try:
                 read.append(lowered_of(told, vector=manner.vectors))
             except NewerRider as problem:
                 if not is_mount:
                     raise self._untrusted(tier, str(problem)) from None
                 read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=manner.vectors))
+        profile = self._links[tier].profile
+        if profile is None or not profile.store.similarity:
+            for record, _ in read:
+                record.similarity = None  # a field of that name may mean anything
         if is_mount:
             return [record for record, _ in read]
         ours = [self._lineage is None or self._lineage.is_ours(each.federation, each.epoch) for _, each in read]
