@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from router.a2m.errors import A2MError
+from router.a2m.errors import A2MError, Code
 from router.catalog.syncing import Syncing
 from tests.clocks import simulated
 from tests.federated import (
@@ -329,3 +329,23 @@ async def test_what_failed_without_an_answer_does_not_come_true_when_it_lands_la
         await write_batch(fed)
         assert contents(await fed.timeline()) == AFTER
         await one_home_each(fed)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("first", [{"key": "k"}, {"id": "page", "key": "k"}])
+async def test_the_id_of_another_record_beside_a_key_means_that_record_in_a_batch_as_it_does_alone(
+    first: dict[str, Any],
+) -> None:
+    async with trial() as fed:
+        await fed.call(
+            "remember", records=[{"id": "page", "key": "k", "content": "one"}, {"id": "n", "content": "other"}]
+        )
+        await fed.remember("bob's", id="q", owner="bob")
+        changed = {**first, "content": "two"}
+        answer = await fed.call("remember", records=[changed, {"id": "n", "key": "k", "content": "three"}])
+        assert answer == {"ids": ["page", "n"]}
+        with pytest.raises(A2MError) as refused:
+            await fed.call("remember", records=[changed, {"id": "q", "key": "k", "content": "three", "owner": "ann"}])
+        assert refused.value.code == Code.SCOPE_DENIED
+        contents = {record["id"]: record["content"] for record in await fed.timeline()}
+        assert contents == {"page": "two", "n": "other", "q": "bob's"}

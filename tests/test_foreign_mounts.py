@@ -1,4 +1,4 @@
-"""Mounts whose servers nobody here wrote: what they add, repeat or spoil is theirs, and nothing is published by them."""
+"""Mounts whose servers nobody here wrote: what they add, repeat or spoil is theirs, and publishes nothing."""
 
 from typing import Any, Final
 
@@ -99,11 +99,9 @@ class SpoilsOne(CoreOnly):
     def call(self, method: str, params: Any) -> Result:
         answer = super().call(method, params)
         missing = {"storm 0": "content", "storm 1": "id"}
-        if "records" in answer:
-            answer["records"] = [
-                {name: each[name] for name in each if name != missing.get(each["content"])}
-                for each in answer["records"]
-            ]
+        for place, each in enumerate(answer.get("records", ())):
+            kept = {name: each[name] for name in each if name != missing.get(each["content"])}
+            answer["records"][place] = kept
         return answer
 
 

@@ -5,7 +5,7 @@ Everything that is wrong with a batch is found here, before any tier or the cata
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -197,11 +197,15 @@ class Slot(msgspec.Struct, eq=False):
         self.places.append(place)
 
 
-def slots_of(drafts: Sequence[ConditionalDraft]) -> tuple[list[Slot], list[Slot]]:
+def slots_of(
+    drafts: Sequence[ConditionalDraft], is_another: Callable[[ConditionalDraft], bool]
+) -> tuple[list[Slot], list[Slot]]:
     """The slots of a batch, and the slot that each draft falls into, in order.
 
-    The same id twice is one record, the same key twice a write and its replacement. Raises INVALID_PARAMS for a draft
-    with a condition that would not be written, since an earlier one has its id.
+    The same id twice is one record, the same key twice a write and its replacement; but a draft whose id names a record
+    that `is_another` than the one at its key is a write to that.
+
+    Raises INVALID_PARAMS for a draft with a condition that would not be written, since an earlier one has its id.
     """
     slots: list[Slot] = []
     places: list[Slot] = []
@@ -214,7 +218,7 @@ def slots_of(drafts: Sequence[ConditionalDraft]) -> tuple[list[Slot], list[Slot]
                 slot.add(draft, place)
             elif draft.if_revision is not UNSET:
                 raise not_at_key(place, draft, f"an earlier record of this call has the id {draft.id!r}")
-        elif draft.key is not None and (draft.owner, draft.key) in by_key:
+        elif draft.key is not None and (draft.owner, draft.key) in by_key and not is_another(draft):
             slot = by_key[draft.owner, draft.key]
             slot.add(draft, place)
         else:

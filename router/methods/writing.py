@@ -145,7 +145,7 @@ class Writing:
         where a tier does not take its part.
         """
         drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.dimensions())
-        slots, places = slots_of(self._dated(drafts))
+        slots, places = slots_of(self._dated(drafts), self._is_another)
         await self._take_groups_along(slots, scope)
         written = False
         while not written:
@@ -217,6 +217,11 @@ class Writing:
             return []
         members = self._catalog.unit(entry)
         return list(members) if len(members) > 1 else []
+
+    def _is_another(self, draft: Draft) -> bool:
+        """Whether a draft's id is that of a record, and not of the one at its owner's key."""
+        entry = None if draft.id is None else self._catalog.find([draft.id]).get(draft.id)
+        return entry is not None and (entry.owner, entry.key) != (draft.owner, draft.key)
 
     def _dated(self, drafts: Iterable[ConditionalDraft]) -> list[ConditionalDraft]:
         """The drafts with the moment of each: the clock's, but never before the newest of its own conversation, so that
