@@ -3,6 +3,7 @@ ours; and lying ones, which the router reports by their tier's name and does not
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -103,7 +104,15 @@ def with_habit(folder: Path, kind: str, habit: str) -> list[str]:
     return [sys.executable, str(SERVERS / "habits.py"), habit, "--file", str(folder / f"{kind}.jsonl")]
 
 
-@pytest.mark.parametrize("habit", HABITS)
+# those that no write got past before role and group rode along; A2M_EXAMPLES=2 takes all
+FOUR_OF_EACH: Final = (
+    list(HABITS)
+    if float(os.environ.get("A2M_EXAMPLES", "1")) > 1
+    else ["FillsInARole", "InventsGroups", "AnswersFloats"]
+)
+
+
+@pytest.mark.parametrize("habit", FOUR_OF_EACH)
 def test_four_servers_that_answer_otherwise_than_they_were_given_make_a_whole_federation(
     habit: str, tmp_path: Path
 ) -> None:

@@ -39,6 +39,14 @@ from tests.test_rag import ask, contents, refused, unanswered
 PATIENCE = 60
 
 # what goes from one call to the next takes its turns in one way only
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """a2m-rag runs on no other."""
+    return "asyncio"
+
+
 on_one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 TOKEN = "a-token-that-is-nobody's-business"
 PROGRAM: Final = [sys.executable, str(FilePath(__file__).parent / "servers" / "mcp_search.py")]
