@@ -226,16 +226,11 @@ class Writing:
     def _dated(self, drafts: Iterable[ConditionalDraft]) -> list[ConditionalDraft]:
         """The drafts with the moment of each: the clock's, but never before the newest of its own conversation, so that
         a conversation is replayed as it was written."""
-        now = self._clock()
-        back = self._catalog.look_at_clock(now)
-        if back > _SET_BACK:
-            log.warning(
-                "the clock was set back by %s: a conversation's new records are not dated before those that it has",
-                timedelta(seconds=back // 1000),
-            )
         newest: dict[tuple[str | None, str], int] = {}
         dated = []
         for draft in drafts:
+            now = self._clock()
+            self._look_at_clock(now)
             conversation = None if draft.session is None else (draft.owner, draft.session)
             if conversation is not None and conversation not in newest:
                 newest[conversation] = self._catalog.newest_of(*conversation) or now
@@ -247,6 +242,14 @@ class Writing:
                 newest[conversation] = max(newest[conversation], parse(draft.created_at or ""))
             dated.append(draft)
         return dated
+
+    def _look_at_clock(self, now: int) -> None:
+        back = self._catalog.look_at_clock(now)
+        if back > _SET_BACK:
+            log.warning(
+                "the clock was set back by %s: a conversation's new records are not dated before those that it has",
+                timedelta(seconds=back // 1000),
+            )
 
     # --- under which claim, and what it comes to
 
