@@ -233,7 +233,8 @@ class Recovery:
                     "was is not shown. Bring the newer file back, if there is one",
                     name,
                 )
-            if self._catalog.is_set_back(name, epoch) or federation not in (None, self._catalog.federation):
+                self._catalog.note_set_back(name, epoch)
+            elif federation not in (None, self._catalog.federation):
                 self._catalog.set_scanned(name, False)
             # first of all: else a power cut leaves a store that bears an epoch nobody knows, or one that was older,
             # and does not show it any more
@@ -360,6 +361,7 @@ class Recovery:
     async def _scan(self, tier: str) -> None:
         adopted = seen = there = 0
         former: list[Entry] = []
+        left: list[str] = []
         profile = self._copies.link(tier).profile
         said = None if profile is None else profile.store.records
         self._watch(tier, 0, said)
@@ -374,6 +376,9 @@ class Recovery:
                         self._changed()
                     seen += len(whole)
                     entries = self._catalog.find(record.id for record in page)
+                    if self._catalog.knows_what_left(tier):
+                        aside = {entry.id for entry in refused}
+                        left += [record.id for record in page if record.id not in entries and record.id not in aside]
                     there += sum(entry.home == tier for entry in entries.values())
                     living = [record for record in page if record.id in entries and entries[record.id].home == tier]
                     former += [entries[r.id] for r in living if not is_as_it_is(r, entries[r.id])]
@@ -394,6 +399,13 @@ class Recovery:
         if self._adopts_others(tier, written):
             await self._scan(tier)
             return
+        if left:
+            log.warning(
+                "%s: %d records there were forgotten, or given up, since it was as it is now, and go again: %s",
+                tier,
+                len(left),
+                _named(left),
+            )
         # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
         lost = await self._lose_what_is_gone(tier) if there < self._catalog.records_in(tier) else 0
         former = await self._lacking(tier, former) if former else []

@@ -362,6 +362,11 @@ class Model:
         for version in self.versions.values():
             self._salience_unknown |= {version.id or "", version.fields.get("group") or ""}
 
+    def lose(self, records: Iterable[Record]) -> None:
+        """A copy of a store's file was put back, and these had come to it since."""
+        for record in records:
+            del self._touches[self.version_of(record).object]
+
     # --- at the end
 
     def check_the_end(self, records: list[Record]) -> None:

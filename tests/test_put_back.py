@@ -26,6 +26,7 @@ from router.a2m.errors import A2MError
 from router.a2m.messages import Enrol
 from router.a2m.server import Caller
 from router.catalog.catalog import Catalog
+from router.catalog.entries import Entry
 from router.catalog.selection import Scope
 from router.tiers.link import Link
 from router.tiers.profile import CannotServe
@@ -541,6 +542,104 @@ async def test_an_older_store_does_not_bring_back_what_was_forgotten_or_has_move
         await fed.settled()
     put_back(tmp_path, copy, "working")
     await assert_is_there(tmp_path, "one", "episodic")
+
+
+async def test_what_was_forgotten_stays_so_after_the_note_of_it_has_ended(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T, {"id": "gone", "content": "gone"}])
+    copy = copied(tmp_path, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["gone"])
+        await fed.settled()
+        fed.federation.catalog.drop_notes_before(2**62)
+        assert not fed.federation.catalog.is_forgotten("gone")
+    put_back(tmp_path, copy, "working")
+    await assert_is_there(tmp_path, "one", "working")
+
+
+@pytest.mark.parametrize("way", [("working", "semantic"), ("semantic", "working")], ids=" to ".join)
+async def test_a_copy_in_an_older_store_is_not_the_record_of_one_that_lives_elsewhere(
+    tmp_path: Path, way: tuple[str, str]
+) -> None:
+    """Whichever of the two would be the better one by its revision, its place on the way, or its group."""
+    source, target = way
+    group = [{"id": id, "content": id, "group": "g", "tier": source} for id in ("g1", "g2")]
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[*group, {"id": "k", "content": "first", "key": "k", "tier": source}])
+        await fed.call("remember", records=[{"content": "second", "key": "k", "tier": source}])
+        await fed.caught_up()
+    copy = copied(tmp_path, source)
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("promote", ids=["g1"], tier=target)
+        await fed.call("forget", ids=["k"])
+        await fed.settled()
+        await fed.call("remember", records=[{"id": "k", "content": "third", "key": "k", "tier": target}])
+        await fed.settled()
+    put_back(tmp_path, copy, source)
+    for _ in range(2):
+        async with trial(CALM, folder=tmp_path) as fed:
+            await fed.settled()
+            assert contents(await fed.timeline()) == {"g1": target, "g2": target, "third": target}
+            assert_nothing_under_way(fed)
+
+
+@pytest.mark.parametrize("remade", [False, True], ids=["the same catalog", "one that was made anew meanwhile"])
+async def test_the_newer_file_brings_back_what_the_older_one_lacked(tmp_path: Path, *, remade: bool) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "t", "content": "one"}])
+    older = copied(tmp_path, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "u", "content": "two"}])
+    newer = copied(tmp_path, "working")
+    put_back(tmp_path, older, "working")
+    if remade:
+        await heal(tmp_path)
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"one": "working"}
+    put_back(tmp_path, newer, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"one": "working", "two": "working"}
+
+
+async def test_what_was_set_aside_stays_in_a_store_that_is_set_back(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "a", "content": "a", "key": "k", "tier": "working"}])
+        plant(fed, "semantic", id="b", content="b", key="k")
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert [stray.id for stray in fed.federation.catalog.set_aside("semantic")] == ["b"]
+    copy = copied(tmp_path, "semantic")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.remember("since", tier="semantic")
+    put_back(tmp_path, copy, "semantic")
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert [stray.id for stray in fed.federation.catalog.set_aside("semantic")] == ["b"]
+        await fed.call("forget", ids=["a"])
+        await fed.settled()
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"b": "semantic"}
+
+
+async def test_an_end_while_an_older_store_is_read_through_brings_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T, {"id": "gone", "content": "gone"}])
+    copy = copied(tmp_path, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["gone"])
+        await fed.settled()
+        fed.federation.catalog.drop_notes_before(2**62)
+    put_back(tmp_path, copy, "working")
+    with monkeypatch.context() as broken:
+        broken.setattr(Catalog, "adopt", _fails)
+        async with trial(CALM, folder=tmp_path) as fed:
+            assert not fed.federation.catalog.is_scanned("working")
+    await assert_is_there(tmp_path, "one", "working")
+
+
+def _fails(*_: object) -> tuple[int, list[Entry]]:
+    raise RuntimeError("while it is read through")
 
 
 async def test_a_home_that_holds_a_record_as_it_once_was_does_not_cost_its_newer_copy(tmp_path: Path) -> None:

@@ -157,6 +157,18 @@ class Accounts:
         noted = self._execute("SELECT epoch FROM tiers WHERE no = ?", (self._no[tier],)).get
         return noted is not None and (epoch is None or self._epochs.get(epoch, noted) < noted)
 
+    def note_set_back(self, tier: str, epoch: str | None) -> None:
+        """The store of `tier` is older than this account. If it is from a start since which this account was kept
+        without a break, what it holds and the account does not know has left it since: see `adopt`."""
+        kept_since = self._fact("origins_taken", 0)
+        knows_all = epoch is not None and self._epochs.get(epoch, 0) > kept_since
+        with self._database.transaction():
+            self._execute("UPDATE tiers SET scanned = 0, set_back = ? WHERE no = ?", (knows_all, self._no[tier]))
+
+    def knows_what_left(self, tier: str) -> bool:
+        """Whether what the store of `tier` holds, and this account does not know, was forgotten or given up since."""
+        return bool(self._execute("SELECT set_back FROM tiers WHERE no = ?", (self._no[tier],)).get)
+
     def note_epoch(self, tier: str) -> None:
         """The store of `tier` holds the epoch of this start. To be noted when it says so, and not before."""
         with self._database.transaction():
@@ -168,6 +180,8 @@ class Accounts:
             for epoch in epochs:
                 self._execute("INSERT OR IGNORE INTO epochs (epoch) VALUES (?)", (epoch,))
                 self._epochs[epoch] = self._execute("SELECT number FROM epochs WHERE epoch = ?", (epoch,)).get
+            # of what came and went in those starts this account knows a part
+            self._set_fact("origins_taken", max(self._epochs.values()))
             for federation in federations:
                 self._execute("INSERT OR IGNORE INTO adopted VALUES (?)", (federation,))
                 self._adopted.add(federation)
@@ -237,7 +251,8 @@ class Accounts:
             self._execute(
                 "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1,"
                 " shows_metadata = CASE WHEN identity IS ?1 THEN shows_metadata END,"
-                " epoch = CASE WHEN identity IS ?1 THEN epoch END WHERE no = ?2",
+                " epoch = CASE WHEN identity IS ?1 THEN epoch END, set_back = set_back AND identity IS ?1"
+                " WHERE no = ?2",
                 (identity, self._no[tier]),
             )
 

@@ -332,7 +332,9 @@ class Catalog(Lookup):
 
         Of two copies one is a stray: of equal ones that which is not as far down the way of spills and promotions, of
         different ones that with the lower revision, else the one further down. Of equal ones that belong to a group,
-        `end_scan` decides for the group.
+        `end_scan` decides for the group. Of a store that is older than this account (`note_set_back`) no copy is the
+        record of one that lives elsewhere, and what is in no account was forgotten or given up since, unless a tier
+        has lost it.
 
         Returns how many became known, and those that could not: their id is another owner's, their owner's key has
         another record, or one of the two is just being given to one. They are set aside: noted, never removed unasked,
@@ -344,6 +346,8 @@ class Catalog(Lookup):
             for entry in entries:
                 current = self._find(entry.id)
                 noted = self._strays("tier = ? AND id = ?", (entry.home, entry.id))
+                known_of = noted or self.is_reserved(entry.id)
+                is_former = self.knows_what_left(entry.home) and not known_of
                 if noted and noted[0].kind == Stray.ASIDE and current is None:
                     noted = []  # its id and its owner's key may be free by now
                 vector = vectors.get(entry.id)
@@ -353,6 +357,10 @@ class Catalog(Lookup):
                 if noted or (current is not None and current.home == entry.home):
                     continue
                 if self._is_unwanted(entry) and (current is None or current.digest != entry.digest):
+                    self._note(entry, entry.home, Stray.UNWANTED)
+                elif is_former and current is not None:
+                    self._note(entry, entry.home, Stray.SUPERSEDED)
+                elif is_former and not self._is_lost(entry.id):
                     self._note(entry, entry.home, Stray.UNWANTED)
                 elif self.is_reserved(entry.id) or (current is not None and current.owner != entry.owner):
                     self._note(entry, entry.home, Stray.ASIDE)
@@ -379,6 +387,7 @@ class Catalog(Lookup):
         """All that `tier` holds has been given to `adopt`."""
         with self._database.transaction():
             self.set_scanned(tier, True)
+            self._execute("UPDATE tiers SET set_back = 0 WHERE no = ?", (self._no[tier],))
             if self.is_all_scanned():
                 # what was written anew under a forgotten id cannot meet any more what was forgotten
                 self._execute(
@@ -443,12 +452,7 @@ class Catalog(Lookup):
                 ).get
                 if current is None or current.version != entry.version or copies is not None or self.behind([entry.id]):
                     continue
-                self._leave(current)
-                self._delete(current)
-                self._execute(
-                    "INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)",
-                    (current.id, current.seq, current.salience, current.access_count, current.accessed_at),
-                )
+                self._lose(current)
                 lost.append(current)
         return lost
 
@@ -503,7 +507,7 @@ class Catalog(Lookup):
             for note in old.forgotten():
                 if not _is_row(note, (str, str, int)):
                     continue
-                if self._execute("SELECT 1 FROM earned WHERE id = ?", note[:1]).get is None:  # else it lives there
+                if not self._is_lost(note[0]):  # else it lives there
                     self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", note)
                     taken.forgotten += 1
             for tier, id, owner, key in () if is_behind else old.unwanted():
@@ -546,7 +550,8 @@ class Catalog(Lookup):
         return True
 
     def drop_home(self, tier: str) -> int:
-        """Take a tier whose store was exchanged out of the account: what lived there, and what strayed there.
+        """Take a tier whose store was exchanged out of the account: what lived there, and what strayed there. What the
+        records have earned is kept for when they are found.
 
         Returns how many records lived there; looks at all of them.
         """
@@ -554,10 +559,17 @@ class Catalog(Lookup):
         with self._database.transaction():
             entries = self._all("home = ?", (no,), order="seq")
             for entry in entries:
-                self._leave(entry)
-                self._delete(entry)
+                self._lose(entry)
             self._execute("DELETE FROM strays WHERE tier = ?", (no,))
         return len(entries)
+
+    def _lose(self, entry: Entry) -> None:
+        self._leave(entry)
+        self._delete(entry)
+        self._execute(
+            "INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)",
+            (entry.id, entry.seq, entry.salience, entry.access_count, entry.accessed_at),
+        )
 
     def announce(self, where: str | None) -> None:
         """Tell others who want this file where the router that has it is reached; see `Database.announce`."""
@@ -675,9 +687,13 @@ class Catalog(Lookup):
         if self._spares_found:
             return False
         said = {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))}
-        if not said or self._execute("SELECT 1 FROM earned WHERE id = ?", (entry.id,)).get is not None:
+        if not said or self._is_lost(entry.id):
             return False
         return entry.owner is None or not said.isdisjoint({"", present(entry.owner)})
+
+    def _is_lost(self, id: str) -> bool:
+        """Whether a tier was to hold a record of this id, and has lost it."""
+        return self._execute("SELECT 1 FROM earned WHERE id = ?", (id,)).get is not None
 
     def _undecided(self) -> list[tuple[str | None, str, str, str]]:
         """The groups with equal copies in two tiers, both of them read through: owner, group, and the two tiers, that

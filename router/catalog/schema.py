@@ -159,4 +159,9 @@ SCHEMA: Final = (
     -- What has last come to live in a tier, or has been replaced there: what a file that was set back lacks first.
     CREATE INDEX record_by_version ON records (home, version) WHERE home IS NOT NULL;
     """,
+    """
+    -- Whether the tier's store is older than this account, which knows all that has come to it and left it since. Until
+    -- it is read through.
+    ALTER TABLE tiers ADD COLUMN set_back INTEGER NOT NULL DEFAULT 0;
+    """,
 )

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_story(outcome))
         return 0 if outcome.failure is None else 1
     began = time.monotonic()
-    lives = operations = deaths = refusals = 0
+    lives = operations = deaths = refusals = set_back = 0
     found = []
     interrupted = False
     try:
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 operations += outcome.operations
                 deaths += outcome.deaths
                 refusals += outcome.refusals
+                set_back += outcome.set_back
                 if outcome.failure is not None:
                     found.append(outcome.seed)
                     bar.tell(_story(outcome))
@@ -42,10 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted = True
     seconds = time.monotonic() - began
     print(
-        f"{lives:,} seeds, {operations:,} operations, {deaths:,} deaths of routers, {refusals:,} catalogs put back"
-        f" in {seconds:.0f} s"
-        f" on {options.jobs} processes; {len(found)} found something{': ' if found else ''}"
-        f"{', '.join(map(str, found))}"
+        f"{lives:,} seeds, {operations:,} operations, {deaths:,} deaths of routers, {refusals:,} catalogs and"
+        f" {set_back:,} stores put back in {seconds:.0f} s on {options.jobs} processes;"
+        f" {len(found)} found something{': ' if found else ''}{', '.join(map(str, found))}"
     )
     if interrupted:
         print(f"interrupted after {lives:,} of {options.seeds:,} seeds")

@@ -3,7 +3,8 @@
 Bursts of clients at work, with hours between them. A router may die between any two steps, or lose what was not synced;
 it dies more often where writes and forgets are under way than chance would have it. Sometimes everything comes to rest
 between two bursts, faults cease, and all that is there is looked at; always so in the end. Then a copy of the catalog
-may be put back, of whatever age: no record may be lost by that, or come back.
+may be put back, of whatever age: no record may be lost by that, or come back. In other lives a copy of a store's file
+is: nothing may be missing then but what lived there, and nothing is shown as it once was.
 """
 
 import logging
@@ -70,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True):
     operations: int
     deaths: int
     refusals: int = 0
+    set_back: int = 0
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ def live(seed: int) -> Outcome:
             failure = _told(problem)
             if failure is None:
                 raise
-    return Outcome(seed, failure, life.history, life.operations, life.deaths, life.refusals)
+    return Outcome(seed, failure, life.history, life.operations, life.deaths, life.refusals, life.set_back)
 
 
 class Life:
@@ -134,8 +136,11 @@ class Life:
         self.operations = 0
         self.deaths = 0
         self.refusals = 0
+        self.set_back = 0
         self._chance = Random(f"life {seed}")
         self._ages = Random(f"copies {seed}")
+        # not both: a catalog that was made from an older one does not know what it was that an older store last heard
+        self._sets_stores_back = Random(f"stores {seed}").random() < 0.4
         self._shape = draw_shape(self._chance)
         self._seed = seed
 
@@ -163,6 +168,7 @@ class Life:
             self.operations = clients.operations
             self.deaths = world.deaths
             self.refusals = world.refusals
+            self.set_back = world.set_back
             world.close()
 
     async def _burst(self, world: World, clients: "Clients", number: int) -> None:
@@ -187,9 +193,12 @@ class Life:
             events.cancel_scope.cancel()
         if chance.random() < 0.4:
             await clients.rest()
-            if self._ages.random() < 0.5 and await world.put_back(self._ages):
-                clients.model.put_back()
-                await clients.rest()
+            if self._ages.random() < 0.5:
+                if self._sets_stores_back:
+                    await clients.set_a_store_back(self._ages)
+                elif await world.put_back(self._ages):
+                    clients.model.put_back()
+                    await clients.rest()
         elif chance.random() < 0.7:
             for tier in world.tiers.values():
                 tier.calm()
@@ -256,6 +265,31 @@ class Clients(Run):
         check_the_tiers(self, records)
         self._check_procedural(records)
         self.world.tell("rest", f"{len(records)} records: {_shown(records)}")
+
+    async def set_a_store_back(self, chance: Random) -> None:
+        """What has come to a store since its file was copied is gone, or is not shown; all else is as it was. Whoever
+        has seen what is missing forgets it."""
+        before = {record.id: record for record in (await self._everything()).records}
+        tier = await self.world.set_back_a_store(chance)
+        if tier is None:
+            return
+        await self.world.rest()
+        self.fed = self.world.trial
+        told = await self._everything()
+        assert {each.tier for each in told.degraded} <= {tier}, f"{tier} was set back, and without: {told.degraded}"
+        shown = {record.id: record for record in told.records}
+        altered = {id: (before.get(id), record) for id, record in shown.items() if before.get(id) != record}
+        assert not altered, f"{tier} was set back, and these are not as they were: {altered}"
+        lost = before.keys() - shown.keys()
+        elsewhere = [id for id in lost if before[id].tier != tier]
+        assert not elsewhere, f"{tier} was set back, and these are missing, which lived elsewhere: {elsewhere}"
+        if lost:
+            await self._raw("forget", ids=sorted(lost))
+        self.model.lose(before[id] for id in lost)
+        await self.rest()
+
+    async def _everything(self) -> "_Told":
+        return msgspec.json.decode(await self._raw("timeline", embeddings=True), type=_Told)
 
     async def within_capacity(self) -> None:
         """Rule 5: after a pass with all tiers reachable no bucket is over its capacity, unless by one group alone."""

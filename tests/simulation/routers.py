@@ -38,6 +38,20 @@ COMMIT: Final = "commit"
 _GRACE: Final = 2.0
 
 
+@contextmanager
+def restored(image: bytes | None) -> Iterator[None]:
+    """What is opened in memory within this block begins as an image."""
+    load = router.nearest.load
+
+    def loaded(connection: apsw.Connection) -> None:
+        if image is not None:
+            connection.deserialize("main", image)
+        load(connection)
+
+    with patch.object(router.nearest, "load", loaded):
+        yield
+
+
 class KeptCatalog(Catalog):
     """A catalog in memory that begins as an image of an earlier one, and leaves one when it is closed.
 
@@ -49,14 +63,7 @@ class KeptCatalog(Catalog):
     def __init__(
         self, image: bytes | None, tiers: list[TierSettings], point: Callable[[str], None], *, loses_power: bool
     ) -> None:
-        load = router.nearest.load
-
-        def restored(connection: apsw.Connection) -> None:
-            if image is not None:
-                connection.deserialize("main", image)
-            load(connection)
-
-        with patch.object(router.nearest, "load", restored):
+        with restored(image):
             super().__init__(None, tiers, strength, threads=False)
         self.left = image
         self._dead = False

@@ -176,6 +176,11 @@ class Tier:
             self.trouble()
         self.down = False
 
+    def image(self) -> bytes:
+        """What a native store's file holds, as it is now."""
+        assert isinstance(self.kept, Store)
+        return bytes(self.kept._connection.serialize("main"))
+
     def calm(self) -> None:
         """Nothing goes wrong any more."""
         self.rate = self.latency = 0.0

@@ -17,7 +17,7 @@ from router.tiers.profile import CannotServe
 from tests.federated import LOCAL, Clock, Foreign, Trial, assert_nothing_under_way, redone
 from tests.histories import Unheard
 from tests.servers.core_only import CoreOnly
-from tests.simulation.routers import Router, is_redoing, made_anew, stumbling
+from tests.simulation.routers import Router, is_redoing, made_anew, restored, stumbling
 from tests.simulation.tiers import AFTERMATH, Tier
 
 # In so many seconds everything must have come to rest.
@@ -43,9 +43,13 @@ class World:
         self.router: Router | None = None
         self.on_power_cut: Callable[[], None] = lambda: None
         self.refusals = 0  # starts on a catalog that was too old, each made good by a rebuild
-        self._copies: list[tuple[int, bytes]] = []  # of the catalog, and of which router's
+        # of the catalog, and of the native stores' files; and of which router's
+        self._copies: list[tuple[int, bytes]] = []
+        self._older: list[tuple[int, str, bytes]] = []
         self._generation = 0
         self._putting_back: bytes | None = None
+        self._setting_back: tuple[str, bytes] | None = None
+        self.set_back = 0  # stores whose file was put back
         self._started_at = 0.0
         self._changed = anyio.Event()
         self._stores: dict[str, Store] = {}
@@ -106,15 +110,19 @@ class World:
             image = self.router.left
             if image is not None and not is_redoing(image):
                 self._copies.append((self._generation, image))
+            self._copy_stores()
             if self.router.dead and self.router.loses_power:
                 self.on_power_cut()
+            if self._setting_back is not None:
+                self._set_back(*self._setting_back)
             if self._putting_back is not None:
                 image = self._putting_back
             elif not self.ended:
                 await anyio.sleep(self.chance.choice((0.0, 0.0, 2.0, 60.0)))
 
     def copy(self) -> None:
-        """Somebody copies the catalog, whatever is under way."""
+        """Somebody copies the catalog and the stores' files, whatever is under way."""
+        self._copy_stores()
         # the age of a copy from the middle of a router's life shows by the native stores, or not at all
         if self._stores and self.router is not None and self.router.is_ready:
             image = self.router.image()
@@ -133,6 +141,32 @@ class World:
         await self.restart()
         await self.ready()
         return True
+
+    async def set_back_a_store(self, chance: Random) -> str | None:
+        """The router ends in good order, an older file takes the place of a native store's, and another router starts.
+        Returns which tier's it is; None if there is none of an earlier router."""
+        older = [copy for copy in self._older if copy[0] < self._generation]
+        if not older:
+            return None
+        generation, name, image = chance.choice(older)
+        self.tell(name, f"IS PUT BACK as it was with router {generation}, this is router {self._generation}")
+        # what is lost by this has left the account: another file that holds it would bring it back, and rightly
+        self._older = [copy for copy in self._older if copy[1] != name]
+        self._setting_back = name, image
+        self.set_back += 1
+        await self.restart()
+        await self.ready()
+        return name
+
+    def _copy_stores(self) -> None:
+        self._older += [(self._generation, name, self.tiers[name].image()) for name in self._stores]
+
+    def _set_back(self, name: str, image: bytes) -> None:
+        self._setting_back = None
+        self._stores.pop(name).close()
+        with restored(image):
+            store = self._stores[name] = Store(None, clock=self.clock, name=name)
+        self.tiers[name].kept = store
 
     async def end(self) -> None:
         """The last router ends in good order."""
