@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from router.a2m.budget import left
@@ -126,6 +127,7 @@ class Moves:
         ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
         waiting = in_batches(late, _ROUND)[::-1] + in_batches(ready, _ROUND)[::-1]
         while waiting and not result.blocked:
+            await anyio.lowlevel.checkpoint()  # what was cancelled during the last one does not begin another
             batch = waiting.pop()
             try:
                 moved = await self._move(batch, source, target, salience)
@@ -241,6 +243,9 @@ class Moves:
         if not entries:
             return []
         await self._sweeper.clear(target, entries)
+        # of what the source has lost, what was to be cleared away at the target may have become the record
+        groups = [unit for unit in groups if self._catalog.unchanged(unit) is not None]
+        entries = [entry for unit in groups for entry in unit]
         await self._refuse_one_server(entries, source, target)
         await self._catalog.writable()
         self._catalog.note_copies(entries, target)
@@ -280,7 +285,9 @@ class Moves:
                 self._one_server.add((source, target))
                 log.error("%s and %s seem to lead to one server; give each a store of its own", source, target)
             raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
-        await self._copies.remove(target, there)
+        held = await self._copies.read(source, there)
+        left_over = {id for id in there if id in held and digest(held[id]) == digest(there[id])}
+        await self._copies.remove(target, left_over)
 
     async def _note_synced(self) -> dict[str, Record]:
         await self._catalog.synced()

@@ -65,7 +65,6 @@ class Sweeper:
         # tiers whose copies stay, though nothing is down: a home did not answer, or they were not removed
         self._put_off: set[str] = set()
         self._said: dict[str, str] = {}  # why the strays of a tier stay, as far as the log has said it
-        self._lost: set[str] = set()  # ids of which the log has said that their home has lost them
 
     def wake(self, *tiers: str) -> None:
         """There is something to remove in `tiers`, or what could not be reached can be now; in all without a name."""
@@ -263,11 +262,13 @@ class Sweeper:
             copy = copies.get(entry.id)
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
                 log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
-            elif copy is None:
-                self._catalog.strike(tier, [entry.id])  # that its home has lost it is found when that is compared
-            elif entry.id not in self._lost:
-                self._lost.add(entry.id)
-                log.error("%s has lost %r, and %s holds no true copy of it", entry.home, entry.id, tier)
+            elif copy is not None:
+                if self._catalog.fall_back(entry, copy, tier):
+                    log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
+            else:
+                self._catalog.strike(tier, [entry.id])
+                if self._catalog.is_scanned(entry.home) and self._catalog.lose([entry]):
+                    log.error("%s: a record that should live there is gone: %s", entry.home, entry.id)
 
 
 def _names(stray: NotedStray) -> set[Name]:

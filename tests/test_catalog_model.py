@@ -136,13 +136,16 @@ def plains(records: Iterable[Entry]) -> list[Entry]:
     return [plain(record) for record in records]
 
 
-def is_better(found: Entry, known: Entry) -> bool:
-    """Of two copies, whether the one that is found is to be the record: see ARCHITECTURE, "catalog lost"."""
+def is_better(found: Entry, known: Entry, *, was_whole: bool) -> bool:
+    """Of two copies, whether the one that is found is to be the record: see ARCHITECTURE, "catalog lost". A catalog
+    that has been whole knows the state of every record."""
     way = ["procedural", "working", "episodic", "semantic"]  # where records can get to, from left to right
     reach = {("procedural", "semantic"), ("working", "episodic"), ("working", "semantic"), ("episodic", "semantic")}
     assert {name for pair in reach for name in pair} == set(way)
     if found.digest == known.digest:
         return (known.home, found.home) in reach
+    if was_whole:
+        return False
     if found.revision != known.revision:
         return found.revision > known.revision
     return (found.home, known.home) in reach
@@ -172,6 +175,7 @@ class Model(RuleBasedStateMachine):
         for name in NAMES:
             self.catalog.set_scanned(name, True)
         self.unscanned: set[str] = set()
+        self.was_whole = False  # no scan, and no start, has seen that
         self.living: dict[str, Entry] = {}
         self.strays: dict[tuple[str, str], tuple[Stray, str | None, str | None]] = {}
         self.forgotten: set[tuple[str, str | None]] = set()  # ids, and who named them; None: for everybody
@@ -571,7 +575,7 @@ class Model(RuleBasedStateMachine):
                 expected.append(each)
             elif current is not None and current.group is not None and current.digest == each.digest:
                 self.note(each, tier, Stray.EQUAL)
-            elif current is not None and not is_better(each, current):
+            elif current is not None and not is_better(each, current, was_whole=self.was_whole):
                 self.note(each, tier, Stray.SUPERSEDED)
             elif self.has_taken_key(each):
                 self.note(each, tier, Stray.ASIDE)
@@ -588,6 +592,7 @@ class Model(RuleBasedStateMachine):
         self.catalog.end_scan(tier)
         self.unscanned.discard(tier)
         if not self.unscanned:
+            self.was_whole = True
             self.forgotten = {note for note in self.forgotten if note[0] not in self.living}
         self.decide_groups()
 
@@ -797,6 +802,7 @@ class OnFile(Model):
                         for record in self.living.values()
                         if record.home == name and record.access_count >= tier.promote_after
                     }
+        self.was_whole |= not self.unscanned
         self.catalog = opened(self.path, list(self.tiers.values()))
         assert {name for name in NAMES if not self.catalog.is_scanned(name)} == self.unscanned
 

@@ -583,6 +583,116 @@ async def test_a_copy_in_an_older_store_is_not_the_record_of_one_that_lives_else
             assert_nothing_under_way(fed)
 
 
+@mixes
+@pytest.mark.parametrize("tier", ["semantic", "procedural"])
+async def test_what_was_forgotten_does_not_come_back_in_place_of_what_was_written_under_its_id(
+    tmp_path: Path, mix: Mix, tier: str
+) -> None:
+    """Though it had been replaced more often, or its tier is the better one of the two."""
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        for content in ("first", "second", "third"):
+            await fed.call("remember", records=[{"id": "t", "content": content, "key": "k", "tier": "working"}])
+        await fed.caught_up()
+    copy = copied(tmp_path, "working")
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+        await fed.call("remember", records=[{"id": "t", "content": "anew", "key": "k", "tier": tier}])
+        await fed.settled()
+    put_back(tmp_path, copy, "working")
+    await assert_is_there(tmp_path, "anew", tier, mix)
+
+
+@mixes
+async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix: Mix) -> None:
+    """One holds what was forgotten before, of which the other one has lost the successor."""
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{**T, "tier": "episodic"}, {"id": "u", "content": "u", "tier": "working"}])
+    copies = {tier: copied(tmp_path, tier) for tier in ("working", "episodic")}
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+        await anyio.sleep(0.002)  # its successor is of another millisecond
+        await fed.call("remember", records=[{"id": "t", "content": "anew", "tier": "working"}])
+        await fed.settled()
+    for tier, copy in copies.items():
+        put_back(tmp_path, copy, tier)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.settled()
+        assert contents((await fed.call("timeline", page=10))["records"]) == {"u": "working"}
+        assert sum(map(fed.federation.catalog.records_in, TIERS)) == 1
+        await fed.call("remember", records=[{"id": "t", "content": "again", "tier": "working"}])
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"u": "working", "again": "working"}
+
+
+@mixes
+async def test_a_page_whose_home_has_lost_it_is_what_another_store_still_holds_of_it(tmp_path: Path, mix: Mix) -> None:
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "t", "content": "one", "key": "k", "tier": "working"}])
+        await fed.remember("u", tier="semantic")
+    copies = {tier: copied(tmp_path, tier) for tier in ("working", "semantic")}
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("promote", ids=["t"], tier="semantic")
+        await fed.settled()
+        await fed.call("remember", records=[{"content": "two", "key": "k", "tier": "semantic"}])
+        await fed.caught_up()
+    for tier, copy in copies.items():
+        put_back(tmp_path, copy, tier)
+    for _ in range(2):
+        async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+            await fed.settled()
+            assert contents((await fed.call("timeline", page=10))["records"]) == {"one": "working", "u": "semantic"}
+            assert_nothing_under_way(fed)
+
+
+@mixes
+async def test_a_record_that_moved_out_of_and_into_older_stores_leaves_the_account_at_once(
+    tmp_path: Path, mix: Mix
+) -> None:
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.remember("u", tier="working")
+        await fed.remember("v", tier="episodic")
+    copies = {tier: copied(tmp_path, tier) for tier in ("working", "episodic")}
+    steer = Steered()
+    async with trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed:
+        await fed.call("remember", records=[T])
+        steer.refuse("working", "forget")
+        await fed.call("promote", ids=["t"], tier="episodic")
+    for tier, copy in copies.items():
+        put_back(tmp_path, copy, tier)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.settled()
+        assert contents((await fed.call("timeline", page=10))["records"]) == {"u": "working", "v": "episodic"}
+        assert sum(map(fed.federation.catalog.records_in, TIERS)) == 2
+
+
+@pytest.mark.parametrize("target", ["native", "lesser"])
+async def test_a_move_does_not_remove_what_has_come_home_to_its_target(tmp_path: Path, target: str) -> None:
+    """An earlier one was cut off after its copy was written, and the source has lost the record since."""
+    mix = {"semantic": Foreign()} if target == "lesser" else {}
+    steer = Steered()
+    async with (
+        trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed,
+        anyio.create_task_group() as tasks,
+    ):
+        await fed.call("remember", records=[{**T, "tier": "episodic"}, {"id": "u", "content": "u", "tier": "episodic"}])
+        copying = steer.hold("semantic", "remember", after=True)
+        move = Task(tasks, lambda: fed.call("promote", ids=["t"], tier="semantic"))
+        await copying.reached.wait()
+        steer.refuse("semantic", "recall")
+        copying.release()
+        await move.settled()
+        assert move.error is not None
+        lose(fed, "episodic", "t")
+        steer.allow("semantic", "recall")
+        with contextlib.suppress(A2MError):
+            await fed.call("promote", ids=["t"], tier="semantic")
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"one": "semantic", "u": "episodic"}
+        assert fed.copies()["t"] == ["semantic"]
+
+
 @pytest.mark.parametrize("remade", [False, True], ids=["the same catalog", "one that was made anew meanwhile"])
 async def test_the_newer_file_brings_back_what_the_older_one_lacked(tmp_path: Path, *, remade: bool) -> None:
     async with trial(CALM, folder=tmp_path) as fed:

@@ -125,6 +125,8 @@ class Accounts:
                 "SELECT max(coalesce((SELECT max(seq) FROM records), 0), coalesce((SELECT max(seq) FROM earned), 0))"
             ).get
             self._know(tiers)
+            if self.is_all_scanned():
+                self._set_fact("was_whole", 1)
             self._indexed: set[str] = {
                 name for (name,) in self._execute("SELECT name FROM tiers WHERE indexed") if name in self._tiers
             }

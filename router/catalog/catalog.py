@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from router.a2m.records import Draft
+from router.a2m.records import Draft, Record
+from router.a2m.timestamps import render
 from router.catalog.accounts import NO_VECTORS, NotedStray, Replacement, Vectors
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, entry_of, present, row_entry
 from router.catalog.lookup import Lookup, unit_of
@@ -198,7 +199,8 @@ class Catalog(Lookup):
         with self._database.transaction():
             for entry in entries:
                 self._execute(
-                    "UPDATE strays SET kind = iif(id IN (SELECT id FROM records WHERE home IS NOT NULL), ?, ?)"
+                    "UPDATE strays SET kind ="
+                    " iif(EXISTS (SELECT 1 FROM records WHERE records.id = strays.id AND home IS NOT NULL), ?, ?)"
                     " WHERE tier = ? AND id = ? AND kind = ?",
                     (Stray.SUPERSEDED, Stray.UNWANTED, self._no[target], entry.id, Stray.PENDING),
                 )
@@ -331,10 +333,10 @@ class Catalog(Lookup):
         """Take records that a tier was found to hold into the account, forgotten ones excepted.
 
         Of two copies one is a stray: of equal ones that which is not as far down the way of spills and promotions, of
-        different ones that with the lower revision, else the one further down. Of equal ones that belong to a group,
-        `end_scan` decides for the group. Of a store that is older than this account (`note_set_back`) no copy is the
-        record of one that lives elsewhere, and what is in no account was forgotten or given up since, unless a tier
-        has lost it.
+        different ones that which is not in this account, once that has been whole; before, that with the lower
+        revision, else the one further down. Of equal ones that belong to a group, `end_scan` decides for the group.
+        Of a store that is older than this account (`note_set_back`) no copy is the record of one that lives elsewhere,
+        and what is in no account was forgotten or given up since, unless a tier has lost it.
 
         Returns how many became known, and those that could not: their id is another owner's, their owner's key has
         another record, or one of the two is just being given to one. They are set aside: noted, never removed unasked,
@@ -389,6 +391,7 @@ class Catalog(Lookup):
             self.set_scanned(tier, True)
             self._execute("UPDATE tiers SET set_back = 0 WHERE no = ?", (self._no[tier],))
             if self.is_all_scanned():
+                self._set_fact("was_whole", 1)
                 # what was written anew under a forgotten id cannot meet any more what was forgotten
                 self._execute(
                     "DELETE FROM forgotten"
@@ -435,6 +438,21 @@ class Catalog(Lookup):
         for entry in left:
             self.readers.moved(entry.id, entry.home)
         return Decided(len(left), torn)
+
+    def fall_back(self, entry: Entry, copy: Record, tier: str) -> bool:
+        """A record's home has lost it, and `tier` holds it as it once was, of which a copy was noted: that is the
+        record again. Returns whether it is: another tier may hold it as it is, or it has changed meanwhile."""
+        with self._database.transaction():
+            self._strike(tier, entry.id)
+            if not self.lose([entry]):
+                self._note(entry, tier, Stray.SUPERSEDED)
+                return False
+            if copy.created_at != render(entry.created_at):  # one that was forgotten before this was written
+                self._note(entry, tier, Stray.UNWANTED)
+                return False
+            found = entry_of(copy, tier)
+            self.adopt([found], NO_VECTORS if copy.embedding is None else {found.id: copy.embedding})
+        return True
 
     def lose(self, entries: Iterable[Entry]) -> list[Entry]:
         """Take those out of the account that were seen not to be in their homes, if they are still what they were then
@@ -720,6 +738,8 @@ class Catalog(Lookup):
         """Whether a copy that was found is to be the record, rather than the one that is known."""
         if entry.digest == current.digest:
             return self._leads_to(current.home, entry.home)
+        if self._fact("was_whole", 0):
+            return False  # it knows every record's state, and another one is a former one
         if entry.revision != current.revision:
             return entry.revision > current.revision
         return self._leads_to(entry.home, current.home)
