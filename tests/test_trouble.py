@@ -21,7 +21,17 @@ from router.catalog.catalog import Catalog
 from router.catalog.claims import id_name
 from router.catalog.selection import Scope
 from router.tiers import link
-from tests.federated import FOUR_TIERS, LOCAL, Steered, Trial, assert_nothing_under_way, settings_of, stored, trial
+from tests.federated import (
+    FOUR_TIERS,
+    LOCAL,
+    Steered,
+    Task,
+    Trial,
+    assert_nothing_under_way,
+    settings_of,
+    stored,
+    trial,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -579,3 +589,17 @@ async def test_a_key_whose_record_its_tier_has_lost_can_be_written_again() -> No
             connection.execute("DELETE FROM record WHERE id = ?", (id,))
         assert await fed.remember("new", key="k") == [id]
         assert (await fed.call("fetch", key="k"))["record"]["content"] == "new"
+
+
+async def test_a_pass_that_is_told_to_end_does_not_begin_another_round() -> None:
+    """A round moves 200 records, whatever becomes of who has asked for it."""
+    steer = Steered()
+    async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.call("remember", records=[{"content": f"note {number}", "session": "s"} for number in range(450)])
+        copied = steer.hold("episodic", "remember", after=True)
+        close = Task(tasks, lambda: fed.call("session/close", session="s"))
+        await copied.reached.wait()
+        fed.federation.passes.stop()
+        copied.release()
+        assert (await close.ended())["flushed"] == 200
+        assert len(await fed.timeline(tier="working")) == 250
