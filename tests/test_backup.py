@@ -567,6 +567,10 @@ def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
             async def asked(**params: Any) -> State:
                 return await backups.backup(Backup(**params), LOCAL)
 
+            async def followed(state: State) -> None:
+                while not state.done:
+                    state = await asked(backup=state.backup)
+
             called_off = await asked(path=str(target))
             assert target.exists()
             ended = await asked(backup=called_off.backup, cancel=True)
@@ -577,8 +581,7 @@ def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
                 if is_replaced:
                     target.write_text("mine")
                 with pytest.raises(A2MError, match="removed before it was whole"):
-                    while not (await asked(backup=removed.backup)).done:
-                        pass
+                    await followed(removed)
             assert target.read_text() == "mine"
             with pytest.raises(A2MError, match="File exists"):
                 await asked(path=str(target))
@@ -635,6 +638,70 @@ def test_whatever_files_and_tiers_are_called_each_has_a_place_of_its_own(name: s
     assert (copy / manifest["federation"]["file"]).read_text() == config.read_text()
     assert not (copy / INCOMPLETE).exists()
     assert places["c"] == copy / "deep" / "outside" / "z.db"
+
+
+class Unsynced:
+    """What is new, or has another name, in a folder and all beneath it, and would be lost with the power: files, and
+    folders by what they hold. Also when `rmdir` is called: `at_removals`."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.paths: set[Path] = set()
+        self.at_removals: dict[Path, set[Path]] = {}
+        for name in ("open", "mkdir", "rename", "rmdir", "fsync"):
+            patch.setattr(os, name, partial(getattr(self, name), getattr(os, name)))
+
+    def _changed(self, *paths: Path) -> None:
+        self.paths.update(path for path in paths if path.is_relative_to(self.folder))
+
+    def open(self, really: Callable[..., int], path: str | Path, flags: int, *more: Any, **options: Any) -> int:
+        descriptor = really(path, flags, *more, **options)
+        if flags & os.O_CREAT:
+            self._changed(Path(path), Path(path).parent)
+        return descriptor
+
+    def mkdir(self, really: Callable[..., None], path: Path, *more: Any) -> None:
+        really(path, *more)
+        self._changed(path, path.parent)
+
+    def rename(self, really: Callable[..., None], old: Path, new: Path) -> None:
+        really(old, new)
+        moved = {path for path in self.paths if path.is_relative_to(old)}
+        self.paths -= moved
+        self._changed(old.parent, new.parent, *(new / path.relative_to(old) for path in moved))
+
+    def rmdir(self, really: Callable[..., None], path: Path) -> None:
+        # the folder itself has not to be synced when it goes
+        self.at_removals[path] = self.paths - {path}
+        really(path)
+        self.paths.discard(path)
+        self._changed(path.parent)
+
+    def fsync(self, really: Callable[[int], None], descriptor: int) -> None:
+        really(descriptor)
+        self.paths.discard(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(sys.platform != "linux", reason="what a descriptor is of is known from /proc")
+@pytest.mark.parametrize("into", ["there", "new", "of/new"])
+async def test_all_of_a_backup_outlives_a_power_cut_before_it_is_one(
+    into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files, and the names of files and folders; also of those in which it lies, as far as they were made for it."""
+    config = tmp_path / "federation.toml"
+    config.touch()
+    copies = tmp_path / "copies"
+    for folder in (copies, copies / "there", tmp_path / "it", tmp_path / "it" / "below"):
+        folder.mkdir()
+    settings = msgspec.structs.replace(settings_of(FOUR_TIERS), path=config)
+    async with trial(settings, folder=tmp_path / "it" / "below") as fed:
+        await fed.remember("one")
+        unsynced = Unsynced(copies, monkeypatch)
+        await made(fed, copies / into)
+        assert (copies / into / "it" / "below" / "router.db").exists()
+        assert unsynced.at_removals == {copies / into / INCOMPLETE: set()}
+        assert unsynced.paths == set()
 
 
 # --- the moment, call by call
