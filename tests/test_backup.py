@@ -967,6 +967,50 @@ async def test_whatever_goes_on_a_copy_is_of_one_moment(seed: int, tmp_path: Pat
 # --- what a snapshot costs
 
 
+def test_a_snapshot_is_opened_on_any_thread_and_holds_nothing_half(tmp_path: Path) -> None:
+    """Also while another thread is in a transaction, or commits; what is open then ends, and the log begins anew."""
+    with closing(
+        Database(tmp_path / "it.db", ["CREATE TABLE t (x)"], application=b"Test", holder="a test")
+    ) as database:
+        over = threading.Event()
+        written = threading.Semaphore(0)
+
+        def write() -> None:
+            while not over.is_set():
+                with database.transaction() as connection:
+                    for _ in range(2):
+                        connection.execute("INSERT INTO t VALUES (?)", ("x" * 10_000,))
+                written.release()
+
+        async def copied(snapshot: snapshots.Snapshot, target: Path) -> None:
+            await (await snapshot.copy_to(target)).run()
+
+        with ThreadPoolExecutor() as threads:
+            writing = threads.submit(write)
+            try:
+                before = 0
+                for number in range(10):
+                    for _ in range(5):
+                        assert written.acquire(timeout=PATIENCE)
+                    before += 10
+                    target = tmp_path / f"{number}.db"
+                    anyio.run(copied, database.snapshot(), target)
+                    with closing(sqlite3.connect(target)) as copy:
+                        [rows] = copy.execute("SELECT count(*) FROM t").fetchone()
+                    assert rows % 2 == 0
+                    assert rows >= before
+            finally:
+                over.set()
+            writing.result(PATIENCE)
+        with database.transaction() as connection:
+            connection.execute("DELETE FROM t")
+            inside = database.snapshot()
+        with closing(inside):
+            anyio.run(copied, inside, tmp_path / "inside.db")
+        with closing(sqlite3.connect(tmp_path / "inside.db")) as copy:
+            assert copy.execute("SELECT count(*) FROM t").fetchone() > (0,)
+
+
 def test_a_log_that_a_snapshot_holds_back_is_not_synced_with_every_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
