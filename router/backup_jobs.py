@@ -4,6 +4,7 @@ One backup is made at a time; when its moment is past it goes on by itself. Wher
 it is left.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,9 @@ METHOD: Final = "store/backup"
 
 # how long a question for a backup that is not whole yet is held, in case it gets so
 _LOOK: Final = 0.2
+
+
+log = logging.getLogger(__name__)
 
 
 class Failed(Exception):
@@ -116,9 +120,9 @@ class Jobs(Generic[J]):
             job.problem = str(problem)
         except OSError as problem:
             job.problem = disk_reason(problem)
-        except Exception:
-            job.problem = "a fault of this program; its log says more"
-            raise
+        except Exception:  # whoever serves goes on serving
+            job.problem = "a fault of this program; its log says how"
+            log.exception("the backup in %s failed", job.path)
         finally:
             if not job.done:
                 with anyio.CancelScope(shield=True):
