@@ -861,6 +861,29 @@ async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_pat
 
 
 @pytest.mark.anyio
+async def test_a_copy_that_is_begun_while_its_folder_is_removed_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine"
+    for folder in (mine, tmp_path / "it"):
+        folder.mkdir()
+    late = [mine / INCOMPLETE / "working.db", mine / INCOMPLETE / "episodic.db"]
+    rmdir = os.rmdir
+
+    def removed(path: str, **more: Any) -> None:
+        if late:  # just before the folder is gone, which then is not empty
+            late.pop().touch()
+        rmdir(path, **more)
+
+    async with trial(settings_of(FOUR_TIERS), folder=tmp_path / "it", down={"semantic"}) as fed:
+        monkeypatch.setattr(os, "rmdir", removed)
+        with pytest.raises(A2MError, match="semantic"):
+            await made(fed, mine)
+    assert late == []
+    assert list(mine.iterdir()) == []
+
+
+@pytest.mark.anyio
 async def test_what_cannot_be_copied_is_named(tmp_path: Path) -> None:
     (tmp_path / "it").mkdir()
     elsewhere = settings_of(
