@@ -164,4 +164,9 @@ SCHEMA: Final = (
     -- it is read through.
     ALTER TABLE tiers ADD COLUMN set_back INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    -- The last number in the order of writing when the epoch was drawn: what has a later one was written since. NULL
+    -- where that was not noted, and for epochs that were not drawn here.
+    ALTER TABLE epochs ADD COLUMN newest INTEGER;
+    """,
 )

@@ -19,7 +19,6 @@ from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record, record_of
 from router.a2m.repeats import Repeats
-from router.a2m.sealing import Seal
 from router.a2m.timestamps import parse, render
 from router.a2m.vectors import similarity
 from router.catalog.catalog import Catalog
@@ -118,7 +117,6 @@ class Readings:
         self._clock = clock
         self._earned = earned
         self._repeats = Repeats(log)
-        self._pages = Seal(catalog.cursor_key)  # how many records there are is not everybody's to know
 
     async def best(self, params: Recall, scope: Scope) -> Records:
         """The best records for a query, a vector, or both; by recency without either (§4.3); not yet counted."""
@@ -362,7 +360,7 @@ class Readings:
             if entry.id not in records:
                 raise _lost(entry)
         ordered = sorted(meant, key=lambda entry: entry.created_at)
-        return Page([records[e.id] for e in ordered], None if place is None else self._pages.close(place))
+        return Page([records[e.id] for e in ordered], None if place is None else self._catalog.cursor(place))
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
         """The caller's record at a key, else the ownerless one, else none (§4.9).
@@ -392,8 +390,9 @@ class Readings:
         raise _lost(entry)
 
     def _place(self, after: str | None) -> int:
-        """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out."""
-        place = 0 if after is None else self._pages.open(after)
+        """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out, as far as its catalog
+        knows."""
+        place = 0 if after is None else self._catalog.place(after)
         if place is None:
             raise invalid_params("after", "expected what an earlier answer of this router gave as `next`; begin anew")
         return place

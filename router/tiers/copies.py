@@ -301,9 +301,9 @@ class Copies:
         return [record async for records in self.parts(tier, ids, question) for record in records]
 
     async def remove(self, tier: str, ids: Iterable[str]) -> set[str]:
-        """Have `tier` forget `ids`. Returns those that it was seen not to hold any more.
+        """Have `tier` forget `ids`. Returns those under which it was seen to hold nothing more of this federation's.
 
-        What is another federation's is none of these, and stays. Raises Untrusted, and removes nothing, where a router
+        What another federation has there under one of them stays. Raises Untrusted, and removes nothing, where a router
         has written one of them that the catalog knows nothing of: it may be the record, and the catalog a copy that was
         put back.
         """
