@@ -270,6 +270,11 @@ class Backups:
                 return
             file.size, file.schema = said.size, said.schema
             if not target.exists():
+                try:  # a copy that has failed has removed its file, and says so
+                    await self._ask(file.of, Backup(backup=said.backup))
+                except (TierDown, Failed) as problem:
+                    failures.append(problem)
+                    return
                 await self._call_off(file.of, said.backup or "")
                 del made.copies[file.of]
                 made.left_out.append(LeftOut(file.of, "its server does not write to the files of this machine"))

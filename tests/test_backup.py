@@ -843,14 +843,19 @@ async def test_a_write_that_is_done_behind_the_snapshot_of_its_store_is_nowhere_
 
 
 @pytest.mark.anyio
-async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_path: Path, *, at_once: bool) -> None:
+    """`at_once`: it has removed its file by the time that the router hears that it was begun."""
     full = A2MError(Code.INTERNAL_ERROR, "the backup failed: the disk is full", {"reason": "the disk is full"})
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         asked_what = msgspec.json.decode(message)
         if tier == "semantic" and "backup" in asked_what["params"] and "cancel" not in asked_what["params"]:
             return render_error(msgspec.Raw(msgspec.json.encode(asked_what["id"])), full)
-        return await go_on()
+        answer = await go_on()
+        if at_once and tier == "semantic" and "path" in asked_what["params"]:
+            Path(asked_what["params"]["path"]).unlink()
+        return answer
 
     (tmp_path / "it").mkdir()
     async with trial(settings_of(FOUR_TIERS), folder=tmp_path / "it", weather=weather) as fed:
