@@ -28,6 +28,7 @@ from router.a2m.server import Caller
 from router.catalog.catalog import Catalog
 from router.catalog.entries import Entry
 from router.catalog.selection import Scope
+from router.rebuilding import Rebuilt
 from router.tiers.link import Link
 from router.tiers.profile import CannotServe
 from tests.catalogs import opened
@@ -131,9 +132,9 @@ def _leaves(problem: BaseException) -> list[BaseException]:
     return [problem]
 
 
-async def heal(folder: Path, mix: Mix = MIXES["native"]) -> None:
+async def heal(folder: Path, mix: Mix = MIXES["native"], **how: Any) -> Rebuilt:
     servers = {tier: foreign.behind(CALM.tier(tier), folder / f"{tier}.db") for tier, foreign in mix.items()}
-    await rebuilt(folder, servers=servers)
+    return await rebuilt(folder, servers=servers, **how)
 
 
 async def assert_is_there(folder: Path, content: str, tier: str, mix: Mix = MIXES["native"]) -> None:

@@ -4,16 +4,24 @@ Another federation's records are left out of every answer of the server; so how 
 the answer was all. And whose the records are that a server holds must survive the loss of a catalog.
 """
 
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from anyio import wait_all_tasks_blocked
 
+from router.catalog.salvage import Salvage
 from router.methods import asking
-from tests.federated import Mix, Trial, told_by, trial
+from router.tiers.profile import CannotServe
+from tests.federated import Foreign, Mix, Trial, contents, told_by, trial
 from tests.servers.core_only import CoreOnly
-from tests.test_put_back import CALM, Shared
+from tests.test_put_back import CALM, CATALOG, TIERS, Shared, _leaves, files_of, heal, held
 from tests.test_short_answers import TellsFew, too_long
 
 pytestmark = pytest.mark.anyio
@@ -23,6 +31,8 @@ pytestmark = pytest.mark.anyio
 def anyio_backend() -> str:
     return "asyncio"
 
+
+ROOT: Final = Path(__file__).parent.parent
 
 OURS: Final = [f"apple {n} orchard" for n in range(20)]
 
@@ -191,3 +201,255 @@ async def test_a_server_that_answers_others_records_for_the_ids_of_ours_has_lost
         [degraded] = (await fed.call("timeline"))["degraded"]
         assert "answered a read by id with other records" in degraded["reason"]
         assert fed.federation.catalog.records_in("semantic") == len(ids)
+
+
+# --- whose the records are
+
+
+ALL_LESSER: Final = dict.fromkeys(TIERS, Foreign())
+
+
+def lose_catalog(folder: Path) -> None:
+    for path in files_of(folder, CATALOG):
+        path.unlink()
+
+
+async def refused_rebuild(folder: Path, mix: Mix, **how: Any) -> str:
+    with pytest.raises(BaseExceptionGroup) as refused:
+        await heal(folder, mix, **how)
+    [problem] = _leaves(refused.value)
+    assert isinstance(problem, CannotServe)
+    return str(problem)
+
+
+async def refusal(folder: Path, mix: Mix) -> str:
+    """Why a start is refused, in a sentence that names both ids; nothing that a tier holds has changed."""
+    before = held(folder)
+    with pytest.raises(BaseExceptionGroup) as refused:
+        async with trial(CALM, servers=mix, folder=folder):
+            pass
+    [problem] = _leaves(refused.value)
+    assert isinstance(problem, CannotServe)
+    assert held(folder) == before
+    return str(problem)
+
+
+def same_server_behind_all(server: CoreOnly) -> Mix:
+    """A federation of lesser servers alone: its own, and one that it shares."""
+    return {**ALL_LESSER, **Shared(server).mix()}
+
+
+async def test_a_federation_of_lesser_servers_whose_catalog_was_lost_does_not_start_as_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
+        await fed.remember("a", "b", "c", tier="semantic")
+        lost = fed.federation.catalog.federation
+    lose_catalog(tmp_path)
+    for _ in range(2):
+        sentence = await refusal(tmp_path, ALL_LESSER)
+        assert re.search(rf"another federation \({lost}, this one is \w+\).*--adopt.*--rebuild", sentence)
+    await heal(tmp_path, ALL_LESSER)
+    async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == dict.fromkeys("abc", "semantic")
+        assert fed.federation.catalog.federation == lost
+
+
+async def test_what_such_a_federation_lost_is_also_taken_by_adoption(tmp_path: Path) -> None:
+    async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
+        await fed.remember("a", tier="semantic")
+    lose_catalog(tmp_path)
+    async with trial(CALM, servers=ALL_LESSER, folder=tmp_path, adopt=True) as fed:
+        assert contents(await fed.timeline()) == {"a": "semantic"}
+    async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"a": "semantic"}
+
+
+async def test_a_tier_that_comes_up_late_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
+        await fed.remember("a", tier="semantic")
+    lose_catalog(tmp_path)
+    down = {"semantic"}
+    async with trial(CALM, servers=ALL_LESSER, folder=tmp_path, down=down) as fed:
+        await fed.remember("new", tier="working")
+        down.clear()
+        await fed.federation.links["semantic"].wait_up()
+        await wait_all_tasks_blocked()
+        assert "--rebuild" in fed.federation.problems["semantic"]
+        assert [degraded["tier"] for degraded in (await fed.call("timeline"))["degraded"]] == ["semantic"]
+
+
+async def test_a_new_federation_of_lesser_servers_begins_on_a_shared_one_when_it_says_so(tmp_path: Path) -> None:
+    mix = same_server_behind_all(CoreOnly(tmp_path / "shared.db"))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with trial(CALM, servers=mix, folder=tmp_path / "one") as fed:
+        await fed.remember("one's", tier="semantic")
+    [federation] = re.findall(r"--rebuild --federation (\w+) begins it", await refusal(tmp_path / "two", mix))
+    await heal(tmp_path / "two", mix, federation=federation)
+    for _ in range(2):
+        async with trial(CALM, servers=mix, folder=tmp_path / "two") as fed:
+            assert fed.federation.catalog.federation == federation
+            assert await fed.timeline() == []
+    async with trial(CALM, servers=mix, folder=tmp_path / "two") as fed:
+        await fed.remember("two's", tier="semantic")
+    for name in ("one", "two"):
+        async with trial(CALM, servers=mix, folder=tmp_path / name) as fed:
+            assert contents(await fed.timeline()) == {f"{name}'s": "semantic"}
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["with a record", "that has forgotten its records"])
+async def test_a_federation_that_has_had_a_record_is_no_lost_one(tmp_path: Path, *, forgets: bool) -> None:
+    mix = same_server_behind_all(CoreOnly(tmp_path / "shared.db"))
+    await begin_empty(tmp_path, mix)
+    async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
+        ids = await fed.remember("ours", tier="working")
+        if forgets:
+            await fed.call("forget", ids=ids)
+            await fed.settled()
+            fed.federation.catalog.drop_notes_before(2**62)
+        fed.federation.catalog.set_scanned("semantic", False)
+    await write_theirs(tmp_path, mix, "theirs")
+    async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
+        assert contents(await fed.timeline()) == ({} if forgets else {"ours": "working"})
+
+
+async def two_on_one_server(folder: Path, ours: int, theirs: int, *, natives: bool) -> tuple[Mix, str, str]:
+    """Two federations that have written so many records to the server that they share; and their ids."""
+    shared = Shared(CoreOnly(folder / "shared.db")).mix()
+    mix = shared if natives else {**ALL_LESSER, **shared}
+    await begin_empty(folder, mix)
+    federations = []
+    for name, count in (("ours", ours), ("theirs", theirs)):
+        async with trial(CALM, servers=mix, folder=folder / name) as fed:
+            await fed.remember(*(f"{name} {n}" for n in range(count)), tier="semantic")
+            federations.append(fed.federation.catalog.federation)
+    first, second = federations
+    return mix, first, second
+
+
+async def seen(folder: Path, mix: Mix) -> dict[str, int]:
+    """How many of each federation's records are shown."""
+    async with trial(CALM, servers=mix, folder=folder) as fed:
+        return Counter(content.partition(" ")[0] for content in contents(await fed.timeline()))
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["and the catalog", "and no catalog"])
+async def test_a_rebuild_keeps_the_id_that_its_native_stores_bear(tmp_path: Path, *, lost: bool) -> None:
+    mix, ours, _ = await two_on_one_server(tmp_path, 1, 5, natives=True)
+    folder = tmp_path / "ours"
+    if lost:
+        lose_catalog(folder)
+    await heal(folder, mix)
+    async with trial(CALM, servers=mix, folder=folder) as fed:
+        assert fed.federation.catalog.federation == ours
+    assert await seen(folder, mix) == {"ours": 1}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 2), (1, 2)], ids=["as many", "fewer"])
+async def test_a_rebuild_asks_whose_the_records_are_where_nobody_can_tell(
+    tmp_path: Path, ours: int, theirs: int
+) -> None:
+    mix, our_id, their_id = await two_on_one_server(tmp_path, ours, theirs, natives=False)
+    folder = tmp_path / "ours"
+    sentence = await refused_rebuild(folder, mix)
+    for told in (f"{ours} bear the id {our_id}", f"{theirs} bear the id {their_id}", "--federation", "--adopt"):
+        assert told in sentence
+    assert await seen(folder, mix) == {"ours": ours}  # nothing has changed
+    sentence = await refused_rebuild(folder, mix, federation="nobody")
+    assert "expected an id that records bear, or the catalog's, got nobody" in sentence
+    await heal(folder, mix, federation=our_id)
+    assert await seen(folder, mix) == {"ours": ours}
+    await refused_rebuild(folder, mix)
+    await heal(folder, mix, adopt=True)
+    assert await seen(folder, mix) == {"ours": ours, "theirs": theirs}
+    await heal(folder, mix)  # what was adopted counts as ours
+    assert await seen(folder, mix) == {"ours": ours, "theirs": theirs}
+
+
+async def test_a_rebuild_without_a_catalog_takes_what_most_bear_and_asks_where_two_do(tmp_path: Path) -> None:
+    for count in (1, 2):
+        (tmp_path / f"{count}").mkdir()
+        mix, _, their_id = await two_on_one_server(tmp_path / f"{count}", count, 2, natives=False)
+        folder = tmp_path / f"{count}" / "ours"
+        lose_catalog(folder)
+        if count == 2:
+            assert f"2 bear the id {their_id}" in await refused_rebuild(folder, mix)
+        else:
+            await heal(folder, mix)
+            assert await seen(folder, mix) == {"theirs": 2}
+
+
+@pytest.mark.parametrize("natives", [True, False], ids=["beside native stores", "of lesser servers"])
+async def test_what_was_adopted_stays_ours_in_a_catalog_that_is_made_anew(tmp_path: Path, *, natives: bool) -> None:
+    mix, _, _ = await two_on_one_server(tmp_path, 1, 3, natives=natives)
+    folder = tmp_path / "ours"
+    async with trial(CALM, servers=mix, folder=folder, adopt=True) as fed:
+        assert len(await fed.timeline()) == 4
+    async with trial(CALM, servers=mix, folder=tmp_path / "theirs") as fed:
+        await fed.remember("later", tier="semantic")
+    for _ in range(2):
+        assert (await heal(folder, mix)).missing == 0
+        assert await seen(folder, mix) == {"ours": 1, "theirs": 3}
+
+
+async def test_a_damaged_catalog_tells_what_was_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mix, _, _ = await two_on_one_server(tmp_path, 1, 3, natives=False)
+    folder = tmp_path / "ours"
+    async with trial(CALM, servers=mix, folder=folder, adopt=True):
+        pass
+    look = Salvage._look
+
+    def find_damage(self: Salvage, path: Path) -> None:
+        look(self, path)
+        self.damage = "a page"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Salvage, "_look", find_damage)
+        await heal(folder, mix)
+    assert await seen(folder, mix) == {"ours": 1, "theirs": 3}
+
+
+# --- as commands
+
+
+def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_out_work(tmp_path: Path) -> None:
+    config = tmp_path / "federation.toml"
+    server = [sys.executable, "-m", "tests.servers.core_only", "--file"]
+    commands = {tier: json.dumps([*server, str(tmp_path / tier)]) for tier in ("working", "semantic")}
+    config.write_text(
+        'name = "home"\nstate = "router.db"\n'
+        + "".join(
+            f'[tiers.{tier}]\nkind = "{tier}"\ncwd = "{ROOT}"\ncommand = {command}\n'
+            for tier, command in commands.items()
+        )
+    )
+
+    def run(program: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name(program)), "--config", str(config), *arguments]
+        ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == code, ended
+        assert "Traceback" not in ended.stderr
+        return ended
+
+    run("a2m", "remember", "one", "--id", "t")
+    lose_catalog(tmp_path)
+    sentence = (
+        r"a2m-router: tiers\.working: what is held there belongs to another federation \((\w+), this one is (\w+)\): "
+        r"give each federation stores of its own, or end the router of the other one, and start once with --adopt to "
+        r"take it as it is; if it is this one's, and its catalog was lost, a2m-router --config FILE --rebuild makes a "
+        r"new one; if this one is new, and the server is for both, a2m-router --config FILE --rebuild --federation "
+        r"(\w+) begins it"
+    )
+    for arguments in ((), ("--check",)):
+        told = re.fullmatch(sentence, run("a2m-router", *arguments, code=1).stderr.splitlines()[-1])
+        assert told is not None
+    theirs, ours, named = told.groups()
+    assert theirs != ours == named
+    run("a2m", "timeline", code=1)
+    assert "goes with --rebuild" in run("a2m-router", "--federation", ours, code=2).stderr
+    run("a2m-router", "--rebuild", "--federation", ours)
+    assert "nothing was found" in run("a2m", "timeline", code=3).stderr
+    run("a2m-router", "--rebuild", "--federation", theirs)
+    found = json.loads(run("a2m", "timeline", "--json").stdout)["records"]
+    assert [(record["id"], record["content"]) for record in found] == [("t", "one")]

@@ -95,13 +95,14 @@ class LaterWriter(OfAnother):
 
 
 class OtherFederation(OfAnother):
-    """A tier's store is another federation's."""
+    """A tier's store is another federation's. `otherwise`: what else may be done about it."""
 
-    def __init__(self, tier: str, theirs: str | None, ours: str) -> None:
+    def __init__(self, tier: str, theirs: str | None, ours: str, otherwise: str = "") -> None:
         super().__init__(
             f"what is held there belongs to another federation ({theirs}, this one is {ours}): give each federation "
-            "stores of its own, or start once with --adopt to take it as it is; if it is this one's, and its catalog "
-            "was lost, a2m-router --config FILE --rebuild makes a new one",
+            "stores of its own, or end the router of the other one, and start once with --adopt to take it as it is; "
+            "if it is this one's, and its catalog was lost, a2m-router --config FILE --rebuild makes a new one"
+            f"{otherwise}",
             tier,
         )
 
