@@ -6,10 +6,10 @@ the answer was all. And whose the records are that a server holds must survive t
 
 import json
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from router.methods import asking
 from router.tiers.profile import CannotServe
 from tests.federated import Foreign, Mix, Trial, contents, told_by, trial
 from tests.servers.core_only import CoreOnly
-from tests.test_put_back import CALM, CATALOG, TIERS, Shared, _leaves, files_of, heal, held
+from tests.test_put_back import CALM, CATALOG, TIERS, Shared, _leaves, files_of, heal, ran, refusal
 from tests.test_short_answers import TellsFew, too_long
 
 pytestmark = pytest.mark.anyio
@@ -222,18 +222,6 @@ async def refused_rebuild(folder: Path, mix: Mix, **how: Any) -> str:
     return str(problem)
 
 
-async def refusal(folder: Path, mix: Mix) -> str:
-    """Why a start is refused, in a sentence that names both ids; nothing that a tier holds has changed."""
-    before = held(folder)
-    with pytest.raises(BaseExceptionGroup) as refused:
-        async with trial(CALM, servers=mix, folder=folder):
-            pass
-    [problem] = _leaves(refused.value)
-    assert isinstance(problem, CannotServe)
-    assert held(folder) == before
-    return str(problem)
-
-
 def same_server_behind_all(server: CoreOnly) -> Mix:
     """A federation of lesser servers alone: its own, and one that it shares."""
     return {**ALL_LESSER, **Shared(server).mix()}
@@ -425,13 +413,7 @@ def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_o
         )
     )
 
-    def run(program: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name(program)), "--config", str(config), *arguments]
-        ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
-        assert ended.returncode == code, ended
-        assert "Traceback" not in ended.stderr
-        return ended
-
+    run = partial(ran, config)
     run("a2m", "remember", "one", "--id", "t")
     lose_catalog(tmp_path)
     sentence = (
