@@ -19,9 +19,10 @@ from anyio import wait_all_tasks_blocked
 from router.catalog.salvage import Salvage
 from router.methods import asking
 from router.tiers.profile import CannotServe
-from tests.federated import Foreign, Mix, Trial, contents, told_by, trial
+from tests.disk import Files
+from tests.federated import FOUR_TIERS, Foreign, Mix, Trial, contents, settings_of, told_by, trial
 from tests.servers.core_only import CoreOnly
-from tests.test_put_back import CALM, CATALOG, TIERS, Shared, _leaves, files_of, heal, ran, refusal
+from tests.test_put_back import CALM, CATALOG, TIERS, Shared, _leaves, copied, files_of, heal, put_back, ran, refusal
 from tests.test_short_answers import TellsFew, too_long
 
 pytestmark = pytest.mark.anyio
@@ -157,6 +158,41 @@ async def test_an_answer_that_may_lack_some_of_ours_says_so(tmp_path: Path, monk
         answer = await fed.call("recall", query="apple", limit=8, where={"session": "s0", "key": "k/3"})
         assert [record["content"] for record in answer["records"]] == [OURS[3]]
         assert "degraded" not in answer
+
+
+async def test_all_that_is_ours_is_found_in_a_store_that_federations_reach_over_http(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It tells its records in pages, some of which are another federation's alone; and how many they are."""
+    remote = 'kind = "semantic"\nurl = "http://127.0.0.1:9/"\n'
+    settings = settings_of(FOUR_TIERS.replace('kind = "semantic"\ncommand = ["-"]\n', remote), policy="explicit")
+    ids: list[str] = []
+    store: Files = {}
+    for name, count in (("ours", 20), ("theirs", 600), ("ours", 0)):
+        (folder := tmp_path / name).mkdir(exist_ok=True)
+        put_back(folder, store, "semantic")
+        async with trial(settings, folder=folder) as fed:
+            if name == "theirs":
+                await fed.remember(*(f"apple {n}" for n in range(count)), tier="semantic", embedding=[1.0, 0.0])
+            elif count:
+                ids = await write_ours(fed)
+                fed.federation.catalog.set_scanned("semantic", False)
+            else:
+                assert "600 records there belong to another federation" in caplog.text
+                await assert_all_is_found(fed, ids)
+        store = copied(folder, "semantic")
+
+
+async def test_a_scan_that_others_records_fill_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    mix = Shared(TellsFew(tmp_path / "shared.db", limits={"max_recall_limit": 20})).mix()
+    await begin_empty(tmp_path, mix)
+    async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
+        ids = await fed.remember("a", "b", tier="semantic")
+        fed.federation.catalog.set_scanned("semantic", False)
+    await write_theirs(tmp_path, mix)
+    async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
+        assert "it answers at most 20 records at once" in fed.federation.problems["semantic"]
+        assert {record["id"] for record in await fed.timeline()} == set(ids)
 
 
 # --- what is read by its id
