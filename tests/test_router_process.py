@@ -188,6 +188,7 @@ def test_the_manual_lists_every_option_and_no_other() -> None:
         (("--backup", "copy", "--check"), "--backup makes a backup, and ends: leave out --check"),
         (("--backup", "copy", "--adopt"), "leave out --adopt"),
         (("--backup", "copy", "token", "alice"), "leave out --backup"),
+        (("--federation", "3f"), "--federation says whose records a rebuild is to take: it goes with --rebuild"),
     ],
 )
 def test_options_of_which_one_would_be_ignored_are_refused(

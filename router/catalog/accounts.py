@@ -125,6 +125,10 @@ class Accounts:
                 "SELECT max(coalesce((SELECT max(seq) FROM records), 0), coalesce((SELECT max(seq) FROM earned), 0))"
             ).get
             self._know_epochs()
+            # whether no record was ever written or taken in; not so of one that was made anew
+            self.began_blank: bool = (
+                self._newest == 0 and self._fact("clock", None) is None and not self._fact("federation_found", 0)
+            )
             self._know(tiers)
             if self.is_all_scanned():
                 self._set_fact("was_whole", 1)
@@ -199,6 +203,10 @@ class Accounts:
         with self._database.transaction():
             self._execute("UPDATE tiers SET epoch = ? WHERE no = ?", (self._epochs[self.epoch], self._no[tier]))
 
+    def has_enrolled(self) -> bool:
+        """Whether the store of any tier was seen to hold an epoch of this account's."""
+        return self._execute("SELECT 1 FROM tiers WHERE epoch IS NOT NULL LIMIT 1").get is not None
+
     def take_origins(self, epochs: Iterable[str], federations: Iterable[str] = ()) -> None:
         """What bears these epochs is known from now on, and what bears the ids of these federations is ours."""
         with self._database.transaction():
@@ -215,6 +223,7 @@ class Accounts:
         """Whose records these are; for a catalog that is made anew."""
         with self._database.transaction():
             self._set_fact("federation", federation)
+            self._set_fact("federation_found", 1)
         self.federation = federation
 
     @property

@@ -28,7 +28,7 @@ from router.catalog.readers import Reading
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank
-from router.methods.asking import Asking, Question
+from router.methods.asking import CROWDED, Asking, Question
 from router.methods.drafting import embedding_mismatch
 from router.methods.selecting import Filter, changing, read_where, tiers_in_question, unanswered
 from router.text import query_tokens
@@ -200,7 +200,7 @@ class Readings:
                 answered = _ids_in(lists)
                 self._asking.overlay(lists, question)
                 shown, entries, former = self._homes(tiers, lists, read, scope)
-                degraded += former
+                degraded += [*former, *(Degraded(name, CROWDED) for name in question.crowded)]
                 looked = _Look(question, shown, entries, lists, degraded)
             # another look would find no more, wait again for a tier that does not answer, or have too little time
             if len(shown) >= limit or not question.cut or degraded or left() <= anyio.current_time() - began:
@@ -446,7 +446,7 @@ class Readings:
 
     def _as_of(self, question: Question, read: Reading) -> Question:
         """The question as it is put within a read."""
-        question = msgspec.structs.replace(question, read=read, cut=set())
+        question = msgspec.structs.replace(question, read=read, cut=set(), crowded=set())
         if not question.where.needs_catalog:
             return question
         ids = self._catalog.ids(question.selection())
