@@ -228,8 +228,8 @@ def test_copies_taken_under_load_start_and_hold_what_was_acknowledged(tmp_path: 
     with on_http(config) as (router, said, url):
         load = Load(url)
         with load.running(clients=4):
-            for number in range(3):
-                load.until_more(6)
+            for number in range(2):
+                load.until_more(5)
                 before = load.seen()
                 copy = tmp_path / "copies" / str(number)
                 # by either command, both of which ask the router
@@ -242,7 +242,7 @@ def test_copies_taken_under_load_start_and_hold_what_was_acknowledged(tmp_path: 
                 state = json.loads(ended.stdout)
                 assert (state["done"], state["left_out"]) == (True, [])
                 wanted.append((copy, before))
-            load.until_more(6)
+            load.until_more(5)
         everything, gone, revisions = load.seen()
         terminate(router)
         assert router.popen.wait(PATIENCE) == 0

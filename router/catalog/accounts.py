@@ -227,6 +227,11 @@ class Accounts:
         self.federation = federation
 
     @property
+    def version(self) -> int:
+        """That of the latest change of a record's home or content; while a router runs, every later one is greater."""
+        return self._versions
+
+    @property
     def _width(self) -> int | None:
         """The width of the vectors in the index; None as long as there is none."""
         width: int | None = self._fact("nearest", None)

@@ -309,11 +309,13 @@ class Copies:
         """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
         each."""
         given = {draft.id: draft for draft in drafts if draft.id is not None}
-        found = await self.read(tier, given, embeddings=True)
+        found, others = await self.there(tier, given, embeddings=True)
         unkept = {}
         for id, draft in given.items():
             copy = found.get(id)
-            if copy is None:
+            if id in others:
+                unkept[id] = f"holds another record under its id, {others[id]}: {id!r}"
+            elif copy is None:
                 unkept[id] = f"does not hold a record that it was given: {id!r}"
             elif digest(copy) != digest(draft):
                 unkept[id] = _alteration(draft, copy)
@@ -322,11 +324,42 @@ class Copies:
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
         other records than those asked for is not trusted."""
+        return await self._read(tier, ids, embeddings=embeddings)
+
+    async def _read(
+        self, tier: str, ids: Iterable[str], *, embeddings: bool, written: list[Written] | None = None
+    ) -> dict[str, Record]:
         found: dict[str, Record] = {}
         question = Recall(embeddings=embeddings)
-        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL):
+        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL, written=written):
             found.update((record.id, record) for record in records)
         return found
+
+    async def there(
+        self, tier: str, ids: Iterable[str], *, embeddings: bool = False
+    ) -> tuple[dict[str, Record], dict[str, str]]:
+        """What `read` finds; and those of `ids` under which a lesser server holds another federation's record, in words
+        whose it is.
+
+        Raises Untrusted where a router has written one of them that the catalog knows nothing of.
+        """
+        if self._lineage is None or not self._may_be_shared(tier):
+            return await self._read(tier, ids, embeddings=embeddings), {}
+        written: list[Written] = []
+        try:
+            found = await self._read(tier, ids, embeddings=embeddings, written=written)
+        except LaterWriter as problem:
+            raise self._untrusted(tier, str(problem)) from None
+        ours = self._lineage.federation
+        return found, {
+            id: f"which belongs to another federation ({origin.federation}; this one is {ours})"
+            for id, origin in written
+            if not self._lineage.is_ours(origin.federation, origin.epoch)
+        }
+
+    def _may_be_shared(self, tier: str) -> bool:
+        """Whether a tier's server may hold what another federation has written there."""
+        return self._lineage is not None and not self.manner(tier).native
 
     async def among(self, tier: str, ids: Sequence[str], question: Recall) -> list[Record]:
         """Those of `ids` that `tier` holds and that its server finds to meet the conditions of `question`."""
@@ -342,7 +375,7 @@ class Copies:
         self._check_enrolled(tier)
         gone: set[str] = set()
         for chunk in self._chunks(tier, list(ids)):
-            strange = await self._others(tier, chunk)
+            strange = (await self.there(tier, chunk))[1].keys() if self._may_be_shared(tier) else set[str]()
             own = [id for id in chunk if id not in strange]
             if own:
                 await self._call(tier, "memory/forget", Forget(ids=own))
@@ -352,18 +385,6 @@ class Copies:
                 gone.update(id for id in own if id not in left)
             gone |= strange
         return gone
-
-    async def _others(self, tier: str, ids: list[str]) -> set[str]:
-        """Those of `ids` under which a lesser server holds what belongs to another federation."""
-        if self._lineage is None or self.manner(tier).native:
-            return set()
-        written: list[Written] = []
-        try:
-            async for _ in self.parts(tier, ids, Recall(), written=written):
-                pass
-        except LaterWriter as problem:
-            raise self._untrusted(tier, str(problem)) from None
-        return {id for id, origin in written if not self._lineage.is_ours(origin.federation, origin.epoch)}
 
     def _check_enrolled(self, tier: str) -> None:
         """Raises TierDown before a native store was told who writes to it: else a copy of the catalog from before could
