@@ -854,7 +854,7 @@ async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_pat
             return render_error(msgspec.Raw(msgspec.json.encode(asked_what["id"])), full)
         answer = await go_on()
         if at_once and tier == "semantic" and "path" in asked_what["params"]:
-            Path(asked_what["params"]["path"]).unlink()
+            os.unlink(asked_what["params"]["path"])
         return answer
 
     (tmp_path / "it").mkdir()
