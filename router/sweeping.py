@@ -265,6 +265,8 @@ class Sweeper:
             elif copy is not None:
                 if self._catalog.fall_back(entry, copy, tier):
                     log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
+                elif not self._catalog.find([entry.id]):
+                    self._put_off.add(tier)  # the copy is nobody's now
             else:
                 self._catalog.strike(tier, [entry.id])
                 if self._catalog.is_scanned(entry.home) and self._catalog.lose([entry]):

@@ -632,6 +632,7 @@ async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix
         await fed.call("remember", records=[{"id": "t", "content": "again", "tier": "working"}])
         await fed.settled()
         assert contents(await fed.timeline()) == {"u": "working", "again": "working"}
+        assert fed.copies()["t"] == ["working"]
 
 
 @mixes
