@@ -164,4 +164,8 @@ SCHEMA: Final = (
     -- it is read through.
     ALTER TABLE tiers ADD COLUMN set_back INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    -- How many records of other federations the tier was last seen to hold beside ours.
+    ALTER TABLE tiers ADD COLUMN strange INTEGER NOT NULL DEFAULT 0;
+    """,
 )
