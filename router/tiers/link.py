@@ -133,7 +133,8 @@ class Link:
         random: uniform in [0, 1), for the jitter.
 
     `profile` is what the tier said at the last greeting; `reason` is why it is down; `risen` is how often it has come
-    up. `obstacle` is for those who use the link to say why a tier that is up takes no part all the same.
+    up; `is_barred` is whether what may change the tier is refused. `obstacle` is for those who use the link to say why
+    a tier that is up takes no part all the same.
     """
 
     def __init__(
