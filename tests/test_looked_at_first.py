@@ -16,7 +16,20 @@ from router.a2m.errors import A2MError
 from router.tiers.profile import CannotServe
 from tests.clocks import simulated
 from tests.disk import Files
-from tests.federated import FOUR_TIERS, Foreign, Mix, Steered, Task, Trial, contents, plant, settings_of, trial
+from tests.federated import (
+    FOUR_TIERS,
+    Clock,
+    Foreign,
+    Mix,
+    Steered,
+    Task,
+    Trial,
+    contents,
+    lose,
+    plant,
+    settings_of,
+    trial,
+)
 from tests.servers.core_only import CoreOnly
 from tests.test_put_back import ANEW, CALM, TIERS, Shared, T, _leaves, copied, held, is_refused, put_back
 from tests.test_rules_restart import joined
@@ -338,8 +351,9 @@ async def two_on_one_store(folder: Path, *, first: int, then: int, last: int) ->
     for name in ("one", "two"):
         (folder / name).mkdir()
     (folder / "two" / "semantic.db").symlink_to(folder / "one" / "semantic.db")
+    clock = Clock()
     for name, count in (("one", first), ("two", then), ("one", last)):
-        async with trial(OVER_HTTP, folder=folder / name) as fed:
+        async with trial(OVER_HTTP, folder=folder / name, clock=clock) as fed:
             await fed.remember(*(f"{name} {n}" for n in range(count)), tier="semantic")
     return folder / "one"
 
@@ -366,6 +380,23 @@ async def test_a_shared_store_that_counts_is_read_through_no_more_often_than_oth
         assert "by hand" in contents(await fed.timeline(limit=1000))
 
 
+async def test_a_shared_store_of_which_all_is_seen_at_once_is_not_read_through_for_what_others_write(
+    tmp_path: Path,
+) -> None:
+    folder = await two_on_one_store(tmp_path, first=3, then=3, last=0)
+    async with trial(OVER_HTTP, folder=tmp_path / "two") as fed:
+        await fed.remember("since", tier="semantic")
+    assert await scans_of(folder) == []
+
+
+async def test_how_much_a_scan_has_found_of_others_is_known_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router.recovery, "_WIDEST", 100)
+    folder = await two_on_one_store(tmp_path, first=3, then=150, last=150)
+    assert await scans_of(folder) == []
+
+
 async def test_a_store_that_pages_is_read_through_where_its_newest_show_too_few_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,3 +413,25 @@ async def test_a_tier_that_differs_is_read_through_before_anything_is_removed_th
     by_hand = [{"id": f"h{n}", "content": "by hand"} for n in range(600)]
     CoreOnly(tmp_path / "working.db").call("memory/remember", {"records": by_hand})
     await is_refused(tmp_path, mix)
+
+
+@pytest.mark.parametrize("newer", [0, 150], ids=["seen by the look", "seen by the count"])
+async def test_nothing_is_removed_from_a_tier_while_it_is_read_through(tmp_path: Path, newer: int) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": id, "content": id, "tier": "semantic"} for id in ("x", "y", "z")])
+        await fed.remember(*(f"n{n}" for n in range(newer)), tier="semantic")
+        lose(fed, "semantic", "x")
+    steer, down = Steered(), {"semantic"}
+    async with trial(CALM, folder=tmp_path, weather=steer, down=down) as fed:
+        scan = steer.hold("semantic", "timeline", having=b'"page"')
+        fed.federation._welcomed["semantic"] = anyio.Event()
+        down.clear()
+        await scan.reached.wait()
+        await fed.call("forget", ids=["y"])
+        await fed.federation.sweeper.idle()
+        assert [message for _, message in steer.seen if b"memory/forget" in message] == []
+        scan.release()
+        await joined(fed, "semantic")
+        await fed.settled()
+        assert not {"x", "y"} & fed.copies().keys()
+        assert len(fed.copies()) == 1 + newer
