@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 # How long the start waits for tiers; those that are not up by then join later.
 _START_SECONDS: Final = 15.0
 
+# How long of that it waits until all were looked at, before it changes any; a look that fails is tried again.
+_LOOK_SECONDS: Final = 10.0
+
 # How often notes of what was forgotten are looked through, and how long a failed welcome waits.
 _HOUSEKEEPING_SECONDS: Final = 3600.0
 _WELCOME_SECONDS: Final = 2.0
@@ -147,8 +150,11 @@ class Federation:
         self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
         self._ending = False
         self._welcoming: dict[str, anyio.CancelScope] = {}
-        self._of_others: list[CannotServe] = []  # tiers that hold what another router has written, as it turned out
+        self._refusing: list[CannotServe] = []  # what tiers turned out to be that refuses the start
+        self._looked: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
+        self._begun = anyio.Event()  # no tier is changed before: the start may be refused
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
+        self._taken_in: set[str] = set()
 
     @property
     def problems(self) -> dict[str, str]:
@@ -176,12 +182,6 @@ class Federation:
                 except CannotServe as problem:
                     problems.append(problem)
         _refuse(problems)
-        with anyio.move_on_after(_START_SECONDS):
-            await self.recovery.look_ahead(self.settings.managed)
-        # what is written from here on bears the epoch of this start, which a power cut must not take from the catalog
-        await self.catalog.synced()
-        self.recovery.agree_on_metric(profiles)
-        self._redoing.resume()
         for tier in self.settings.managed:
             # of a tier's own process nothing is left that could land; a power cut may have taken the note of what could
             if tier.url is not None and (not self.catalog.ended_well or self.catalog.has_notes(tier.name)):
@@ -190,15 +190,28 @@ class Federation:
             link.on_change(self._tier_changed)
             if link.status == "up":
                 self._tier_changed(link)
-        with anyio.move_on_after(_START_SECONDS):
-            for name, link in self.links.items():
-                if link.status == "up":
-                    await self._welcomed[name].wait()
-        _refuse(self._of_others)
+        until = anyio.current_time() + _START_SECONDS
+        with anyio.move_on_after(_LOOK_SECONDS):
+            await self._all_up(self._looked)
+        _refuse(self._refusing)
+        # what is written from here on bears the epoch of this start, which a power cut must not take from the catalog
+        await self.catalog.synced()
+        self.recovery.agree_on_metric(profiles)
+        self._begun.set()
+        with anyio.CancelScope(deadline=until):
+            await self._all_up(self._welcomed)
+        _refuse(self._refusing)
+        self._redoing.resume()
         self._tasks.start_soon(_kept_running, self.sweeper.run)
         if self.settings.policy.background:
             self._tasks.start_soon(_kept_running, self.passes.run)
         self._tasks.start_soon(_kept_running, self._keep_house)
+
+    async def _all_up(self, reached: Mapping[str, anyio.Event]) -> None:
+        """Return when all tiers that are up have reached this."""
+        for name, link in self.links.items():
+            if link.status == "up":
+                await reached[name].wait()
 
     def end_calls(self) -> None:
         """The router has been told to end. What is under way has a while to come to its end; then it is answered with
@@ -244,19 +257,25 @@ class Federation:
             self._welcoming[link.name] = scope
             link.obstacle = None
             while link.status == "up":
+                tier = self.settings.tier(link.name)
                 try:
-                    if link.profile is not None:
-                        self.recovery.check(self.settings.tier(link.name), link.profile)
+                    look = await self.recovery.look(tier)
+                    self._looked[link.name].set()
+                    await self._begun.wait()
+                    await self.recovery.admit(tier, look)
                     if self.sweeper.held_for(link.name):
                         self._welcomed[link.name].set()  # what it is known to hold can be read meanwhile
                         link.obstacle = MAY_STILL_LAND
                         await anyio.sleep(self.sweeper.held_for(link.name))
                         link.obstacle = None
-                    await self.recovery.welcome(self.settings.tier(link.name))
+                        look = await self.recovery.look(tier)  # at what has landed, too
+                    await self.recovery.welcome(tier, look)
                     link.obstacle = None
+                    self._end_recovery(link.name)
                 except Untrusted as problem:
                     log.error("%s: not taken into the account: %s", link.name, problem)
                     link.obstacle = f"tiers.{problem}"
+                    self._looked[link.name].set()
                     self._welcomed[link.name].set()  # nobody waits for a server to become what it says it is
                     await anyio.sleep(_DISTRUST_SECONDS)
                     continue
@@ -266,20 +285,27 @@ class Federation:
                     await anyio.sleep(_WELCOME_SECONDS)
                     continue
                 except CannotServe as problem:
-                    if isinstance(problem, OfAnother):
-                        self._of_others.append(problem)
+                    if isinstance(problem, OfAnother) or not self._begun.is_set():
+                        self._refusing.append(problem)
                     log.error("%s", problem)
                     link.obstacle = str(problem)
-                    if not self.settings.tier(link.name).mount:
+                    if self._begun.is_set() and not tier.mount:
                         self.catalog.set_scanned(link.name, False)
                 except Exception as problem:
                     # what no one has thought of must not look as if the tier were just slow
                     log.exception("%s: could not be taken into the account", link.name)
                     link.obstacle = f"{link.name}: {problem}; the log has the whole story"
                 break
+            self._looked[link.name].set()
             self._welcomed[link.name].set()
             self.sweeper.wake()
             self.passes.tier_changed()
+
+    def _end_recovery(self, tier: str) -> None:
+        """The tier was taken into the account."""
+        self._taken_in.add(tier)
+        if self._taken_in.issuperset(managed.name for managed in self.settings.managed):
+            self.catalog.end_recovery()
 
     async def _keep_house(self) -> None:
         while True:

@@ -174,9 +174,8 @@ async def _scanned(
             recovery.check(tier, profile)
             profiles.append((tier, profile))
         recovery.agree_on_metric(profiles)
-        for tier, profile in profiles:
-            recovery.check(tier, profile)  # against those before it: two may lead to one store
-            await _welcome(recovery, tier)
+        for tier, _ in profiles:
+            await _welcome(recovery, tier)  # checked once more, against those before it: two may lead to one store
         connections.cancel_scope.cancel()
     return taken, {tier.name: read.get(tier.name, 0) for tier in settings.managed}
 
@@ -301,7 +300,9 @@ async def _all_up(links: Mapping[str, Link]) -> None:
 
 async def _welcome(recovery: Recovery, tier: Tier) -> None:
     try:
-        await recovery.welcome(tier)
+        look = await recovery.look(tier)
+        await recovery.admit(tier, look)
+        await recovery.welcome(tier, look)
     except (TierDown, A2MError) as problem:
         raise CannotServe(f"tiers.{tier.name}: what it holds could not be read: {problem}") from None
 

@@ -4,10 +4,12 @@ Only here are records adopted: an id that the catalog does not know is never sho
 writes, forgets and passes once all that it holds is accounted for.
 
 Rules:
+- a tier is looked at before anything is changed there, by whomever: until `admit` its link is barred. Of several that a
+  start finds up, all are looked at before one is admitted, so that a start that is refused has changed none;
 - what a tier holds is compared with the account each time it comes up, at a cost that does not grow with it: how many
   records, which are its newest, and whether it holds what was last written there. Whoever adds records behind the
   router's back adds new ones, whoever only removes them changes the count, and a file that was set back lacks what came
-  last; so an exchange is noticed, too. Only where they differ is all of it read;
+  last; so an exchange is noticed, too. Only where they differ is all of it read, and nothing changed there meanwhile;
 - each start has an epoch, which the catalog notes, synced, before a native store is told of it, and before anything is
   written there; what a lesser server is told carries it. Whoever holds one that the catalog does not know is later than
   the catalog, of which a copy was put back: nothing is removed there, and the start is refused. A store that holds an
@@ -20,16 +22,15 @@ Rules:
   is adopted already.
 """
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
-from router.a2m.errors import A2MError
 from router.a2m.messages import Describe, Enrol
 from router.a2m.records import Record, digest
 from router.a2m.vectors import MAX_WIDTH
@@ -57,6 +58,10 @@ _NEWEST: Final = 500
 _WITNESSES: Final = 100
 
 
+# Where the newest of what a server tells are other federations', it is asked for so many times more, up to so many.
+_WIDER: Final = 4
+_WIDEST: Final = 10_000
+
 # How long a store that does not keep what it is told is left alone, seconds.
 _AGAIN: Final = 1.0
 
@@ -68,6 +73,19 @@ _NAMED: Final = 20
 
 # why a server that is the old one may look like another
 _HINT: Final = "; a server that says no identity is known by its name, and by the command or address that reaches it"
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What was seen of a tier that has come up, before anything is changed there.
+
+    risen: by its link's count, when that was.
+    read_only: its server takes no writes.
+    difference: in what its newest records differ from the account, for the log; None where they do not.
+    """
+
+    risen: int
+    read_only: bool
+    difference: str | None
 
 
 class Recovery:
@@ -105,8 +123,10 @@ class Recovery:
         self._gather = gather
         self._watch = watch
         self._only_reads = only_reads
-        self._strange: dict[str, int] = {}  # how many records of other federations a tier was found to hold
-        self._said: dict[str, str] = {}  # whose, as far as the log has said it
+        self._said: dict[str, str] = {}  # whose records a tier holds beside ours, as far as the log has said it
+        self._unheard_of: set[str] = set()  # tiers that were in no account before, and are not in this one yet
+        for tier in settings.managed:
+            copies.link(tier.name).bar()
 
     def check(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe unless the server behind `tier` can be part of this federation."""
@@ -154,16 +174,6 @@ class Recovery:
         elif not self._catalog.knows_epoch(epoch):
             raise LaterWriter(tier.name, epoch)
 
-    async def look_ahead(self, tiers: Iterable[Tier]) -> None:
-        """Look whether a lesser server among those that are up holds what is later than the catalog, before anything is
-        removed anywhere. Raises CannotServe. What does not answer is looked at when it is welcomed."""
-        for tier in tiers:
-            link = self._copies.link(tier.name)
-            if tier in self._mounts or link.status != "up" or self._copies.manner(tier.name).native:
-                continue
-            with contextlib.suppress(TierDown, A2MError):
-                await self._copies.newest(tier.name, self._copies.recall_limit(tier.name, _WITNESSES))
-
     def agree_on_metric(self, profiles: Sequence[tuple[Tier, Profile]]) -> None:
         """Takes the tiers' metric as the federation's. Raises CannotServe where they differ, or where a tier's vectors
         would have to be indexed here by a metric that no index is made for."""
@@ -180,32 +190,67 @@ class Recovery:
                 raise _not_indexable(without[0], metric, metrics[metric])
             self._catalog.set_metric(metric)
 
-    async def welcome(self, tier: Tier) -> None:
-        """Bring the account and `tier` together. Raises TierDown and A2MError if it does not answer that long, and
-        CannotServe if it cannot be taken into the account."""
+    async def look(self, tier: Tier) -> Look:
+        """Look at what has come up behind `tier`, and change nothing there. Raises CannotServe if it cannot be taken
+        into the account, as what is later than the catalog; TierDown and A2MError if it does not answer."""
+        name = tier.name
+        link = self._copies.link(name)
+        profile, risen = link.profile, link.risen
+        assert profile is not None
+        self.check(tier, profile)
+        if tier in self._mounts:
+            return Look(risen, True, None)
+        self._keep_manner(tier, profile)
+        read_only = not profile.is_native and await self._copies.is_read_only(name)
+        self._mounts.freeze(name, read_only)
+        if read_only and not self._catalog.records_in(name) and not self._catalog.unfinished(name):
+            self._turn(name)
+            return Look(risen, True, None)
+        return Look(risen, read_only, await self._difference(name, counts=profile.store.records is not None))
+
+    async def admit(self, tier: Tier, look: Look) -> None:
+        """Take what is behind `tier` for what it was seen to be. From now on it may be changed, unless it has to be
+        read through first. Raises as `welcome` does."""
         if tier in self._mounts:
             return
         name = tier.name
-        profile = self._copies.link(name).profile
-        assert profile is not None
-        identity = identity_of(tier, profile)
-        unheard_of = self._catalog.identity(name) is None
-        another = self._catalog.identity(name) not in (None, identity)
+        link = self._copies.link(name)
+        profile = link.profile
+        if profile is None or link.risen != look.risen:
+            raise TierDown(name, "it has been connected anew meanwhile", _AGAIN, None)
+        known, identity = self._catalog.identity(name), identity_of(tier, profile)
+        if known is None:
+            self._unheard_of.add(name)
         self._catalog.set_identity(name, identity)
-        if another:
+        if known not in (None, identity):
             # what lived in the store that was there before is not in this one, and must not look as if it were
             dropped = self._catalog.drop_home(name)
             log.warning("%s: another store is behind it now; %d records went with the old one", name, dropped)
             self._changed()
-        await self._keep_manner(tier, profile)
-        if await self._turns_out_read_only(tier, profile):
-            return
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
         await self._enrol(tier, profile)
+        if look.difference is None and self._catalog.is_scanned(name):
+            self._open(name, look)
+
+    def _open(self, tier: str, look: Look) -> None:
+        if not self._only_reads:
+            self._copies.link(tier).admit(look.risen)
+
+    async def welcome(self, tier: Tier, look: Look) -> None:
+        """Bring the account and `tier` together, which was admitted. Raises TierDown and A2MError if it does not answer
+        that long, and CannotServe if it cannot be taken into the account."""
+        if tier in self._mounts:
+            return
+        name = tier.name
         await self._finish_writes(name)
-        await self._count(tier)
-        if unheard_of and (holds := self._catalog.records_in(name)):
+        if look.read_only:
+            if not self._catalog.records_in(name):
+                self._turn(name)
+                return
+            log.error("%s: its server takes no writes any more; its records can be read, and stay where they are", name)
+        await self._count(tier, look)
+        if name in self._unheard_of and (holds := self._catalog.records_in(name)):
             log.warning(
                 "%s: its %d records were in no account. If there was a catalog before this one, what it alone knew is "
                 "lost with it: accesses and salience count anew, and what was forgotten while its tier was down may be "
@@ -213,6 +258,7 @@ class Recovery:
                 name,
                 holds,
             )
+        self._unheard_of.discard(name)
         await self._take_in_what_was_set_aside(name)
         await self._gather_groups()
 
@@ -245,38 +291,27 @@ class Recovery:
             raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
         self._catalog.note_epoch(name)
 
-    async def _keep_manner(self, tier: Tier, profile: Profile) -> None:
+    def _keep_manner(self, tier: Tier, profile: Profile) -> None:
         """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
         so: a server that promises more than it did has not been told more of them."""
         name = tier.name
         manner = manner_of(tier, profile)
-        holds = self._catalog.records_in(name) > 0
+        is_same = self._catalog.identity(name) in (None, identity_of(tier, profile))
+        holds = is_same and self._catalog.records_in(name) > 0
         lifted = not manner.native or (holds and self._catalog.is_lifted(name))
         indexed = not manner.vectors or (holds and self._catalog.indexes_vectors(name))
         self._catalog.set_lifted(name, lifted)
         self._catalog.index_vectors(name, indexed)
         self._copies.keep(name, lifted=lifted, indexed=indexed)
 
-    async def _turns_out_read_only(self, tier: Tier, profile: Profile) -> bool:
-        """A server that takes no writes is a mount, whatever the file says. One with records of ours was not always so:
-        they stay where they are, and what refuses a write says why."""
-        read_only = not profile.is_native and await self._copies.is_read_only(tier.name)
-        self._mounts.freeze(tier.name, read_only)
-        if not read_only:
-            return False
-        await self._finish_writes(tier.name)
-        if self._catalog.records_in(tier.name):
-            log.error(
-                "%s: its server takes no writes any more; its records can be read, and stay where they are", tier.name
-            )
-            return False
+    def _turn(self, tier: str) -> None:
+        """A server that takes no writes is a mount, whatever the file says. One with records of ours was not always
+        so, and stays a tier: they can be read, and what refuses a write says why."""
         log.warning(
-            "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true",
-            tier.name,
+            "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true", tier
         )
-        self._mounts.turn(tier.name)
-        self._catalog.set_scanned(tier.name, True)
-        return True
+        self._mounts.turn(tier)
+        self._catalog.set_scanned(tier, True)
 
     async def _finish_writes(self, tier: str) -> None:
         while True:
@@ -299,43 +334,90 @@ class Recovery:
             self._changed()
         log.info("%s: %d interrupted writes looked into, %d of them had arrived", tier, len(ids), kept)
 
-    async def _count(self, tier: Tier) -> None:
+    async def _count(self, tier: Tier, look: Look) -> None:
         """Compare what is there with what should be; scan where they differ."""
         name = tier.name
-        if self._catalog.is_scanned(name):
+        is_scanned = self._catalog.is_scanned(name)
+        if is_scanned and look.difference is None:
             await self._sweeper.sweep(name)
-        agrees = await self._agrees(name)
-        if not self._catalog.is_scanned(name) or not agrees:
-            # until all is accounted for, nothing is written there that a page read before might bring back
+        if not is_scanned or not await self._agrees(name, look):
+            # until all is accounted for, nothing is written there that a page read before might bring back; and what
+            # the scan meets may be later than the catalog
             self._catalog.set_scanned(name, False)
+            self._copies.link(name).bar()
             await self._scan(name)
             if self._catalog.end_scan(name).changed:
                 self._changed()
+            self._open(name, look)
 
-    async def _agrees(self, tier: str) -> bool:
-        """Whether a tier seems to hold what it should, by its count, by the newest of what it tells, and by what was
+    async def _difference(self, tier: str, *, counts: bool) -> str | None:
+        """In what the newest records that a tier tells of differ from the account. Raises LaterWriter.
+
+        Args:
+            counts: its server says how many it holds.
+        """
+        most = _WITNESSES if counts and self._catalog.ended_well else _NEWEST
+        before = self._catalog.records_in(tier)
+        newest, are_all, written = await self._newest(tier, most)
+        others = self._others(written)
+        if others and self._adopt:
+            return "holds records of another federation"
+        self._say_whose(tier, others)
+        ids = [record.id for record in newest]
+        expected = self._catalog.records_in(tier)
+        told = f"tells of others than the {expected} records that are accounted for"
+        if len(self._catalog.accounted(tier, ids)) < len(ids):
+            return told
+        if are_all:
+            self._catalog.set_strange(tier, others.total())
+            here = sum(entry.home == tier for entry in self._catalog.find(ids).values())
+            # it may have caught up with none of what was replaced; and others may be at work meanwhile
+            return told if here + len(self._catalog.redo_in(tier)) < min(before, expected) else None
+        if others and len(ids) < self._enough(tier, most):
+            profile = self._copies.link(tier).profile
+            if profile is not None and profile.store.pages:
+                return f"holds so many newer records of another federation that {len(ids)} of ours are seen"
+            log.warning(
+                "%s: among its newest %d records are %d of this federation; whether more came there that is not in the "
+                "account cannot be seen. Give each federation a server of its own",
+                tier,
+                len(written),
+                len(ids),
+            )
+        return None
+
+    async def _newest(self, tier: str, most: int) -> tuple[list[Record], bool, list[Written]]:
+        """The newest records in `tier` that are ours, `most` of them, or as many as are accounted for, as far as its
+        server tells of so many with those of others between them; whether they are all that are ours; and who has
+        written what it told."""
+        count = min(most, self._copies.recall_limit(tier, most))
+        while True:
+            written: list[Written] = []
+            newest, are_all = await self._copies.newest(tier, count, written)
+            more = min(_WIDER * count, self._copies.recall_limit(tier, _WIDEST), _WIDEST)
+            is_short = len(written) < count  # so many are too long for an answer
+            if are_all or is_short or more <= count or len(newest) >= self._enough(tier, most) or len(newest) == count:
+                return newest, are_all, written
+            count = more
+
+    def _enough(self, tier: str, most: int) -> int:
+        """Of how many records of ours in `tier` it is seen what they are."""
+        return min(most, max(1, self._catalog.records_in(tier)))
+
+    async def _agrees(self, tier: str, look: Look) -> bool:
+        """Whether a tier seems to hold what it should, by the newest of what it tells, by its count, and by what was
         last written there."""
+        if look.difference is not None:
+            log.info("%s %s: scanning", tier, look.difference)
+            return False
         before = self._catalog.may_hold(tier)
         raw = await self._copies.link(tier).call("memory/describe", Describe())
         holds = read_profile(raw).store.records
-        expected, may_hold = self._catalog.records_in(tier), self._catalog.may_hold(tier)
+        may_hold = self._catalog.may_hold(tier)
         # others may be at work meanwhile
         may_hold = range(min(before.start, may_hold.start), max(before.stop, may_hold.stop))
-        if holds is not None and holds - self._strange.get(tier, 0) not in may_hold:
-            log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, expected)
-            return False
-        most = _WITNESSES if holds is not None and self._catalog.ended_well else _NEWEST
-        count = min(most, self._copies.recall_limit(tier, most))
-        written: list[Written] = []
-        newest, are_all = await self._copies.newest(tier, count, written)
-        others = self._others(written)
-        if others and self._adopt:
-            log.info("%s holds records of another federation: scanning", tier)
-            return False
-        self._say_whose(tier, others)
-        accounted = self._catalog.accounted(tier, (record.id for record in newest))
-        if len(accounted) < len(newest) or (holds is None and are_all and len(newest) not in may_hold):
-            log.info("%s tells of others than the %d records that are accounted for: scanning", tier, expected)
+        if holds is not None and holds - self._catalog.strange(tier) not in may_hold:
+            log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, self._catalog.records_in(tier))
             return False
         latest = self._catalog.latest(tier, _WITNESSES)
         lacking = await self._lacking(tier, latest)
@@ -435,7 +517,7 @@ class Recovery:
                 [origin.federation for origin in others if origin.federation is not None],
             )
             return True
-        self._strange[tier] = others.total()
+        self._catalog.set_strange(tier, others.total())
         self._say_whose(tier, others)
         return False
 

@@ -142,7 +142,7 @@ class Sweeper:
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
         if writes and not self._mounts.takes_writes(self._by_name[tier]):
             raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.is_looked_into(tier):
+        if not self._catalog.is_looked_into(tier) or (writes and link.is_barred):
             raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
@@ -177,8 +177,9 @@ class Sweeper:
             self.wake(*tiers)
 
     async def _try(self, tier: str) -> bool:
-        if self._copies.link(tier).status != "up" or not self._mounts.takes_writes(self._by_name[tier]):
-            return True  # its coming back wakes us
+        link = self._copies.link(tier)
+        if link.status != "up" or link.is_barred or not self._mounts.takes_writes(self._by_name[tier]):
+            return True  # that it is taken into the account wakes us
         if self.held_for(tier):
             return False
         self._put_off.discard(tier)

@@ -19,7 +19,8 @@ from router.catalog.claims import id_name
 from router.catalog.readers import Readers
 from router.moves import Moves
 from router.sweeping import Sweeper
-from router.tiers.copies import UNACCOUNTED, Copies
+from router.tiers.copies import Copies
+from router.tiers.link import UNACCOUNTED
 from tests.clocks import simulated
 from tests.explorer.accounts import A, B
 from tests.explorer.recording import TWO_TIERS, Followed, Left, Recorder

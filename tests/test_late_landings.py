@@ -85,3 +85,62 @@ async def test_a_write_that_lands_after_the_start_becomes_true(tmp_path: Path) -
         assert sorted(r["id"] for r in await fed.timeline()) == ["w", "x", "y"]
         await fed.remember("two", id="z", tier="semantic")
         assert_nothing_under_way(fed)
+
+
+async def killed_at_rest(folder: Path) -> Path:
+    """The files of a router that died; a power cut may have taken the note of what it had under way."""
+    (folder / "before").mkdir()
+    async with trial(OVER_HTTP, folder=folder / "before") as fed:
+        await fed.remember("one", id="x", tier="semantic")
+        return photograph(folder / "before", folder / "after")
+
+
+async def held_for(folder: Path, seconds: float, **options: Any) -> float:
+    """How long a start that is ended after so many seconds leaves the tier alone that is reached over HTTP."""
+    async with trial(OVER_HTTP, folder=folder, **options) as fed:
+        held = fed.federation.sweeper.held_for("semantic")
+        await anyio.sleep(seconds)
+        return held
+
+
+@simulated
+async def test_a_start_that_has_not_waited_for_what_may_still_land_leaves_that_to_the_next(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    for seconds in (0, SETTLING / 2, 2 * SETTLING):
+        assert await held_for(folder, seconds) > 0
+    assert await held_for(folder, 0) == 0
+
+
+@simulated
+async def test_a_start_that_was_refused_leaves_the_wait_to_the_next(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    away = tmp_path / "away"
+    away.mkdir()
+    for file in folder.glob("working.db*"):
+        file.rename(away / file.name)
+    for _ in range(2):
+        with pytest.raises(BaseExceptionGroup):  # another store is behind a tier
+            await held_for(folder, 0)
+    for file in folder.glob("working.db*"):
+        file.unlink()
+    for file in away.iterdir():
+        file.rename(folder / file.name)
+    assert await held_for(folder, 2 * SETTLING) > 0
+    assert await held_for(folder, 0) == 0
+
+
+@simulated
+async def test_a_start_in_which_a_tier_was_down_leaves_the_wait_to_the_next(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    assert await held_for(folder, 2 * SETTLING, down={"semantic"}) > 0
+    assert await held_for(folder, 2 * SETTLING) > 0
+    assert await held_for(folder, 0) == 0
+
+
+@simulated
+async def test_what_can_still_land_is_waited_for_after_each_crash(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    assert await held_for(folder, 2 * SETTLING) > 0
+    async with trial(OVER_HTTP, folder=folder):
+        again = photograph(folder, tmp_path / "again")
+    assert await held_for(again, 0) > 0

@@ -5,7 +5,7 @@ import logging
 import sys
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -881,4 +881,83 @@ async def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
             await link.settle(failure.value.settled)
             await link.wait_up()
             assert msgspec.json.decode(await link.call("memory/describe", {}))["pid"] != first
+        tasks.cancel_scope.cancel()
+
+
+# --- what may change a tier, before somebody has looked at it
+
+
+async def change(link: Link, timeout: float = 5.0) -> str:
+    try:
+        await link.call("memory/forget", {}, timeout=timeout)
+    except TierDown as problem:
+        return problem.reason if problem.settled is None else "it was sent"
+    return "answered"
+
+
+@simulated
+async def test_a_barred_tier_is_read_and_not_changed_until_it_is_admitted() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        await link.wait_up()
+        assert await change(link) == "answered"
+        link.bar()
+        assert await change(link) == "what it holds is still being taken into the account"
+        link.obstacle = "it is not looked at yet"
+        assert await change(link) == "it is not looked at yet"
+        for read in ("memory/recall", "memory/timeline", "memory/session/list", "memory/describe"):
+            await link.call(read, {})
+        await link.call("memory/forget", {}, is_harmless=True)
+        link.admit(link.risen)
+        assert await change(link) == "answered"
+
+
+@simulated
+async def test_a_tier_that_has_come_up_anew_is_barred_anew() -> None:
+    tier = Tier()
+    async with linked(tier) as link:
+        link.bar()
+        await link.wait_up()
+        risen = link.risen
+        link.admit(risen)
+        tier.die()
+        await down(link)
+        await link.wait_up()
+        link.admit(risen)  # that was another life of it
+        assert await change(link) == "what it holds is still being taken into the account"
+        link.admit(link.risen)
+        assert await change(link) == "answered"
+
+
+@simulated
+async def test_a_change_that_waits_for_its_turn_is_not_sent_to_a_tier_that_came_back_meanwhile() -> None:
+    tier = Tier()
+    link = Link("episodic", tier.connect, timeout=5, most_calls=1, random=lambda: 1.0)
+    found: list[str] = []
+
+    async def waiting() -> None:
+        with budget(200):
+            found.append(await change(link, timeout=200))
+
+    async def in_its_place() -> None:
+        with budget(50), pytest.raises(TierDown):
+            await link.call("memory/recall", {}, timeout=50)
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(link.run)
+        link.bar()
+        await link.wait_up()
+        link.admit(link.risen)
+        tier.deaf = True
+        tasks.start_soon(in_its_place)
+        await anyio.sleep(1)
+        tasks.start_soon(waiting)
+        while link.status == "up":
+            with suppress(TierDown):
+                await link.call("memory/recall", {})
+        tier.deaf = False
+        await link.wait_up()
+        assert found == []
+        await anyio.sleep(100)
+        assert found == ["what it holds is still being taken into the account"]
         tasks.cancel_scope.cancel()

@@ -51,7 +51,7 @@ def state(connection: apsw.Connection) -> State:
         "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
     )
     found: State = {name: list(connection.execute(f'SELECT * FROM "{name}"')) for (name,) in list(tables)}
-    found["facts"] = [row for row in found.get("facts", []) if row[0] not in ("opened", "federation")]
+    found["facts"] = [row for row in found.get("facts", []) if row[0] not in ("opened", "recovered", "federation")]
     found.pop("epochs", None)  # of which each start draws another
     return found
 

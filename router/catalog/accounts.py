@@ -107,12 +107,15 @@ class Accounts:
         self._shared = [self._no[tier.name] for tier in tiers if tier.shared]
 
     def _begin(self, tiers: Sequence[Tier]) -> None:
-        # whether the last one who had the file closed it; after a crash more is looked at than otherwise
-        self.ended_well = not self._fact("opened", 0) or bool(self._fact("clean", 0))
-        if not self.ended_well and (wrong := self.damage()):
+        was_closed = not self._fact("opened", 0) or bool(self._fact("clean", 0))
+        # whether nothing is left of a crash: the last one who had the file closed it, and all tiers were taken into the
+        # account since the last one who did not. Else more is looked at than otherwise, and waited for
+        self.ended_well = was_closed and bool(self._fact("recovered", 1))
+        if not was_closed and (wrong := self.damage()):
             raise damaged(self._database.path, wrong)
         with self._database.transaction():
             self._set_fact("clean", 0)
+            self._set_fact("recovered", int(self.ended_well))
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
             self._clock: int = self._fact("clock", 0)
@@ -279,6 +282,12 @@ class Accounts:
         finally:
             self._database.close()
 
+    def end_recovery(self) -> None:
+        """All tiers were taken into the account, and what an earlier router had under way there has landed."""
+        if not self._fact("recovered", 1):
+            with self._database.transaction():
+                self._set_fact("recovered", 1)
+
     def identity(self, tier: str) -> str | None:
         """Who was behind `tier` when it was last greeted; None before the first time."""
         known: str | None = self._execute("SELECT identity FROM tiers WHERE no = ?", (self._no[tier],)).get
@@ -290,7 +299,8 @@ class Accounts:
             self._execute(
                 "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1,"
                 " shows_metadata = CASE WHEN identity IS ?1 THEN shows_metadata END,"
-                " epoch = CASE WHEN identity IS ?1 THEN epoch END, set_back = set_back AND identity IS ?1"
+                " epoch = CASE WHEN identity IS ?1 THEN epoch END, set_back = set_back AND identity IS ?1,"
+                " strange = CASE WHEN identity IS ?1 THEN strange ELSE 0 END"
                 " WHERE no = ?2",
                 (identity, self._no[tier]),
             )
@@ -416,6 +426,16 @@ class Accounts:
     def fix_dimensions(self, width: int) -> None:
         with self._database.transaction():
             self._set_fact("dimensions", width)
+
+    def set_strange(self, tier: str, records: int) -> None:
+        """How many records of other federations `tier` holds beside ours."""
+        if records != self.strange(tier):
+            with self._database.transaction():
+                self._execute("UPDATE tiers SET strange = ? WHERE no = ?", (records, self._no[tier]))
+
+    def strange(self, tier: str) -> int:
+        """How many records of other federations `tier` was last seen to hold beside ours."""
+        return self._execute("SELECT strange FROM tiers WHERE no = ?", (self._no[tier],)).get or 0
 
     def records_in(self, tier: str) -> int:
         """How many records live in `tier`."""

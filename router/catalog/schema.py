@@ -169,4 +169,8 @@ SCHEMA: Final = (
     -- where that was not noted, and for epochs that were not drawn here.
     ALTER TABLE epochs ADD COLUMN newest INTEGER;
     """,
+    """
+    -- How many records of other federations the tier was last seen to hold beside ours.
+    ALTER TABLE tiers ADD COLUMN strange INTEGER NOT NULL DEFAULT 0;
+    """,
 )

@@ -16,8 +16,8 @@ from router.a2m.server import Caller
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from router.methods.reading import Degraded, Former, Records
 from router.methods.selecting import CHANGING
-from router.tiers.copies import INTERRUPTED, UNACCOUNTED
-from router.tiers.link import Refused
+from router.tiers.copies import INTERRUPTED
+from router.tiers.link import UNACCOUNTED, Refused
 
 _repeats = Repeats(logging.getLogger(__name__))
 

@@ -32,7 +32,7 @@ from router.tiers.lifting import (
     shows_metadata,
     unescaped,
 )
-from router.tiers.link import AnswerTooLong, Link, Refused, TierDown
+from router.tiers.link import UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
 from router.tiers.manner import Manner, manner_of
 from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe
@@ -51,9 +51,6 @@ _ALL: Final = 1 << 31
 
 # Characters of a text that an error quotes.
 _EXCERPT: Final = 20
-
-# why a tier that is up takes no part yet, where nothing else is in the way
-UNACCOUNTED: Final = "what it holds is still being taken into the account"
 
 # Why nobody can tell of some of what a tier holds.
 INTERRUPTED: Final = "a write there was interrupted, and waits for another tier to be looked into"
@@ -263,7 +260,6 @@ class Copies:
 
     async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
-        self._check_enrolled(tier)
         for draft in drafts:
             self.check(tier, draft)
         for chunk in self._told(tier, drafts):
@@ -372,7 +368,6 @@ class Copies:
         has written one of them that the catalog knows nothing of: it may be the record, and the catalog a copy that was
         put back.
         """
-        self._check_enrolled(tier)
         gone: set[str] = set()
         for chunk in self._chunks(tier, list(ids)):
             strange = (await self.there(tier, chunk))[1].keys() if self._may_be_shared(tier) else set[str]()
@@ -385,15 +380,6 @@ class Copies:
                 gone.update(id for id in own if id not in left)
             gone |= strange
         return gone
-
-    def _check_enrolled(self, tier: str) -> None:
-        """Raises TierDown before a native store was told who writes to it: else a copy of the catalog from before could
-        be put back, and nothing would show it."""
-        profile = self._links[tier].profile
-        if self._lineage is None or profile is None or not self.manner(tier).native:
-            return
-        if profile.store.epoch not in (msgspec.UNSET, self._lineage.epoch):
-            raise TierDown(tier, self.why_unaccounted(tier), 1.0, None)
 
     async def recall(self, tier: str, question: Recall) -> Ranked:
         """The tier's ranking, shorter than the limit where an answer of that many would be too long."""
@@ -502,14 +488,14 @@ class Copies:
         """Whether the tier's server takes no writes at all (§2.1): it says so to every forget, of nothing, too."""
         nobody = f"{RESERVED}:{uuid.uuid4()}"  # an empty list might be taken for none, and none for everything
         try:
-            await self._call(tier, "memory/forget", Forget(ids=[nobody]))
+            await self._call(tier, "memory/forget", Forget(ids=[nobody]), is_harmless=True)
         except Refused as refused:
             return refused.code == Code.READ_ONLY
         return False
 
-    async def _call(self, tier: str, method: str, params: Any) -> msgspec.Raw:
+    async def _call(self, tier: str, method: str, params: Any, *, is_harmless: bool = False) -> msgspec.Raw:
         try:
-            return await self._links[tier].call(method, params)
+            return await self._links[tier].call(method, params, is_harmless=is_harmless)
         except Refused as refused:
             if refused.code in (Code.METHOD_NOT_FOUND, Code.CAPABILITY_NOT_SUPPORTED):
                 raise self._untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None

@@ -10,6 +10,8 @@
 - Behind an open breaker the connection is kept, since it may be well. It is replaced when the tier has been silent for
   PATIENCE seconds, which doubles as long as that does not help (also a service's silence may be its server's fault,
   such as threads that hang), or has answered TRIALS greetings in a row as it must not.
+- What may change a tier is refused, each time that it has come up, until somebody has looked at what it holds and
+  admits it (see `bar`). Every call passes this gate, whoever makes it.
 - Of clients' requests only so many calls are under way at the tier, and a few more wait for their turn; see Room. What
   comes then is refused. Work in the background is bounded by itself and is not refused.
 """
@@ -62,9 +64,14 @@ _KEPT: Final = 30.0
 # for so many seconds
 _QUIET: Final = 60.0
 
-_READS: Final = frozenset({"memory/describe", "memory/recall", "memory/timeline", "memory/fetch"})
-# what is sent while changes are held back; anything else may be one
+_READS: Final = frozenset(
+    {"memory/describe", "memory/recall", "memory/timeline", "memory/fetch", "memory/session/list"}
+)
+# what is sent while changes are held back, or barred; anything else may be one
 _PASSES: Final = frozenset({*_READS, "store/backup"})
+
+# why a tier that is up takes no part yet, where nothing else is in the way
+UNACCOUNTED: Final = "what it holds is still being taken into the account"
 
 log = logging.getLogger("router.tiers")
 
@@ -125,8 +132,9 @@ class Link:
         most_calls: clients' calls under way at once; fewer where the tier is too slow for them.
         random: uniform in [0, 1), for the jitter.
 
-    `profile` is what the tier said at the last greeting; `reason` is why it is down. `obstacle` is for those who use
-    the link to say why a tier that is up takes no part all the same.
+    `profile` is what the tier said at the last greeting; `reason` is why it is down; `risen` is how often it has come
+    up; `is_barred` is whether what may change the tier is refused. `obstacle` is for those who use the link to say why
+    a tier that is up takes no part all the same.
     """
 
     def __init__(
@@ -144,6 +152,9 @@ class Link:
         self.status: Literal["starting", "up", "down"] = "starting"
         self.reason: str | None = None
         self.obstacle: str | None = None
+        self.risen = 0
+        self._is_guarded = False  # is barred anew whenever it has come up
+        self.is_barred = False
         self._connect = connect
         self._timeout = timeout
         self._transport = transport
@@ -176,6 +187,7 @@ class Link:
         *,
         timeout: float | None = None,
         on_unsettled: Callable[[Settled], None] | None = None,
+        is_harmless: bool = False,
     ) -> msgspec.Raw:
         """The tier's result. A read whose connection is lost is tried once more if the tier is back in time.
 
@@ -183,6 +195,7 @@ class Link:
             timeout: seconds; the tier's own by default, and never more than the request has left.
             on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
                 the call will be settled, unless it already is.
+            is_harmless: it changes nothing, though another call of the method would: it is sent to a barred tier, too.
 
         Raises Refused as the tier answered it, Overloaded, and TierDown for everything else.
         """
@@ -197,7 +210,14 @@ class Link:
                     if on_unsettled is not None:
                         on_unsettled(settled)
 
-                result = await self._call(method, params, deadline, unsettled, is_fair=allowed >= _FAIR * self._timeout)
+                result = await self._call(
+                    method,
+                    params,
+                    deadline,
+                    unsettled,
+                    is_fair=allowed >= _FAIR * self._timeout,
+                    is_change=not is_harmless and method not in _PASSES,
+                )
         except A2MError as answered:
             if no_room(answered) == DISK_FULL:
                 if self._full is None:
@@ -217,9 +237,11 @@ class Link:
         on_unsettled: Callable[[Settled], None] | None,
         *,
         is_fair: bool,
+        is_change: bool,
     ) -> msgspec.Raw:
+        seconds = deadline - anyio.current_time()
         try:
-            return await self._attempt(method, params, deadline - anyio.current_time(), on_unsettled, is_fair=is_fair)
+            return await self._attempt(method, params, seconds, on_unsettled, is_fair=is_fair, is_change=is_change)
         except TierDown as down:
             lost = isinstance(down.__cause__, ConnectionLost) and not isinstance(down.__cause__, HttpFailure)
             if method not in _READS or not lost:
@@ -400,6 +422,16 @@ class Link:
             self._held.set()
             self._held = None
 
+    def bar(self) -> None:
+        """From now on, and anew each time that the tier has come up, what may change it is refused with TierDown, until
+        it is admitted."""
+        self._is_guarded = self.is_barred = True
+
+    def admit(self, risen: int) -> None:
+        """The tier as it was when it had come up so often may be changed."""
+        if self.risen == risen:
+            self.is_barred = False
+
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
         self._callbacks.append(callback)
@@ -416,8 +448,10 @@ class Link:
         on_unsettled: Callable[[Settled], None] | None,
         *,
         is_fair: bool = False,
+        is_change: bool = False,
     ) -> msgspec.Raw:
-        """`is_fair`: the call was given its time, as far as it has not waited for its turn."""
+        """`is_fair`: the call was given its time, as far as it has not waited for its turn. `is_change`: it may change
+        what the tier holds."""
         peer = self._peer_for(timeout)
         certain: Settled = client.settled()
 
@@ -430,7 +464,9 @@ class Link:
         with anyio.CancelScope() as scope:
             self._underway.add(scope)
             try:
-                return await self._answer_of(peer, method, params, timeout, unsettled, is_fair=is_fair)
+                return await self._answer_of(
+                    peer, method, params, timeout, unsettled, is_fair=is_fair, is_change=is_change
+                )
             finally:
                 self._underway.discard(scope)
         raise TierDown(self.name, STOPPING, FIRST, certain)
@@ -444,9 +480,12 @@ class Link:
         on_unsettled: Callable[[Settled], None],
         *,
         is_fair: bool,
+        is_change: bool,
     ) -> msgspec.Raw:
-        while self._held is not None and method not in _PASSES:
+        while self._held is not None and is_change:
             await self._held.wait()
+        if self.is_barred and is_change:
+            raise TierDown(self.name, self.obstacle or UNACCOUNTED, FIRST, None)
         # nothing is awaited from here until the call is on its way: none is sent that was not held back
         began = anyio.current_time()
         number = self._room.begin()
@@ -533,6 +572,8 @@ class Link:
     def _rise(self, peer: Peer, profile: Profile) -> None:
         self._peer = peer
         self.profile = profile
+        self.risen += 1
+        self.is_barred = self._is_guarded
         self._failures = self._replaced = 0
         self._backoff.succeeded(anyio.current_time())
         self.status, self.reason = "up", None
