@@ -250,28 +250,29 @@ class Sweeper:
                     elif entry.id not in behind:
                         lost.append(entry)
                 if lost:
-                    await self._bring_home(lost, tier)
+                    await self._bring_home(lost, tier, gone=[entry for entry in lost if entry.id not in found])
             except (TierDown, A2MError) as problem:
                 log.info("%s: copies stay until %s can be read: %s", tier, home, problem)
                 if self._copies.link(home).status == "up":  # else its coming back wakes us
                     self._put_off.add(tier)
         return seen
 
-    async def _bring_home(self, lost: Sequence[Entry], tier: str) -> None:
+    async def _bring_home(self, lost: Sequence[Entry], tier: str, gone: Sequence[Entry]) -> None:
+        """What `tier` holds of records that are not at their homes as they should be. Those that are `gone` from there
+        are what it holds of them, or no more. Of others their homes have a former state, which is not shown."""
         copies = await self._copies.read(tier, [entry.id for entry in lost], embeddings=True)
         for entry in lost:
             copy = copies.get(entry.id)
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
                 log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
-            elif copy is not None:
-                if self._catalog.fall_back(entry, copy, tier):
-                    log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
-                elif not self._catalog.find([entry.id]):
-                    self._put_off.add(tier)  # the copy is nobody's now
-            else:
+            elif copy is None:
                 self._catalog.strike(tier, [entry.id])
-                if self._catalog.is_scanned(entry.home) and self._catalog.lose([entry]):
+                if entry in gone and self._catalog.is_scanned(entry.home) and self._catalog.lose([entry]):
                     log.error("%s: a record that should live there is gone: %s", entry.home, entry.id)
+            elif entry in gone and self._catalog.fall_back(entry, copy, tier):
+                log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
+            elif not self._catalog.find([entry.id]):
+                self._put_off.add(tier)  # the copy is nobody's now
 
 
 def _names(stray: NotedStray) -> set[Name]:
