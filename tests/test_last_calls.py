@@ -244,11 +244,13 @@ def test_an_export_that_spans_a_restart_goes_on(tmp_path: Path) -> None:
                 terminate(client.router)
                 ended_well(client.router, said)
                 with router_on(OnHttp, tmp_path, "", port=port):
-                    assert export.communicate(timeout=PATIENCE) == ("", "")
+                    out, waits = export.communicate(timeout=PATIENCE)
             finally:
                 export.kill()
                 export.communicate()
     assert export.returncode == 0
+    assert out == ""
+    assert re.fullmatch(r"a2m: the export waits for the server, for 60 s at most, and then goes on: .*\n", waits)
     header, *lines = file.read_text().splitlines()
     assert json.loads(header)["records"] == 1200
     assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in records]

@@ -6,7 +6,6 @@ records; a part that is too long for one message is read tier by tier. A record 
 twice, which `a2m import` does not mind.
 """
 
-import logging
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,6 +24,7 @@ from router.a2m.client import AnswerTooLong, ConnectionLost
 from router.a2m.errors import STOPPING, A2MError
 from router.a2m.http_client import HttpFailure
 from router.command.asking import Asking
+from router.command.running import say
 
 FORMAT: Final = "a2m-export"
 VERSION: Final = 1
@@ -36,9 +36,6 @@ _FEW: Final = 2000
 _PATIENCE: Final = 60.0
 _FIRST_WAIT: Final = 0.1
 _LONGEST_WAIT: Final = 2.0
-
-log = logging.getLogger(__name__)
-
 
 Take = Callable[[list[Raw]], Awaitable[None]]
 
@@ -131,7 +128,7 @@ class Export:
                     raise
                 if until == -inf:
                     until = now + _PATIENCE
-                    log.info("the server is waited for, so that the export can go on: %s", problem)
+                    say(f"the export waits for the server, for {_PATIENCE:.0f} s at most, and then goes on: {problem}")
                 if now >= until:
                     raise
                 await anyio.sleep(wait)
