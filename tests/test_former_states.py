@@ -8,10 +8,27 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import pytest
+from msgspec import Raw
 
 from router.a2m.errors import NOT_AS_WRITTEN, A2MError, Code
-from tests.federated import Foreign, Mix, Trial, contents, held_by, lose, settings_of, told_by, trial
+from router.catalog.entries import entry_of
+from tests.federated import (
+    Foreign,
+    Mix,
+    Steered,
+    Task,
+    Trial,
+    contents,
+    held_by,
+    lose,
+    plant,
+    settings_of,
+    stored,
+    told_by,
+    trial,
+)
 from tests.servers.core_only import CoreOnly
 from tests.test_put_back import CALM, Shared, copied, put_back
 from tests.two_worlds import ask
@@ -107,6 +124,23 @@ async def test_a_forget_means_what_a_read_by_the_same_shows(tmp_path: Path, mix:
             assert await fed.call("forget", **by) == {"forgotten": 1}
         await fed.settled()
         assert copies_in(fed, "semantic").keys() == before.keys() - shown - {"born", "page"}
+
+
+async def test_what_a_scan_replaces_while_a_forget_looks_is_looked_at_again() -> None:
+    """It is no former state: what the one tier has answered was so, and what the record is by now matches, too."""
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
+        metadata = {"m": 1}
+        [id] = await fed.remember("old", key="k", tier="working", metadata=metadata)
+        answered = steer.hold("working", "timeline", after=True)
+        forget = Task(tasks, lambda: fed.call("forget", where=metadata))
+        await answered.reached.wait()
+        plant(fed, "semantic", id=id, content="newer", key="k", revision=1, metadata=Raw(b'{"m": 1}'))
+        [newer] = [record for tier, record in stored(fed)[id] if tier == "semantic"]
+        fed.federation.catalog.adopt([entry_of(newer, "semantic")])
+        answered.release()
+        assert await forget.ended() == {"forgotten": 1}
+        assert await fed.timeline() == []
 
 
 # --- what else may be done with it
