@@ -284,6 +284,8 @@ class World:
         if catalog.strays_left():
             left = [stray for tier in self.settings.managed for stray in catalog.strays(tier.name, "", 10)]
             return f"{catalog.strays_left()} strays: {left}"
+        if catalog.readers._reads:
+            return "a read: a tier that has come up is compared with the account"
         return _held(catalog.claims) or ("calls" if self.router.calls else None)
 
 
