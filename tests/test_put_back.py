@@ -612,6 +612,28 @@ async def test_what_was_forgotten_does_not_come_back_in_place_of_what_was_writte
 
 
 @mixes
+async def test_what_a_lost_record_had_earned_is_not_that_of_a_later_one_of_its_id(tmp_path: Path, mix: Mix) -> None:
+    """The catalog that is put back knows it as lost."""
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T])
+        await fed.call("reinforce", ids=["t"], amount=5.0)
+        await fed.settled()
+        lose(fed, "working", "t")
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.settled()
+        assert await fed.timeline() == []
+    copy = copied(tmp_path)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        fed.clock.now += 1000  # another moment than its predecessor's
+        await fed.call("remember", records=[{"id": "t", "content": "anew", "tier": "working"}])
+    put_back(tmp_path, copy)
+    await heal(tmp_path, mix)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        [record] = (await fed.call("recall", query="anew"))["records"]
+        assert (record["content"], record["salience"]) == ("anew", 1.0)
+
+
+@mixes
 async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix: Mix) -> None:
     """One holds what was forgotten before, of which the other one has lost the successor."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
@@ -620,7 +642,7 @@ async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("forget", ids=["t"])
         await fed.settled()
-        await anyio.sleep(0.002)  # its successor is of another millisecond
+        fed.clock.now += 1000  # another moment than its predecessor's
         await fed.call("remember", records=[{"id": "t", "content": "anew", "tier": "working"}])
         await fed.settled()
     for tier, copy in copies.items():

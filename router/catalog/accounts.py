@@ -83,9 +83,8 @@ class Accounts:
     def _open(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool) -> None:
         self._database = Database(path, SCHEMA, application=APPLICATION, holder=HOLDER, prepare=nearest.load)
         # Of a catalog that is made from one older than the tiers: what they hold is later than what is noted as
-        # forgotten, and what was written anew under an id has not earned what another record had, born at this moment.
+        # forgotten.
         self._spares_found = False
-        self._born: dict[str, int] = {}
         self.rewrites = 0  # how often a unit has given way to its summary
         self._execute = self._database.connection.execute
         self._syncing = Syncing(self._database.sync, threads=threads)

@@ -362,7 +362,7 @@ class Catalog(Lookup):
                     self._note(entry, entry.home, Stray.UNWANTED)
                 elif is_former and current is not None:
                     self._note(entry, entry.home, Stray.SUPERSEDED)
-                elif is_former and not self._is_lost(entry.id):
+                elif is_former and not self._is_lost(entry.id, entry.created_at):
                     self._note(entry, entry.home, Stray.UNWANTED)
                 elif self.is_reserved(entry.id) or (current is not None and current.owner != entry.owner):
                     self._note(entry, entry.home, Stray.ASIDE)
@@ -504,7 +504,7 @@ class Catalog(Lookup):
         tier holds goes on its account.
         """
         taken = TakenOver()
-        self._spares_found, self._born = is_behind, old.born() if is_behind else {}
+        self._spares_found = is_behind
         with self._database.transaction():
             facts = old.facts()
             if isinstance(facts.get("clock"), int):
@@ -516,10 +516,10 @@ class Catalog(Lookup):
                 if tier in self._tiers:
                     self.set_identity(tier, identity)
             for row in old.earned():
-                if _is_row(row, (str, int, float, int, int | None)):
+                if _is_row(row, (str, int, float, int, int | None, int | None)):
                     id, seq, *rest = row
                     seq = seq if 0 < seq < _NO_NUMBER else 0
-                    self._execute("INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)", (id, seq, *rest))
+                    self._execute("INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?, ?)", (id, seq, *rest))
                     self._newest = max(self._newest, seq)
                     taken.earned += 1
             for note in old.forgotten():
@@ -585,8 +585,8 @@ class Catalog(Lookup):
         self._leave(entry)
         self._delete(entry)
         self._execute(
-            "INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?)",
-            (entry.id, entry.seq, entry.salience, entry.access_count, entry.accessed_at),
+            "INSERT OR REPLACE INTO earned VALUES (?, ?, ?, ?, ?, ?)",
+            (entry.id, entry.seq, entry.salience, entry.access_count, entry.accessed_at, entry.created_at),
         )
 
     def announce(self, where: str | None) -> None:
@@ -686,14 +686,10 @@ class Catalog(Lookup):
 
     def _insert_found(self, entry: Entry, vector: Sequence[float] | None) -> None:
         """A record that a scan has found, with what it is known to have earned."""
-        earned = next(
-            self._execute("SELECT seq, salience, access_count, accessed_at FROM earned WHERE id = ?", (entry.id,)), None
-        )
-        if earned is not None and self._born.get(entry.id, entry.created_at) == entry.created_at:
-            seq, salience, count, at = earned
+        rows = "SELECT seq, salience, access_count, accessed_at FROM earned WHERE id = ? AND ifnull(created_at = ?, 1)"
+        for seq, salience, count, at in list(self._execute(rows, (entry.id, entry.created_at))):
             entry = msgspec.structs.replace(entry, seq=seq, salience=salience, access_count=count, accessed_at=at)
-        if earned is not None:
-            self._execute("DELETE FROM earned WHERE id = ?", (entry.id,))
+        self._execute("DELETE FROM earned WHERE id = ?", (entry.id,))
         self._insert(entry, vector)
         tier = self._tiers[entry.home]
         if tier.promote_to is not None and tier.promote_after and entry.access_count >= tier.promote_after:
@@ -705,13 +701,14 @@ class Catalog(Lookup):
         if self._spares_found:
             return False
         said = {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))}
-        if not said or self._is_lost(entry.id):
+        if not said or self._is_lost(entry.id, entry.created_at):
             return False
         return entry.owner is None or not said.isdisjoint({"", present(entry.owner)})
 
-    def _is_lost(self, id: str) -> bool:
-        """Whether a tier was to hold a record of this id, and has lost it."""
-        return self._execute("SELECT 1 FROM earned WHERE id = ?", (id,)).get is not None
+    def _is_lost(self, id: str, created_at: int | None = None) -> bool:
+        """Whether a tier was to hold a record of this id, created at this moment, and has lost it."""
+        born = "SELECT 1 FROM earned WHERE id = ?1 AND coalesce(created_at = ?2, TRUE)"
+        return self._execute(born, (id, created_at)).get is not None
 
     def _undecided(self) -> list[tuple[str | None, str, str, str]]:
         """The groups with equal copies in two tiers, both of them read through: owner, group, and the two tiers, that

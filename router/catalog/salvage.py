@@ -93,18 +93,15 @@ class Salvage:
         rows = self._rows("identities of the tiers' stores", "name, identity", "tiers", "no")
         return {name: identity for name, identity in rows if isinstance(name, str) and isinstance(identity, str)}
 
-    def earned(self) -> Iterator[tuple[str, int, float, int, int | None]]:
-        """Of each record that lives there, or that a tier had lost: id, place, salience, accesses, and the last one."""
+    def earned(self) -> Iterator[tuple[str, int, float, int, int | None, int | None]]:
+        """Of each record that lives there, or that a tier had lost: id, place, salience, accesses, the last one, and
+        when it was created."""
         columns = "id, seq, salience, access_count, accessed_at"
         what = "what records have earned"
-        yield from self._rows(what, columns, "records", "seq", "home IS NOT NULL")
+        yield from self._rows(what, f"{columns}, created_at", "records", "seq", "home IS NOT NULL")
         if self._has("earned"):
-            yield from self._rows(what, columns, "earned", "id")
-
-    def born(self) -> dict[str, int]:
-        """When each record that lives there was created, in milliseconds since 1970."""
-        rows = self._rows("when records were created", "id, created_at", "records", "seq", "home IS NOT NULL")
-        return {id: created for id, created in rows if isinstance(id, str) and isinstance(created, int)}
+            born = "created_at" if self._has("earned", "created_at") else "NULL"
+            yield from self._rows(what, f"{columns}, {born}", "earned", "id")
 
     def forgotten(self) -> Iterator[tuple[str, str, int]]:
         """Notes of forgetting, as they are kept."""
@@ -175,11 +172,12 @@ class Salvage:
             remedy = "what can still be read of it comes along"
             self.told.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
 
-    def _has(self, table: str) -> bool:
+    def _has(self, table: str, column: str | None = None) -> bool:
         if self._connection is None:
             return False
         try:
-            return self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).get is not None
+            there = "SELECT 1 FROM pragma_table_info(?) WHERE name = coalesce(?, name) LIMIT 1"
+            return self._connection.execute(there, (table, column)).get is not None
         except apsw.Error:
             return False
 

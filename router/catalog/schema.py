@@ -173,4 +173,8 @@ SCHEMA: Final = (
     -- How many records of other federations the tier was last seen to hold beside ours.
     ALTER TABLE tiers ADD COLUMN strange INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    -- When the record was created that has earned this: another one of its id has not. NULL where that was not noted.
+    ALTER TABLE earned ADD COLUMN created_at INTEGER;
+    """,
 )
