@@ -1030,3 +1030,17 @@ async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others
         await fed.call("remember", records=[*meant, *newer, *elsewhere])
         found = await fed.call("recall", limit=3, where={"m": 1})
         assert {record["content"] for record in found["records"]} == {record["content"] for record in meant}
+
+
+async def test_what_moves_on_is_found_in_a_lesser_tier_that_has_to_be_asked_for_more() -> None:
+    steer = Steered()
+    servers = {"semantic": Foreign()}
+    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+        meant = await fed.remember("old", tier="semantic", metadata={"m": 1})
+        await fed.remember(*["newer"] * 8, tier="semantic")
+        answered = steer.hold("semantic", "recall", after=True)
+        read = Task(tasks, lambda: fed.call("recall", limit=1, where={"m": 1}))
+        await answered.reached.wait()
+        await fed.call("promote", ids=meant, tier="procedural")
+        answered.release()
+        assert [record["id"] for record in (await read.ended())["records"]] == meant
