@@ -15,12 +15,14 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
+import backends.store.store
 import router.methods.asking
 import router.methods.reading
 import router.methods.resolving
 import router.methods.writing
 import router.moves
 import router.tiers.copies
+from backends.store.drafts import Limits
 from router.a2m.errors import A2MError, Code
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Claims, id_name
@@ -1044,3 +1046,37 @@ async def test_what_moves_on_is_found_in_a_lesser_tier_that_has_to_be_asked_for_
         await fed.call("promote", ids=meant, tier="procedural")
         answered.release()
         assert [record["id"] for record in (await read.ended())["records"]] == meant
+
+
+@pytest.mark.parametrize("params", [{}, {"query": "alpha"}, {"embedding": [1.0, 0.0]}])
+@pytest.mark.parametrize("filled_by", ["what has moved on", "what has been replaced", "what is written meanwhile"])
+async def test_what_is_not_meant_does_not_hide_the_rest_though_it_fills_all_that_a_store_tells_at_once(
+    filled_by: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends.store.store, "Limits", lambda: Limits(max_recall_limit=4))
+    steer = Steered()
+    asked = {"limit": 3, "where": {"m": 1, "tier": "semantic"}, **params}
+    better = {"content": "alpha", "embedding": [1.0, 0.0], "metadata": {"m": 1}, "tier": "semantic"}
+    others = [{**better, "key": f"k{n}"} for n in range(7)]
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        kept = [{**better, "content": "alpha and more of it", "embedding": [0.5, 1.0]}] * 3
+        ids = (await fed.call("remember", records=kept))["ids"]
+        if filled_by == "what is written meanwhile":
+            writing = steer.hold("semantic", "remember")
+            write = Task(tasks, lambda: fed.call("remember", records=others))
+            await writing.reached.wait()
+            recall = Task(tasks, lambda: fed.call("recall", **asked))
+            await wait_all_tasks_blocked()
+            writing.release()
+            found = await recall.ended()
+            await write.ended()
+        else:
+            moved = (await fed.call("remember", records=others))["ids"]
+            if filled_by == "what has moved on":
+                steer.refuse("semantic", "forget")
+                await fed.call("promote", ids=moved, tier="procedural")
+            else:
+                steer.refuse("semantic", "remember")
+                await fed.call("remember", records=[{**other, "metadata": {"m": 2}} for other in others])
+            found = await fed.call("recall", **asked)
+        assert {record["id"] for record in found["records"]} == set(ids)

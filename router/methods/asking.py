@@ -264,7 +264,13 @@ class Asking:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
-        return (await self._enough(tier, asked, question, partial(self._known, tier, question))).kept
+        known = partial(self._known, tier, question)
+        found = await self._enough(tier, asked, question, known)
+        few = self._here(tier, question, _FEW) if found.is_full and not found.is_enough else None
+        if few is None:
+            return found.kept
+        # what is not meant fills all that it tells at once; asked for a few ids at a time, it tells all that it finds
+        return _one_ranking([known(part) async for part in self._copies.parts(tier.name, few, asked)])
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
         """What gets what a lifted tier's server ranks itself."""
