@@ -435,9 +435,9 @@ class Task:
 
 
 @asynccontextmanager
-async def while_recalled(fed: Trial, steer: Steered, *, held: str = "procedural", **params: Any) -> AsyncIterator[Task]:
-    """A recall, and a block of what comes when all tiers have answered it but `held`, which answers after the block."""
-    late = steer.hold(held, "recall")
+async def while_recalled(fed: Trial, steer: Steered, **params: Any) -> AsyncIterator[Task]:
+    """A recall, and a block of what comes when all tiers have answered it but procedural, which answers after it."""
+    late = steer.hold("procedural", "recall")
     async with anyio.create_task_group() as tasks:
         read = Task(tasks, lambda: fed.call("recall", **params))
         await late.reached.wait()

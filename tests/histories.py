@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -245,6 +245,20 @@ class Unheard(Exception):
     """Nobody has told what came of a call: its caller gave up, or the router died."""
 
 
+class Shown(NamedTuple):
+    """The answer to a read.
+
+    Args:
+        records: those that clients have written.
+        excused: which others it may lack.
+        pages: how many it shows beside these, which somebody else has written.
+    """
+
+    records: list[Record]
+    excused: Callable[[Version], bool] = none_excused
+    pages: int = 0
+
+
 class Run:
     """A history under way: the federation and the model beside it.
 
@@ -309,9 +323,9 @@ class Run:
         """An operation was answered with an error, and has changed nothing."""
         raise refused
 
-    async def shown(self, method: str, **params: Any) -> tuple[list[Record], Callable[[Version], bool]]:
-        """The records of an answer, and which others it may lack: none of them, where nothing fails."""
-        return await self._records(method, **params), none_excused
+    async def shown(self, method: str, **params: Any) -> "Shown":
+        """An answer: where nothing fails it may lack nothing."""
+        return Shown(await self._records(method, **params))
 
     # --- operations
 
@@ -452,19 +466,19 @@ class Run:
         }
         if read.method == "timeline":
             try:
-                records, excused = await self.shown("timeline", **params)
+                shown = await self.shown("timeline", **params)
             except Unheard:
                 return
             except A2MError as refused:
                 self.bear(refused)
                 return
             self.model.end_timeline(
-                begin, selector, records, embeddings=read.embeddings, limit=read.limit, excused=excused
+                begin, selector, shown.records, embeddings=read.embeddings, limit=read.limit, excused=shown.excused
             )
             return
         vector = read.embedding if any("embedding" in v.fields for v in self.model.versions.values()) else None
         try:
-            records, excused = await self.shown("recall", **params, query=read.query, embedding=vector)
+            shown = await self.shown("recall", **params, query=read.query, embedding=vector)
         except Unheard:
             self.model.leave_recall()
             return
@@ -474,15 +488,17 @@ class Run:
         if vector is not None:
             # what has no vector need not be found by one
             selector = msgspec.structs.replace(selector, uncertain=True)
+        limit = (read.limit or 8) - shown.pages
         self.model.end_recall(
-            begin, selector, records, embeddings=read.embeddings, limit=read.limit or 8, excused=excused
+            begin, selector, shown.records, embeddings=read.embeddings, limit=limit, excused=shown.excused
         )
 
     async def _promote(self, promote: Promote) -> None:
         ids = self._ids(promote.which)
-        if promote.salience is not None:
-            self.model.begin_promote(ids)
-        await self._moved("promote", ids=ids, tier=promote.tier, owner=promote.owner, salience=promote.salience)
+        begun = self.model.begin_promote(ids, adds=promote.salience is not None)
+        params = {"tier": promote.tier, "owner": promote.owner, "salience": promote.salience}
+        if await self._moved("promote", ids=ids, **params):
+            self.model.end_promote(begun)
 
     async def _forget(self, forget: Forget) -> None:
         ids = None if forget.which is None else self._ids(forget.which)
@@ -518,9 +534,9 @@ class Run:
         known = self.model.known_ids()
         return tuple(dict.fromkeys(known[number % len(known)] for number in which)) if known else ("nobody",)
 
-    async def _moved(self, method: str, **params: Any) -> None:
+    async def _moved(self, method: str, **params: Any) -> bool:
         """A call that moves records; again if nothing could move because a tier has yet to catch up with a replacement,
-        which is what the answer then says to do."""
+        which is what the answer then says to do. Returns whether it was done."""
         while True:
             try:
                 await self._raw(method, **params)
@@ -528,7 +544,7 @@ class Run:
                 if "has yet to catch up" not in refused.message or "retry_after" not in (refused.data or {}):
                     raise
             else:
-                return
+                return True
 
     async def _raw(self, method: str, **params: Any) -> bytes:
         given = {name: value for name, value in params.items() if value is not None}

@@ -72,6 +72,18 @@ class Touch(msgspec.Struct, eq=False):
     matching: Matching | None = None
 
 
+class Promotion(msgspec.Struct, eq=False):
+    """One call that moves records: of what has these ids, and of what is in these owners' groups."""
+
+    begin: int
+    end: int | None
+    ids: frozenset[str | None]
+    groups: frozenset[tuple[str | None, str]]
+
+    def means(self, version: Version) -> bool:
+        return version.id in self.ids or (version.owner, version.fields.get("group")) in self.groups
+
+
 class Selector(msgspec.Struct, frozen=True):
     """A selection by what the model can tell; a tier is never certain, since records move by themselves.
 
@@ -132,6 +144,7 @@ class Model:
         self._forgetting: list[tuple[int, Selector]] = []
         self._reinforced: list[tuple[int, int, tuple[str, ...], float]] = []
         self._salience_unknown: set[str] = set()  # ids and groups
+        self._promotions: list[Promotion] = []
         self._recalled: dict[tuple[str, str], int] = {}
         self._recalls_unheard = 0
         self._recalled_before_cut: dict[tuple[str, str], int] = {}
@@ -285,6 +298,9 @@ class Model:
     ) -> None:
         """Of a timeline (`newest`: its limit keeps the newest) or a recall (`limit` keeps whatever is best).
 
+        A recall answers from what it has found at once: of that, only what was changed after it began may be missing.
+        So each such record that it does not show may have had a place within its limit.
+
         `excused`: whether a record may be missing, since it lives in a tier that the answer says it had to do without.
         """
         end = self.tick()
@@ -296,8 +312,10 @@ class Model:
         if limit is not None and newest and len(records) == limit:
             oldest = min(parse(record.created_at) for record in records)
             must = [v for v in must if v.object[0] == "new" and "created_at" not in v.fields and v.began > oldest]
-        elif limit is not None and (len(records) == limit or (newest and excused is not none_excused)):
+        elif limit is not None and newest and (len(records) == limit or excused is not none_excused):
             must = []  # the newest may all live where nobody answers
+        elif limit is not None and not newest and len(records) + self._changed(begin, end, selector, shown) >= limit:
+            must = []
         missing = [version for version in must if version.object not in shown and not excused(version)]
         assert not missing, f"not shown: {missing}, shown: {[record.content for record in records]}"
 
@@ -343,11 +361,20 @@ class Model:
         """Its caller never heard: what they have earned is not followed any more."""
         self._salience_unknown.update(ids)
 
-    def begin_promote(self, ids: Collection[str | None]) -> None:
-        """One that adds salience: to what it moves, whole groups, and to nothing else; which is not followed here."""
-        for version in self.versions.values():
-            if version.id in ids:
+    def begin_promote(self, ids: Collection[str | None], *, adds: bool) -> Promotion:
+        """What it moves are whole groups. `adds`: it adds salience to these, which is not followed here."""
+        meant = [version for version in self.versions.values() if version.id in ids]
+        if adds:
+            for version in meant:
                 self._salience_unknown |= {version.id or "", version.fields.get("group") or ""}
+        groups = frozenset((v.owner, v.fields["group"]) for v in meant if "group" in v.fields)
+        promotion = Promotion(self.tick(), None, frozenset(ids), groups)
+        self._promotions.append(promotion)
+        return promotion
+
+    def end_promote(self, promotion: Promotion) -> None:
+        """It was answered; one that was not may go on."""
+        promotion.end = self.tick()
 
     def cut(self) -> None:
         """The router's power failed: what records had earned by then may be gone, and nothing else."""
@@ -389,6 +416,7 @@ class Model:
             there = {v.object in shown and self.version_of(shown[v.object]) is v for v in alone if self._is_sole(v)}
             assert len(there) < 2, f"a batch of which only a part is there: {alone}, shown: {list(shown)}"
         self._unheard.clear()
+        self._promotions.clear()
         now = self.tick()
         for object, touches in list(self._touches.items()):
             record = shown.get(object)
@@ -463,6 +491,34 @@ class Model:
             return None
         versions = [self.versions[state.number] for state in allowed]
         return versions[0] if all(selector.shows(version) == "yes" for version in versions) else None
+
+    def _changed(self, begin: int, end: int, selector: Selector, shown: Collection[Object]) -> int:
+        """How many records that are not shown may have been changed while a read went on that may have meant them."""
+        return sum(self._may_change(object, begin, end, selector) for object in self._touches.keys() - shown)
+
+    def _may_change(self, object: Object, begin: int, end: int, selector: Selector) -> bool:
+        """Whether there may have been what the read meant, and it may have been forgotten or replaced, or moved out of
+        the caller's sight. A write to an id that is there changes nothing."""
+        for touch in self._touches[object]:
+            if touch.begin <= end and (touch.end is None or touch.end >= begin):
+                meant = self._meant(object, self._allowed(object, begin, end, without=touch), selector)
+                forgets = ABSENT in touch.effects or (
+                    touch.matching is not None and any(touch.matching(version) != "no" for version in meant)
+                )
+                if meant and (forgets or object[0] == "key"):
+                    return True
+        if selector.owner is None:
+            return False
+        moving = [each for each in self._promotions if each.begin <= end and (each.end is None or each.end >= begin)]
+        return any(
+            version.owner not in (None, selector.owner) and any(each.means(version) for each in moving)
+            for version in self._meant(object, self._allowed(object, begin, end), selector)
+        )
+
+    def _meant(self, object: Object, states: Iterable[State], selector: Selector) -> list[Version]:
+        """What of these the selector may show."""
+        versions = [self.versions[state.number] for state in states if state != ABSENT]
+        return [version for version in versions if selector.shows(version) != "no"]
 
     def _check(self, record: Record, begin: int, end: int, selector: Selector, embeddings: bool) -> Object:
         version = self.version_of(record)

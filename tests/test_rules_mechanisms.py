@@ -15,12 +15,14 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
+import backends.store.store
 import router.methods.asking
 import router.methods.reading
 import router.methods.resolving
 import router.methods.writing
 import router.moves
 import router.tiers.copies
+from backends.store.drafts import Limits
 from router.a2m.errors import A2MError, Code
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Claims, id_name
@@ -31,7 +33,6 @@ from router.methods.writing import Writing
 from router.moves import Moves
 from router.settling import Settling
 from router.sweeping import Sweeper
-from tests.clocks import simulated
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -925,20 +926,44 @@ async def test_a_timelines_limit_is_filled_when_the_newest_is_forgotten_meanwhil
 
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
-@pytest.mark.parametrize("goes", ["forgotten", "elsewhere"])
-async def test_a_recalls_limit_is_filled_when_the_best_go_before_the_last_tier_has_answered(
-    goes: str, ranking: dict[str, str]
+@pytest.mark.parametrize("server", [None, Foreign()])
+@pytest.mark.parametrize("becomes", ["forgotten", "replaced", "moved"])
+@pytest.mark.parametrize("changed", [0, 1, 4, 6])
+async def test_a_recall_asks_once_and_lacks_only_what_was_changed_after_it_began(
+    changed: int, becomes: str, server: Foreign | None, ranking: dict[str, str]
 ) -> None:
     steer = Steered()
+    servers = {} if server is None else {"semantic": server}
+    async with trial(patient(), weather=steer, servers=servers) as fed:
+        # of 8 equals it is told 6: the newest come first
+        drafts = [{"id": f"r{n}", "content": "alpha", "key": f"k{n}", "metadata": {"m": 1}} for n in range(8)]
+        for draft in drafts:
+            await fed.call("remember", records=[{**draft, "tier": "semantic"}])
+        ids = [f"r{n}" for n in reversed(range(8))]
+        where = {"m": 1, "tier": ["semantic", "procedural"]}
+        async with while_recalled(fed, steer, limit=2, where=where, **ranking) as read:
+            if becomes == "forgotten" and changed:
+                await fed.call("forget", ids=ids[:changed])
+            elif becomes == "replaced":
+                for draft in drafts[8 - changed :]:
+                    await fed.call("remember", records=[{**draft, "metadata": {"m": 2}}])
+            elif changed:
+                await fed.call("promote", ids=ids[:changed], tier="working")
+            steer.refuse("semantic", "recall")
+        found = await read.ended()
+        assert [record["id"] for record in found["records"]] == ids[changed:6][:2]
+        assert "degraded" not in found
+        steer.allow("semantic", "recall")
+
+
+@pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
+async def test_a_recall_searches_what_replaces_a_record_while_it_goes_on(ranking: dict[str, str]) -> None:
+    steer = Steered()
     async with trial(patient(), weather=steer) as fed:
-        ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
-        tiers = {"tier": ["semantic", "procedural"]}
-        async with while_recalled(fed, steer, limit=1, where=tiers, **ranking) as read:
-            if goes == "forgotten":
-                await fed.call("forget", ids=ids[1:])
-            else:
-                await fed.call("promote", ids=ids[1:], tier="working")
-        assert [record["id"] for record in (await read.ended())["records"]] == ids[:1]
+        await fed.remember("alpha", key="k", tier="semantic", metadata={"m": 1})
+        async with while_recalled(fed, steer, where={"m": 1}, **ranking) as read:
+            await fed.remember("alpha anew", key="k", metadata={"m": 1})
+        assert [record["content"] for record in (await read.ended())["records"]] == ["alpha anew"]
 
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
@@ -968,25 +993,6 @@ async def test_a_recalls_limit_is_filled_past_what_has_been_replaced_and_its_tie
             await fed.call("remember", records=[{**record, "metadata": {"m": 2}}])
         found = await fed.call("recall", limit=1, where={"m": 1}, **ranking)
         assert [record["key"] for record in found["records"]] == [kept["key"]]
-
-
-@pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
-@pytest.mark.parametrize("server", [None, Foreign()])
-async def test_a_recalls_limit_is_filled_when_the_best_are_replaced_before_the_last_tier_has_answered(
-    server: Foreign | None, ranking: dict[str, str]
-) -> None:
-    steer = Steered()
-    servers = {} if server is None else {"semantic": server}
-    async with trial(patient(), weather=steer, servers=servers) as fed:
-        kept, *replaced = [
-            {"content": content, "tier": "semantic", "key": f"k{n}", "metadata": {"m": 1}}
-            for n, content in enumerate(["alpha and much else besides", *["alpha"] * 3])
-        ]
-        await fed.call("remember", records=[kept, *replaced])
-        async with while_recalled(fed, steer, limit=1, where={"m": 1}, **ranking) as read:
-            for record in replaced:
-                await fed.call("remember", records=[{**record, "metadata": {"m": 2}}])
-        assert [record["key"] for record in (await read.ended())["records"]] == [kept["key"]]
 
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
@@ -1028,89 +1034,49 @@ async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others
         assert {record["content"] for record in found["records"]} == {record["content"] for record in meant}
 
 
-async def test_a_recalls_limit_is_filled_when_a_tier_catches_up_before_it_answers_and_the_best_are_forgotten() -> None:
+async def test_what_moves_on_is_found_in_a_lesser_tier_that_has_to_be_asked_for_more() -> None:
     steer = Steered()
-    async with (
-        trial(patient(), weather=steer, servers={"semantic": Foreign()}) as fed,
-        anyio.create_task_group() as tasks,
-    ):
-        kept, *replaced = [
-            {"content": content, "tier": "semantic", "key": f"k{n}"}
-            for n, content in enumerate(["alpha and much else besides", *["alpha"] * 3])
-        ]
-        ids = (await fed.call("remember", records=[kept, *replaced]))["ids"]
-        # what is replaced is not caught up with before an earlier read has ended
-        earlier = steer.hold("procedural", "recall")
-        before = Task(tasks, lambda: fed.call("recall", query="alpha"))
-        await earlier.reached.wait()
-        for record in replaced:
-            await fed.call("remember", records=[{**record, "content": "alpha anew"}])
-        await wait_all_tasks_blocked()
-        held = [steer.hold(tier, "recall") for tier in ("semantic", "working")]
-        read = Task(tasks, lambda: fed.call("recall", limit=1, query="alpha"))
-        for hold in held:
-            await hold.reached.wait()
-        earlier.release()
-        await before.ended()
-        await fed.caught_up()
-        held[0].release()
-        await wait_all_tasks_blocked()
-        await fed.call("forget", ids=ids[1:])
-        held[1].release()
-        assert [record["key"] for record in (await read.ended())["records"]] == [kept["key"]]
+    servers = {"semantic": Foreign()}
+    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+        meant = await fed.remember("old", tier="semantic", metadata={"m": 1})
+        await fed.remember(*["newer"] * 8, tier="semantic")
+        answered = steer.hold("semantic", "recall", after=True)
+        read = Task(tasks, lambda: fed.call("recall", limit=1, where={"m": 1}))
+        await answered.reached.wait()
+        await fed.call("promote", ids=meant, tier="procedural")
+        answered.release()
+        assert [record["id"] for record in (await read.ended())["records"]] == meant
 
 
-async def test_a_recalls_limit_is_filled_where_a_server_tells_fewer_at_once_and_one_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("params", [{}, {"query": "alpha"}, {"embedding": [1.0, 0.0]}])
+@pytest.mark.parametrize("filled_by", ["what has moved on", "what has been replaced", "what is written meanwhile"])
+async def test_what_is_not_meant_does_not_hide_the_rest_though_it_fills_all_that_a_store_tells_at_once(
+    filled_by: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.methods.asking, "_FEW", 3)  # too many to be told which are meant
+    monkeypatch.setattr(backends.store.store, "Limits", lambda: Limits(max_recall_limit=4))
     steer = Steered()
-    servers = {"semantic": Foreign(limits={"max_recall_limit": 5})}
-    async with trial(patient(), weather=steer, servers=servers) as fed:
-        ids = await fed.remember(*["alpha"] * 10, tier="semantic")
-        async with while_recalled(fed, steer, limit=8, query="alpha") as read:
-            # whichever it has told
-            await fed.call("forget", ids=ids[:5])
-        assert {record["id"] for record in (await read.ended())["records"]} == set(ids[5:])
-
-
-async def test_a_recall_does_not_look_again_where_its_tiers_have_told_all() -> None:
-    steer = Steered()
-    async with trial(patient(), weather=steer) as fed:
-        ids = await fed.remember(*["alpha"] * 3, tier="semantic")
-        async with while_recalled(fed, steer, limit=8, query="alpha") as read:
-            await fed.call("forget", ids=ids[:1])
-            steer.refuse("semantic", "recall")
-        found = await read.ended()
-        assert {record["id"] for record in found["records"]} == set(ids[1:])
-        assert "degraded" not in found
-
-
-async def test_a_recall_that_misses_a_tier_is_not_begun_anew() -> None:
-    steer = Steered()
-    async with trial(patient(), weather=steer) as fed:
-        ids = await fed.remember(*["alpha"] * 8, tier="semantic")
-        steer.refuse("procedural", "recall")
-        async with while_recalled(fed, steer, held="working", limit=8, query="alpha") as read:
-            await fed.call("forget", ids=ids[:1])
-            steer.refuse("semantic", "recall")
-        found = await read.ended()
-        assert {record["id"] for record in found["records"]} == set(ids[1:])
-        assert [down["tier"] for down in found["degraded"]] == ["procedural"]
-
-
-@simulated
-async def test_a_recall_is_not_begun_anew_where_the_time_for_that_is_over() -> None:
-    steer = Steered()
-    settings = patient('[serve]\ntimeout = "1s"\n' + FOUR_TIERS)
-    async with trial(settings, weather=steer) as fed, anyio.create_task_group() as tasks:
-        ids = await fed.remember(*["alpha"] * 8, tier="semantic")
-        slow = [steer.hold("procedural", "recall") for _ in range(2)]
-        read = Task(tasks, lambda: fed.call("recall", limit=8, query="alpha"))
-        await slow[0].reached.wait()
-        await wait_all_tasks_blocked()
-        await fed.call("forget", ids=ids[:1])
-        await anyio.sleep(0.6)
-        slow[0].release()
-        assert {record["id"] for record in (await read.ended())["records"]} == set(ids[1:])
-        assert not slow[1].reached.is_set()
+    asked = {"limit": 3, "where": {"m": 1, "tier": "semantic"}, **params}
+    better = {"content": "alpha", "embedding": [1.0, 0.0], "metadata": {"m": 1}, "tier": "semantic"}
+    others = [{**better, "key": f"k{n}"} for n in range(7)]
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        kept = [{**better, "content": "alpha and more of it", "embedding": [0.5, 1.0]}] * 3
+        ids = (await fed.call("remember", records=kept))["ids"]
+        if filled_by == "what is written meanwhile":
+            writing = steer.hold("semantic", "remember")
+            write = Task(tasks, lambda: fed.call("remember", records=others))
+            await writing.reached.wait()
+            recall = Task(tasks, lambda: fed.call("recall", **asked))
+            await wait_all_tasks_blocked()
+            writing.release()
+            found = await recall.ended()
+            await write.ended()
+        else:
+            moved = (await fed.call("remember", records=others))["ids"]
+            if filled_by == "what has moved on":
+                steer.refuse("semantic", "forget")
+                await fed.call("promote", ids=moved, tier="procedural")
+            else:
+                steer.refuse("semantic", "remember")
+                await fed.call("remember", records=[{**other, "metadata": {"m": 2}} for other in others])
+            found = await fed.call("recall", **asked)
+        assert {record["id"] for record in found["records"]} == set(ids)

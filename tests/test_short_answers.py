@@ -11,7 +11,7 @@ import pytest
 from router.a2m.errors import A2MError, Code
 from router.tiers.copies import Copies
 from router.tiers.link import AnswerTooLong
-from tests.federated import FOUR_TIERS, Foreign, Steered, Task, filled, lose, settings_of, trial, while_recalled
+from tests.federated import FOUR_TIERS, Foreign, Steered, Task, filled, lose, settings_of, trial
 from tests.servers.core_only import CoreOnly
 
 pytestmark = pytest.mark.anyio
@@ -115,19 +115,6 @@ async def test_a_page_is_refused_where_a_tier_has_lost_what_belongs_on_it() -> N
         lose(fed, "semantic", ids[0])
         with pytest.raises(A2MError, match=f"it has lost the record '{ids[0]}'"):
             await fed.call("timeline", page=100)
-
-
-async def test_a_recalls_second_look_is_not_taken_where_it_has_heard_less_than_the_first() -> None:
-    steer = Steered()
-    async with trial(SETTINGS, weather=steer) as fed:
-        ids = await fed.remember(*["alpha"] * 30, tier="semantic")
-        async with while_recalled(fed, steer, limit=8, query="alpha") as read:
-            await fed.call("forget", ids=ids[10:])  # of equals the newest come first
-            steer.refuse("semantic", "recall")
-        found = await read.ended()
-        assert found["records"]
-        assert {record["id"] for record in found["records"]} <= set(ids[:10])
-        assert [down["tier"] for down in found["degraded"]] == ["semantic"]
 
 
 async def test_a_timelines_second_look_is_not_taken_where_it_has_heard_less_than_the_first() -> None:

@@ -83,8 +83,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         read: what is written since it began is not meant, and of a record the copy that it accepts stands for it; None
             if that does not matter.
         ids: the records that are meant, where no tier could tell by itself.
-        cut: the tiers that may have more than they told; they are put in as they answer.
-        crowded: those of which another federation's records have filled the answers.
+        crowded: the tiers of which another federation's records have filled the answers; they are put in as they
+            answer.
     """
 
     tiers: Sequence[Tier]
@@ -98,7 +98,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     read: Reading | None = None
     embeddings: bool = False
     ids: Sequence[str] | None = None
-    cut: set[str] = msgspec.field(default_factory=set)
     crowded: set[str] = msgspec.field(default_factory=set)
 
     def selection(self, tiers: Sequence[Tier] | None = None) -> Selection:
@@ -192,20 +191,6 @@ class Asking:
         accepts = self._catalog.readers.accepts
         return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
 
-    def meant(self, entries: Iterable[Entry], question: Question) -> set[str]:
-        """The ids of those that live in the question's tiers now, in the caller's sight, and were there when it was
-        asked; of what else it says their tiers have judged."""
-        names = {tier.name for tier in question.tiers}
-        return {
-            entry.id
-            for entry in entries
-            if entry.home in names and question.may_mean(entry) and self._catalog.sees(question.scope, entry)
-        }
-
-    def behind(self, tiers: Iterable[Tier]) -> set[str]:
-        """The ids of what the tiers do not hold yet as it is."""
-        return {id for _, ids in self._pending(tiers) for id in ids}
-
     def _pending(self, tiers: Iterable[Tier]) -> list[tuple[Tier, list[str]]]:
         """The tiers that do not hold something yet as it is, and its ids."""
         if not self._catalog.is_redoing():
@@ -279,7 +264,13 @@ class Asking:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
-        return (await self._enough(tier, asked, question, partial(self._known, tier, question))).kept
+        known = partial(self._known, tier, question)
+        found = await self._enough(tier, asked, question, known)
+        few = self._here(tier, question, _FEW) if found.is_full and not found.is_enough else None
+        if few is None:
+            return found.kept
+        # what is not meant fills all that it tells at once; asked for a few ids at a time, it tells all that it finds
+        return _one_ranking([known(part) async for part in self._copies.parts(tier.name, few, asked)])
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
         """What gets what a lifted tier's server ranks itself."""
@@ -352,8 +343,6 @@ class Asking:
                 found = {record.id: record for record in await self._copies.among(tier.name, ids, asked)}
                 kept = self._keep(tier, question, [found[id] for id in ids if id in found])
                 if is_all or self._standing(kept) >= question.wanted or count >= most:
-                    if not is_all:
-                        question.cut.add(tier.name)
                     return kept
                 count = min(_MORE * count, most)
                 here = order(question, tier, count)
@@ -434,8 +423,6 @@ class Asking:
             kept = keep(found.records)
             standing = self._standing(kept)
             if found.told < limit or standing >= min(question.wanted, limit) or limit == most:
-                if not found.is_all:
-                    question.cut.add(tier.name)
                 is_full = found.told >= limit == most
                 return _Found(kept, standing >= question.wanted, is_full, found.is_all, found.is_shared)
             limit = min(_MORE * limit, most)
@@ -534,9 +521,15 @@ class Asking:
         return self._catalog.few(question.selection([tier]), _FEW) if is_told else None
 
     def _known(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
-        """Those of a native tier's records that are meant."""
+        """Those of a native tier's records that are meant: these live in the question's tiers now, in the caller's
+        sight, and were there when it was asked. What else it says the tier has judged."""
+        names = {tier.name for tier in question.tiers}
         entries = self._catalog.find(record.id for record in records)
-        meant = self.meant(self._told_by(tier, entries.values(), question), question)
+        meant = {
+            entry.id
+            for entry in self._told_by(tier, entries.values(), question)
+            if entry.home in names and question.may_mean(entry) and self._catalog.sees(question.scope, entry)
+        }
         return [record for record in records if record.id in meant]
 
     def _keep(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:

@@ -9,12 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
-import anyio
 import msgspec
 
-from router.a2m.budget import left
 from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record, record_of
@@ -49,7 +47,7 @@ _MOST_IDS: Final = 10_000
 _PAGE: Final = 1000
 
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's. So
-# do a timeline with a limit and a recall of which too little is left: others come into it.
+# does a timeline with a limit of which too little is left: others come into it.
 _LOOKS: Final = 3
 
 # How often a read begins anew because a group has given way to its summary meanwhile.
@@ -184,41 +182,19 @@ class Readings:
         in_question = tiers_in_question(params.tier, where, self._settings)
         self._check_vector(params.embedding, in_question)
         terms = query_tokens(params.query or "")
-        asked = self._question(params, where, limit, terms, scope, in_question)
-        barred = self._asking.barred(asked)
+        question = self._question(params, where, limit, terms, scope, in_question)
+        barred = self._asking.barred(question)
         for tier in in_question:
             if tier.name in barred and (tier.required or len(barred) == len(in_question)):
                 raise barred[tier.name].error
         tiers = [tier for tier in in_question if tier.name not in barred]
-        asked = msgspec.structs.replace(asked, tiers=tiers)
-        looked: _Look | None = None
-        for _ in range(_LOOKS):
-            began = anyio.current_time()
-            with self._catalog.readers.reading() as read:
-                unaccounted = self._asking.unaccounted(tiers, scope)
-                question = self._as_of(asked, read)
-                behind = self._asking.behind(tiers)
-                found = await outcomes(self._asking.recalls(question))
-                silent = _silent(tiers, found)
-                if looked is not None and silent:
-                    # the look before has heard more, and may lack what only these could tell
-                    looked = self._left_of(looked)._replace(degraded=silent)
-                    break
-                lists, degraded = self._answers(tiers, found)
-                answered = _ids_in(lists)
-                self._asking.overlay(lists, question)
-                shown, entries, differing = self._homes(tiers, lists, read, scope)
-                degraded += [*differing, *(Degraded(name, CROWDED) for name in question.crowded)]
-                looked = _Look(question, shown, entries, lists, degraded)
-            # another look would find no more, wait again for a tier that does not answer, or have too little time
-            if len(shown) >= limit or not question.cut or degraded or left() <= anyio.current_time() - began:
-                break
-            # what has gone, or has been replaced, since a tier answered it may have kept others out of that answer
-            behind &= self._asking.behind(tiers)
-            if answered <= shown.keys() | behind | self._asking.meant(entries.values(), question):
-                break
-        assert looked is not None
-        _, shown, entries, lists, degraded = looked
+        with self._catalog.readers.reading() as read:
+            question = self._as_of(question, tiers, read)
+            unaccounted = self._asking.unaccounted(tiers, scope)
+            lists, degraded = self._answers(tiers, await outcomes(self._asking.recalls(question)))
+            # from here on nothing is waited for: the catalog is as it is when the answer is complete
+            self._asking.overlay(lists, question)
+            shown, entries, differing = self._homes(tiers, lists, read, scope)
         if terms or params.embedding is not None:
             ranked = self._fused(params, shown, lists)
         else:
@@ -226,22 +202,15 @@ class Readings:
             ranked = [(id, 1 - place / (len(newest) + 1)) for place, id in enumerate(newest)]
         least = params.min_score
         best = [(id, score) for id, score in ranked if least is None or score >= least][:limit]
-        now = self._catalog.find(id for id, _ in best)
-        records = []
-        for id, score in best:
-            if id in now:
-                records.append(_laid_over(shown[id], now[id], score, params.embeddings))
-            elif id not in entries:
-                records.append(_as_mounted(shown[id], score, params.embeddings))
-        degraded = [*degraded, *(Degraded(name, why.reason) for name, why in barred.items())]
+        records = [
+            _laid_over(shown[id], entries[id], score, params.embeddings)
+            if id in entries
+            else _as_mounted(shown[id], score, params.embeddings)
+            for id, score in best
+        ]
+        degraded += [*differing, *(Degraded(name, CROWDED) for name in question.crowded)]
+        degraded += [Degraded(name, why.reason) for name, why in barred.items()]
         return Records(records, self._with_unaccounted(tiers, degraded, scope, unaccounted))
-
-    def _left_of(self, looked: "_Look") -> "_Look":
-        """What may be shown now of what a look has found that has ended."""
-        meant = self._asking.meant(self._catalog.find(looked.entries).values(), looked.question)
-        shown = {id: record for id, record in looked.shown.items() if id in meant or id not in looked.entries}
-        lists = {tier: [each for each in records if each.id in shown] for tier, records in looked.lists.items()}
-        return looked._replace(shown=shown, lists=lists)
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
@@ -452,9 +421,9 @@ class Readings:
             embeddings=params.embeddings,
         )
 
-    def _as_of(self, question: Question, read: Reading) -> Question:
-        """The question as it is put within a read."""
-        question = msgspec.structs.replace(question, read=read, cut=set(), crowded=set())
+    def _as_of(self, question: Question, tiers: Sequence[Tier], read: Reading) -> Question:
+        """The question as it is put to some of its tiers within a read."""
+        question = msgspec.structs.replace(question, tiers=tiers, read=read)
         if not question.where.needs_catalog:
             return question
         ids = self._catalog.ids(question.selection())
@@ -619,23 +588,6 @@ class Readings:
         for home in dict.fromkeys(differing.values()):
             degraded[home] = Former(home, former([id for id, holder in differing.items() if holder == home]))
         return found, list(degraded.values())
-
-
-class _Look(NamedTuple):
-    """What a recall has found at once.
-
-    Args:
-        shown: what may be shown, by ids.
-        entries: of what is not a mount's.
-        lists: the tiers' rankings of what is shown.
-        degraded: the tiers that did not answer.
-    """
-
-    question: Question
-    shown: dict[str, Record]
-    entries: dict[str, Entry]
-    lists: dict[str, list[Record]]
-    degraded: list[Degraded]
 
 
 # Records with their places in a timeline (when each was created, then in which order it was written), and the tiers

@@ -8,7 +8,7 @@ is: nothing may be missing then but what lived there, and nothing is shown as it
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from random import Random
 from traceback import format_exception
@@ -25,8 +25,8 @@ from router.methods.asking import NO_VECTORS
 from router.tiers.copies import INTERRUPTED
 from tests.clocks import jumping
 from tests.federated import FOUR_TIERS, START, Foreign, Mix, filled, settings_of
-from tests.histories import SHARED, Operation, Run, Unheard, check_the_tiers
-from tests.model import Model, Version, none_excused
+from tests.histories import SHARED, Operation, Run, Shown, Unheard, check_the_tiers
+from tests.model import Model, Version
 from tests.simulation.chance import JumpingClock, following
 from tests.simulation.operations import draw_operation, draw_write
 from tests.simulation.routers import COMMIT
@@ -260,7 +260,7 @@ class Clients(Run):
         _WHO.set("rest")
         await self.world.rest()
         self.fed = self.world.trial
-        records, _ = await self.shown("timeline", embeddings=True)
+        records = (await self.shown("timeline", embeddings=True)).records
         self.model.decide(records)
         check_the_tiers(self, records)
         self._check_procedural(records)
@@ -316,7 +316,7 @@ class Clients(Run):
         is_busy = data["reason"] == "unsettled" or "has not been settled yet" in refused.message
         assert is_busy or self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
 
-    async def shown(self, method: str, **params: Any) -> tuple[list[Record], Callable[[Version], bool]]:
+    async def shown(self, method: str, **params: Any) -> Shown:
         began = trio.current_time()
         told = msgspec.json.decode(await self._raw(method, **params), type=_Told)
         silent = [each.tier for each in told.degraded]
@@ -333,15 +333,15 @@ class Clients(Run):
         self._check_pages(pages, params, are_all=answers and not is_cut)
         records = [record for record in told.records if record.tier != _LIBRARY]
         if pages and is_cut:
-            return records, lambda version: True  # a page may be better than what is missing
+            return Shown(records, lambda version: True, len(pages))  # a page may be better than what is missing
         if not silent:
-            return records, none_excused
+            return Shown(records, pages=len(pages))
 
         def excused(version: Version) -> bool:
             ids = {v.id for v in self.model.versions.values() if v.object == version.object and v.id is not None}
             return any(self.world.tiers[tier].held(id, began) for tier in silent for id in ids)
 
-        return records, excused
+        return Shown(records, excused, len(pages))
 
     def _check_pages(self, pages: Sequence[Record], params: Mapping[str, Any], *, are_all: bool) -> None:
         """What is mounted is shown as it is; `are_all`: all of it that matches should be."""
@@ -354,15 +354,17 @@ class Clients(Run):
             wanted = {id for id, content in there.items() if not words or words & set(content.split())}
             assert shown.keys() >= wanted, f"of {wanted} there are only {shown.keys()}"
 
-    async def _moved(self, method: str, **params: Any) -> None:
+    async def _moved(self, method: str, **params: Any) -> bool:
         if method == "promote" and params["tier"] == "procedural":
             self._aimed.update(params["ids"])
         try:
             await self._raw(method, **params)
         except Unheard:
-            pass
+            return False
         except A2MError as refused:
             self.bear(refused)
+            return False
+        return True
 
     async def _raw(self, method: str, **params: Any) -> bytes:
         given = {name: value for name, value in params.items() if value is not None}
