@@ -31,11 +31,10 @@ from msgspec import UNSET
 
 from router.a2m.errors import A2MError
 from router.a2m.messages import Describe, Enrol
-from router.a2m.records import Record, digest
+from router.a2m.records import Record
 from router.a2m.vectors import MAX_WIDTH
 from router.catalog.accounts import Vectors
 from router.catalog.catalog import Catalog, Torn
-from router.catalog.claims import id_name
 from router.catalog.entries import Entry, entry_of, is_as_it_is
 from router.catalog.lookup import Selection
 from router.config import Settings, Tier
@@ -203,7 +202,6 @@ class Recovery:
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
         await self._enrol(tier, profile)
-        await self._finish_writes(name)
         await self._count(tier)
         if unheard_of and (holds := self._catalog.records_in(name)):
             log.warning(
@@ -264,7 +262,6 @@ class Recovery:
         self._mounts.freeze(tier.name, read_only)
         if not read_only:
             return False
-        await self._finish_writes(tier.name)
         if self._catalog.records_in(tier.name):
             log.error(
                 "%s: its server takes no writes any more; its records can be read, and stay where they are", tier.name
@@ -277,27 +274,6 @@ class Recovery:
         self._mounts.turn(tier.name)
         self._catalog.set_scanned(tier.name, True)
         return True
-
-    async def _finish_writes(self, tier: str) -> None:
-        while True:
-            reserved = self._catalog.unfinished(tier)
-            ids = [entry.id for entry in reserved]
-            held = [name for name in map(id_name, ids) if self._catalog.claims.is_held(name)]
-            if not held:
-                break
-            # who has the claim may be at work on this, and will settle it; or on another copy, and never will
-            (await self._catalog.claims.take(held)).release()
-        if not ids:
-            return
-        found = await self._copies.read(tier, ids, embeddings=True)
-        digests = {id: digest(record) for id, record in found.items()}
-        # one that was forgotten meanwhile is no matter of this tier's any more, nor is what is written under its id
-        still = {entry.seq for entry in self._catalog.unfinished(tier)}
-        there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved if entry.seq in still}
-        kept = self._catalog.recover_reservations(tier, there, _vectors(found.values()))
-        if kept:
-            self._changed()
-        log.info("%s: %d interrupted writes looked into, %d of them had arrived", tier, len(ids), kept)
 
     async def _count(self, tier: Tier) -> None:
         """Compare what is there with what should be; scan where they differ."""

@@ -9,7 +9,7 @@ Rules:
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import apsw
 import msgspec
@@ -20,13 +20,6 @@ from router.catalog.schema import APPLICATION, SCHEMA
 from router.database import Damaged, DatabaseError
 
 _UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
-
-
-class Interrupted(NamedTuple):
-    """A batch that was being written: its records, with the tiers that were told. `may_be_true`: if those hold it."""
-
-    entries: list[Entry]
-    may_be_true: bool
 
 
 class Salvage:
@@ -130,21 +123,14 @@ class Salvage:
             if no in names:
                 yield (names[no], *stray)
 
-    def reservations(self) -> list[Interrupted]:
-        """The batches that were being written. Of a damaged file none: of one that is half there nobody could tell what
-        it takes to be true."""
+    def reservations(self) -> list[Entry]:
+        """The records that were being written, each with the tier where to; none of a damaged file."""
         if self.damage is not None:
             self.told.append("which writes were under way is not taken from a damaged file")
             return []
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
-        batches: dict[int, Interrupted] = {}
-        rows = self._rows(
-            "writes under way", f"{COLUMNS}, destination, batch, found", "records", "batch, seq", "home IS NULL"
-        )
-        for *account, no, batch, found in rows:
-            interrupted = batches.setdefault(batch, Interrupted([], may_be_true=found != 0))
-            interrupted.entries.append(row_entry(tuple(account), names.get(no, "")))
-        return list(batches.values())
+        rows = self._rows("writes under way", f"{COLUMNS}, destination", "records", "seq", "home IS NULL")
+        return [row_entry(tuple(account), names.get(no, "")) for *account, no in rows]
 
     def _look(self, path: Path) -> None:
         assert self._connection is not None

@@ -164,4 +164,8 @@ SCHEMA: Final = (
     -- it is read through.
     ALTER TABLE tiers ADD COLUMN set_back INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    -- What was being written when a router ended is given up by the next one, whatever its tiers hold.
+    ALTER TABLE records DROP COLUMN found;
+    """,
 )

@@ -16,7 +16,7 @@ from router.a2m.server import Caller
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from router.methods.reading import Degraded, Records
 from router.methods.selecting import CHANGING
-from router.tiers.copies import INTERRUPTED, UNACCOUNTED
+from router.tiers.copies import UNACCOUNTED
 from router.tiers.link import Refused
 
 _repeats = Repeats(logging.getLogger(__name__))
@@ -28,7 +28,7 @@ _UNAVAILABLE: Final = "unavailable"
 # reasons that are the router's own words
 _OURS: Final = frozenset(
     {
-        *(UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, STOPPING, DISK_FULL, FILE_HELD, FILE_GONE),
+        *(UNACCOUNTED, "unsettled", CHANGING, OVERLOADED, STOPPING, DISK_FULL, FILE_HELD, FILE_GONE),
         *(NO_VECTORS, OTHER_WIDTH),
     }
 )

@@ -189,7 +189,7 @@ class Readings:
         for _ in range(_LOOKS):
             began = anyio.current_time()
             with self._catalog.readers.reading() as read:
-                unaccounted = self._asking.unaccounted(tiers, scope)
+                unaccounted = self._asking.unaccounted(tiers)
                 question = self._as_of(asked, read)
                 behind = self._asking.behind(tiers)
                 found = await outcomes(self._asking.recalls(question))
@@ -228,7 +228,7 @@ class Readings:
             elif id not in entries:
                 records.append(_as_mounted(shown[id], score, params.embeddings))
         degraded = [*degraded, *(Degraded(name, why.reason) for name, why in barred.items())]
-        return Records(records, self._with_unaccounted(tiers, degraded, scope, unaccounted))
+        return Records(records, self._with_unaccounted(tiers, degraded, unaccounted))
 
     def _left_of(self, looked: "_Look") -> "_Look":
         """What may be shown now of what a look has found that has ended."""
@@ -256,12 +256,12 @@ class Readings:
             embeddings=params.embeddings,
         )
         with self._catalog.readers.reading() as read:
-            unaccounted = self._asking.unaccounted(tiers, scope)
+            unaccounted = self._asking.unaccounted(tiers)
             look = self._matching(question, read) if where.rest else self._known_and_mounted(question)
             placed, degraded = await look
         placed.sort(key=itemgetter(0))
         records = [record for _, record in placed]
-        missing = self._with_unaccounted(tiers, degraded, scope, unaccounted)
+        missing = self._with_unaccounted(tiers, degraded, unaccounted)
         return Records(records[-limit:] if limit is not None else records, missing)
 
     async def _known_and_mounted(self, question: Question) -> "_Part":
@@ -347,7 +347,7 @@ class Readings:
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
         tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if tier not in self._mounts]
-        self._asking.refuse_unaccounted(tiers, scope)
+        self._asking.refuse_unaccounted(tiers)
         selection = Selection(
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
@@ -376,7 +376,7 @@ class Readings:
             for _ in range(_LOOKS):
                 entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
                 if entry is None or entry.owner != scope.owner:
-                    self._asking.refuse_unaccounted_key(self._settings.managed, scope, params.key)
+                    self._asking.refuse_unaccounted(self._settings.managed)
                 if entry is None:
                     return Fetched(None)
                 records, missing = await self._read(
@@ -477,12 +477,12 @@ class Readings:
                 raise unanswered(down.tier, down.reason, 1.0)
 
     def _with_unaccounted(
-        self, tiers: Sequence[Tier], degraded: Sequence[Degraded], scope: Scope, before: Mapping[str, str]
+        self, tiers: Sequence[Tier], degraded: Sequence[Degraded], before: Mapping[str, str]
     ) -> list[Degraded] | None:
         """The tiers that an answer had to do without, and those that held what was not accounted for, `before` it was
         looked for or since."""
         silent = {down.tier for down in degraded}
-        unaccounted = {**before, **self._asking.unaccounted(tiers, scope)}
+        unaccounted = {**before, **self._asking.unaccounted(tiers)}
         return [*degraded, *(Degraded(*each) for each in unaccounted.items() if each[0] not in silent)] or None
 
     def _homes(
