@@ -42,7 +42,7 @@ from router.redoing import Redoing
 from router.settling import Settling
 from router.summarizing import Extracts, ModelSummaries, Summarizer
 from router.sweeping import MAY_STILL_LAND, Sweeper
-from router.tiers.copies import Copies, LaterWriter, OfAnother, Untrusted
+from router.tiers.copies import Copies, OfAnother, Untrusted
 from router.tiers.link import Link, TierDown
 from router.tiers.mounts import Mounts
 from router.tiers.profile import CannotServe
@@ -147,7 +147,7 @@ class Federation:
         self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
         self._ending = False
         self._welcoming: dict[str, anyio.CancelScope] = {}
-        self._later: list[CannotServe] = []  # tiers that turned out to be later than the catalog
+        self._of_others: list[CannotServe] = []  # tiers that hold what another router has written, as it turned out
         self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
 
     @property
@@ -194,7 +194,7 @@ class Federation:
             for name, link in self.links.items():
                 if link.status == "up":
                     await self._welcomed[name].wait()
-        _refuse(self._later)
+        _refuse(self._of_others)
         self._tasks.start_soon(_kept_running, self.sweeper.run)
         if self.settings.policy.background:
             self._tasks.start_soon(_kept_running, self.passes.run)
@@ -266,8 +266,8 @@ class Federation:
                     await anyio.sleep(_WELCOME_SECONDS)
                     continue
                 except CannotServe as problem:
-                    if isinstance(problem, LaterWriter):
-                        self._later.append(problem)
+                    if isinstance(problem, OfAnother):
+                        self._of_others.append(problem)
                     log.error("%s", problem)
                     link.obstacle = str(problem)
                     if not self.settings.tier(link.name).mount:

@@ -8,33 +8,35 @@ after one. The moment is made so:
    in the catalog's;
 3. calls go on, and the snapshots are copied.
 
-A backup has its manifest, and not the file INCOMPLETE, once it is whole. One that fails, or is called off, is removed.
+The copies are made in a folder of their own, INCOMPLETE, and leave it when all of them are synced. A backup is whole
+when it has its manifest, and no such folder. Where a backup fails, or is called off, that folder is removed: a store
+that has yet to begin its copy cannot do so any more, however late it comes to it, and one that has begun gives up.
 """
 
+import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import anyio
+import anyio.to_thread
 import msgspec
 
-from router.a2m.budget import budget
 from router.a2m.errors import A2MError, Code, disk_failed, invalid_params
 from router.a2m.messages import Backup
 from router.a2m.timestamps import render
+from router.backup_jobs import METHOD, Failed, Job, Jobs, absolute, failed
 from router.catalog.catalog import Catalog
 from router.config import Settings, Tier
 from router.database import sync_folder
 from router.snapshots import CannotCopy, Copying, told
 from router.tiers.link import Link, TierDown
 
-METHOD: Final = "store/backup"
 MANIFEST: Final = "manifest.json"
 INCOMPLETE: Final = "INCOMPLETE"
 FORMAT: Final = "a2m-backup"
@@ -43,6 +45,9 @@ VERSION: Final = 1
 # where copies of files lie that are not beneath the federation file's folder
 _OUTSIDE: Final = "outside"
 
+# what nothing that is copied may be called, nor a folder that it lies in
+_TAKEN: Final = (Path(MANIFEST), Path(INCOMPLETE))
+
 # how long a store may take to open its snapshot, while changes are held back
 _OPENING_SECONDS: Final = 5.0
 # how long a store that is slow to say how far its copy has come is asked again
@@ -50,13 +55,6 @@ _PATIENCE: Final = 30.0
 _ASK_AGAIN: Final = 0.5
 # how long it is waited for a store that is to call off its copy
 _CALLING_OFF: Final = 2.0
-# how long a question for a backup that is not whole yet is held, in case it gets so
-_LOOK: Final = 0.2
-
-_INCOMPLETE_TEXT: Final = (
-    "This backup is being made, or was left half made by a router that was killed. Do not use it.\n"
-)
-
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +80,8 @@ class LeftOut(msgspec.Struct):
 
 
 class State(msgspec.Struct, omit_defaults=True):
-    """The answer to `store/backup`: what is in the backup, how far it has come, and what is not in it."""
+    """The answer to `store/backup`: what is in the backup, how far it has come, and what is not in it. `cancelled` is
+    there where it was called off, and what there was of it is removed."""
 
     files: list[File]
     left_out: list[LeftOut]
@@ -90,6 +89,7 @@ class State(msgspec.Struct, omit_defaults=True):
     path: str | None = None
     taken_at: str | None = None
     done: bool | None = None
+    cancelled: bool = False
 
 
 class _Said(msgspec.Struct):
@@ -103,35 +103,42 @@ class _Said(msgspec.Struct):
     schema: int = 0
 
 
-class _Failed(Exception):
-    """A backup that cannot be made; a sentence."""
-
-
-class _Made:
-    """One backup, from its beginning on."""
+class _Made(Job):
+    """One backup: the folder it is to lie in is its path."""
 
     def __init__(self, folder: Path) -> None:
-        self.id = str(uuid4())
-        self.folder = folder
-        self.scope = anyio.CancelScope()
-        self.state = State([], [], self.id, str(folder), done=False)
+        super().__init__(folder)
+        self.work = folder / INCOMPLETE
+        self.files: list[File] = []  # the catalog's first, then those that stores copy
+        self.left_out: list[LeftOut] = []
+        self.taken_at: str | None = None
         self.catalog: Copying | None = None
         self.copies: dict[str, tuple[File, str]] = {}  # by tier, with the store's name for its backup
-        self.planned: list[File] = []
-        self.folders: list[Path] = []  # that were made for it, outermost first
-        self.opened = anyio.Event()
-        self.over = anyio.Event()
-        self.problem = "it was called off"
+        self.folders: list[Path] = []  # that were made for it, each after the one it lies in
+        self.moved: list[str] = []  # names of what has left the folder for what is incomplete
 
     def target(self, file: File) -> Path:
-        return self.folder / file.file
+        return self.work / file.file
+
+    def state(self) -> State:
+        if self.catalog is not None:
+            self.files[0].copied = self.catalog.copied
+        return State(
+            files=self.files,
+            left_out=self.left_out,
+            backup=self.id,
+            path=str(self.path),
+            taken_at=self.taken_at,
+            done=self.done,
+            cancelled=self.cancelled,
+        )
 
 
 class Backups:
     """The backups of one federation; one is made at a time.
 
     Args:
-        spawn: starts work that outlives the call.
+        spawn: starts work that outlives the call, and its time.
         clock: the time, in milliseconds since 1970.
         threads: copy on worker threads.
     """
@@ -149,10 +156,9 @@ class Backups:
         self._settings = settings
         self._catalog = catalog
         self._links = links
-        self._spawn = spawn
         self._clock = clock
         self._threads = threads
-        self._made: _Made | None = None
+        self._jobs: Jobs[_Made] = Jobs(spawn, self._make, self._remove)
 
     @property
     def offered(self) -> bool:
@@ -165,95 +171,47 @@ class Backups:
         Raises INVALID_PARAMS for a folder that is not empty, INTERNAL_ERROR for a backup that failed.
         """
         if params.path is not None:
-            made = self._begin(params.path)
-            try:
-                await made.opened.wait()
-            except BaseException:
-                made.scope.cancel()  # nobody would know of it
-                raise
-        elif params.backup is not None:
-            if self._made is None or self._made.id != params.backup:
-                raise invalid_params("backup", "expected what an earlier answer of this router gave as `backup`")
-            made = self._made
-            if params.cancel:
-                made.scope.cancel()
-                await made.over.wait()
-            else:
-                with anyio.move_on_after(_LOOK):
-                    await made.over.wait()
-        else:
-            try:
-                files, left_out = await self._plan()
-            except (_Failed, CannotCopy, TierDown) as problem:
-                raise _error(str(problem)) from None
-            return State(files, left_out)
-        if made.over.is_set() and not made.state.done:
-            raise _error(f"the backup failed, and what there was of it is removed: {made.problem}")
-        if made.catalog is not None:
-            made.state.files[0].copied = made.catalog.copied
-        return made.state
-
-    def _begin(self, path: str) -> _Made:
-        folder = Path(path)
-        if not folder.is_absolute():
-            raise invalid_params("path", f"expected an absolute path, got {path!r}")
-        if self._made is not None and not self._made.over.is_set():
-            raise _error("another backup is under way; try again when that is done", retry_after=1.0)
-        made = _Made(folder)
+            folder = absolute(params.path)
+            return (await self._jobs.begin(lambda: _begun(folder))).state()
+        if params.backup is not None:
+            return (await self._jobs.look(params.backup, cancel=params.cancel)).state()
         try:
-            _make_empty(folder, made.folders)
-            _write(folder / INCOMPLETE, _INCOMPLETE_TEXT.encode())
-        except OSError as problem:
-            _remove_folders(made.folders)
-            raise disk_failed(problem) from None
-        self._made = made
-        self._spawn(partial(self._make, made))
-        return made
+            files, left_out = await self._plan()
+        except (Failed, CannotCopy, TierDown) as problem:
+            raise failed(str(problem)) from None
+        return State(files, left_out)
 
     async def _make(self, made: _Made) -> None:
         try:
-            with budget(None), made.scope:
-                await self._open(made)
-                log.info("a backup is being made in %s, as of %s", made.folder, made.state.taken_at)
-                made.opened.set()
-                await self._copy(made)
-                self._complete(made)
-                made.state.done = True
-        except (A2MError, TierDown, CannotCopy, _Failed) as problem:
-            made.problem = str(problem)
-        except OSError as problem:
-            made.problem = problem.strerror or str(problem)
-        finally:
-            if not made.state.done:
-                with anyio.CancelScope(shield=True):
-                    await self._remove(made)
-            made.over.set()
+            await self._open(made)
+            log.info("a backup is being made in %s, as of %s", made.path, made.taken_at)
             made.opened.set()
-        if made.state.done:
-            log.info("the backup in %s is whole", made.folder)
+            await self._copy(made)
+        except TierDown as down:
+            raise Failed(str(down)) from None
+        if self._threads:
+            await anyio.to_thread.run_sync(self._complete, made)
         else:
-            log.warning("the backup in %s failed, and is removed: %s", made.folder, made.problem)
+            self._complete(made)
+        log.info("the backup in %s is whole", made.path)
 
     # --- step by step
 
     async def _plan(self) -> tuple[list[File], list[LeftOut]]:
         """What is copied to where, the catalog first; and which tiers are not.
 
-        Raises _Failed for a tier that is down.
+        Raises Failed for a tier that is down.
         """
-        state = self._catalog.path
+        state, federation = self._catalog.path, self._settings.path
         assert state is not None, "none is offered otherwise"
-        base = (state if self._settings.path is None else self._settings.path).parent.resolve()
-        taken = {MANIFEST, INCOMPLETE}
-        if self._settings.path is not None:
-            taken.add(self._settings.path.name)
+        base = (federation or state).parent.resolve()
+        taken = [*_TAKEN, *([] if federation is None else [_place_of_federation(federation)])]
 
         def copy_of(of: str, origin: Path) -> File:
             origin = origin.resolve()
-            file = origin.relative_to(base) if origin.is_relative_to(base) else Path(_OUTSIDE, f"{of}.db")
-            if str(file) in taken or file.parts[0] in taken:
-                file = Path(_OUTSIDE, f"{of}.db")
-            taken.add(str(file))
+            beneath = origin.relative_to(base) if origin.is_relative_to(base) else None
+            file = _place(beneath, of, ".db", taken)
+            taken.append(file)
             return File(of, told(file), told(origin))
 
         files = [copy_of("router", state)]
@@ -275,13 +233,12 @@ class Backups:
         profile = self._links[tier.name].profile
         if self._links[tier.name].status != "up" or profile is None:
             reason = self._links[tier.name].reason or "it is still starting"
-            raise _Failed(f"the tier {tier.name!r} is down, and a backup would lack it: {reason}")
+            raise Failed(f"the tier {tier.name!r} is down, and a backup would lack it: {reason}")
         return None if profile.store.backup else f"its server, {profile.name}, makes no backups"
 
     async def _open(self, made: _Made) -> None:
         """The moment of the backup: snapshots of all that is in it."""
-        files, made.state.left_out = await self._plan()
-        made.planned = files
+        files, made.left_out = await self._plan()
         catalog, *stores = files
         for file in files:
             _make_folders(made.target(file).parent, made.folders)
@@ -291,12 +248,12 @@ class Backups:
             # before those of the stores, and in one step with the holding back
             snapshot = self._catalog.snapshot()
             try:
-                made.state.taken_at = render(self._clock())
+                made.taken_at = render(self._clock())
                 await self._open_stores(made, stores)
             except BaseException:
                 snapshot.close()
                 raise
-        made.state.files = [catalog, *(file for file in stores if file.of in made.copies)]
+        made.files = [catalog, *(file for file in stores if file.of in made.copies)]
         made.catalog = await snapshot.copy_to(made.target(catalog), threads=self._threads)
         catalog.size, catalog.schema = made.catalog.size, made.catalog.schema
 
@@ -308,23 +265,25 @@ class Backups:
             try:
                 said = await self._ask(file.of, Backup(path=str(target)), timeout=_OPENING_SECONDS)
                 made.copies[file.of] = file, said.backup or ""
-            except A2MError as problem:
-                failures.append(_Failed(f"{file.of}: {problem.message}"))
-                return
-            except (TierDown, _Failed) as problem:
+            except (TierDown, Failed) as problem:
                 failures.append(problem)
                 return
             file.size, file.schema = said.size, said.schema
             if not target.exists():
+                try:  # a copy that has failed has removed its file, and says so
+                    await self._ask(file.of, Backup(backup=said.backup))
+                except (TierDown, Failed) as problem:
+                    failures.append(problem)
+                    return
                 await self._call_off(file.of, said.backup or "")
                 del made.copies[file.of]
-                made.state.left_out.append(LeftOut(file.of, "its server does not write to the files of this machine"))
+                made.left_out.append(LeftOut(file.of, "its server does not write to the files of this machine"))
 
         async with anyio.create_task_group() as tasks:
             for file in stores:
                 tasks.start_soon(begin, file)
         for failure in failures:
-            raise _Failed(str(failure))
+            raise Failed(str(failure))
 
     async def _copy(self, made: _Made) -> None:
         failures: list[Exception] = []
@@ -343,10 +302,7 @@ class Backups:
                         failures.append(down)
                         break
                     await anyio.sleep(_ASK_AGAIN)
-                except A2MError as problem:
-                    failures.append(_Failed(f"{file.of}: {problem.message}"))
-                    break
-                except _Failed as problem:
+                except Failed as problem:
                     failures.append(problem)
                     break
             tasks.cancel_scope.cancel()
@@ -364,60 +320,107 @@ class Backups:
             for file, id in made.copies.values():
                 tasks.start_soon(follow, file, id)
         for failure in failures:
-            raise _Failed(str(failure))
-        made.state.files[0].copied = made.catalog.copied
+            raise Failed(str(failure))
 
     def _complete(self, made: _Made) -> None:
-        """What a backup has beside its copies. The last step makes it one."""
+        """Add what a backup has beside its copies, and let all leave the folder for what is incomplete. Each step
+        outlives a power cut before the next begins, and the last makes it a backup."""
         path = self._settings.path
+        federation = None
         if path is not None:
-            _write(made.folder / path.name, path.read_bytes())
+            place = _place_of_federation(path)
+            _make_folders((made.work / place).parent, made.folders)
+            _write(made.work / place, path.read_bytes())
+            federation = {"file": told(place), "origin": told(path)}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
             "router": version("a2m-router"),
             "name": self._settings.name,
-            "taken_at": made.state.taken_at,
-            "federation": None if path is None else {"file": path.name, "origin": told(path)},
+            "taken_at": made.taken_at,
+            "federation": federation,
             "files": [
                 {"of": file.of, "file": file.file, "origin": file.origin, "bytes": file.size, "schema": file.schema}
-                for file in made.state.files
+                for file in made.files
             ],
-            "left_out": made.state.left_out,
+            "left_out": made.left_out,
         }
-        _write(made.folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-        (made.folder / INCOMPLETE).unlink()
-        for folder in {made.folder, *(made.target(file).parent for file in made.state.files)}:
+        _write(made.work / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        for folder in reversed([made.folders[0].parent, *made.folders]):
             sync_folder(folder)
+        # the manifest last
+        for name in sorted((each.name for each in made.work.iterdir()), key=MANIFEST.__eq__):
+            if os.path.lexists(made.path / name):
+                raise Failed(f"{made.path / name}: somebody else has put this there meanwhile")
+            (made.work / name).rename(made.path / name)
+            made.moved.append(name)
+        sync_folder(made.path)
+        made.work.rmdir()
+        sync_folder(made.path)
 
     async def _remove(self, made: _Made) -> None:
+        log.warning("the backup in %s is removed: %s", made.path, made.problem or "it was called off")
         async with anyio.create_task_group() as tasks:
             for tier, (_, id) in made.copies.items():
                 tasks.start_soon(self._call_off, tier, id)
         if made.catalog is not None:
             made.catalog.abandon()
-        names = [MANIFEST, INCOMPLETE, *([] if self._settings.path is None else [self._settings.path.name])]
         with suppress(OSError):
-            # the folder was empty, so that all in it is the backup's; but nothing goes that was not made here
-            files = [made.folder / name for name in names]
-            for file in [*files, *map(made.target, made.planned)]:
-                file.unlink(missing_ok=True)
-            _remove_folders(made.folders)
+            made.work.mkdir(0o700, exist_ok=True)
+            for name in made.moved:
+                (made.path / name).rename(made.work / name)
+        # a store that was told to begin, and has not said yet that it did, may do so at this very moment: once
+        for _ in range(1 + len(self._links)):
+            shutil.rmtree(made.work, ignore_errors=True)
+            if not made.work.exists():
+                break
+        _remove_folders(made.folders)
 
     async def _call_off(self, tier: str, id: str) -> None:
-        with anyio.move_on_after(_CALLING_OFF), suppress(A2MError, TierDown, _Failed):
+        with anyio.move_on_after(_CALLING_OFF), suppress(TierDown, Failed):
             await self._ask(tier, Backup(backup=id, cancel=True))
 
     async def _ask(self, tier: str, params: Backup, timeout: float | None = None) -> _Said:
-        raw = await self._links[tier].call(METHOD, params, timeout=timeout)
+        """What a store answers. Raises TierDown, and Failed for an answer that is an error, or cannot be read."""
         try:
-            return msgspec.json.decode(raw, type=_Said)
+            return msgspec.json.decode(await self._links[tier].call(METHOD, params, timeout=timeout), type=_Said)
+        except A2MError as problem:
+            if problem.code == Code.INVALID_PARAMS and params.backup is not None:
+                raise Failed(f"{tier}: its server has ended meanwhile, and its copy with it") from None
+            raise Failed(f"{tier}: {(problem.data or {}).get('reason', problem.message)}") from None
         except msgspec.MsgspecError as problem:
-            raise _Failed(f"{tier}: gave an answer to {METHOD} that cannot be read: {problem}") from None
+            raise Failed(f"{tier}: gave an answer to {METHOD} that cannot be read: {problem}") from None
 
 
-def _error(sentence: str, **data: Any) -> A2MError:
-    return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": sentence, **data})
+def _place_of_federation(path: Path) -> Path:
+    return _place(Path(path.name), "federation", ".toml", _TAKEN)
+
+
+def _place(beneath: Path | None, of: str, suffix: str, taken: Iterable[Path]) -> Path:
+    """Where in a backup a copy is to be: where the file lies beneath the federation file's folder, or else, and where
+    something else has that place, with what lies outside."""
+    outside = Path(_OUTSIDE)
+    numbered = (outside / f"{of}-{number}{suffix}" for number in itertools.count(2))
+    inside = [] if beneath in (None, outside) else [beneath]
+    places = itertools.chain(inside, [outside / f"{of}{suffix}"], numbered)
+    return next(place for place in places if not any(_overlap(place, other) for other in taken))
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether two files cannot both be there: they are one, or one would have to be the other's folder."""
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def _begun(folder: Path) -> _Made:
+    """A backup that is to lie in an empty folder, its owner's alone. Raises A2MError for a folder that is none."""
+    made = _Made(folder)
+    try:
+        _make_empty(folder, made.folders)
+        _make_folders(made.work, made.folders)
+    except OSError as problem:
+        _remove_folders(made.folders)
+        raise disk_failed(problem) from None
+    return made
 
 
 def _make_empty(folder: Path, made: list[Path]) -> None:
@@ -426,6 +429,12 @@ def _make_empty(folder: Path, made: list[Path]) -> None:
         _make_folders(folder, made)
     elif not folder.is_dir():
         raise invalid_params("path", f"expected a folder, and {str(folder)!r} is something else")
+    elif (folder / INCOMPLETE).is_dir():
+        raise invalid_params(
+            "path",
+            f"expected an empty folder, or none; in {str(folder)!r} a router that was killed has left a backup half "
+            "made: remove what is in it, or name another folder",
+        )
     elif any(folder.iterdir()):
         raise invalid_params("path", f"expected an empty folder, or none, and there is something in {str(folder)!r}")
     else:

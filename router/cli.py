@@ -82,6 +82,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for. Ends the program with 2, and a sentence, for what makes no sense."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.federation is not None and not options.rebuild:
+        parser.error("--federation says whose records a rebuild is to take: it goes with --rebuild")
     if options.rebuild and options.check:
         parser.error("--rebuild and --check do one thing each, and end: say one of them, then the other")
     beside = [name for name in ("rebuild", "check", "adopt", "http") if getattr(options, name)]
@@ -116,13 +118,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--adopt",
         action="store_true",
-        help="take another store behind a tier than last time as it is, with all that it holds",
+        help="take another store behind a tier than last time as it is, with all that it holds; end the router that "
+        "wrote it first",
     )
     parser.add_argument(
         "--rebuild",
         action="store_true",
         help="make the catalog anew from what the tiers hold and what can be read of the old one, and end: 0 if that "
         "is done. The old files are kept",
+    )
+    parser.add_argument(
+        "--federation",
+        metavar="ID",
+        help="with --rebuild, where the tiers hold records of several federations: the id of this one",
     )
     parser.add_argument(
         "--backup",
@@ -199,7 +207,7 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
     try:
         async with until_signalled(scope.cancel):
             with scope, progress() as watch:
-                done = await rebuild(settings, links, watch, adopt=options.adopt)
+                done = await rebuild(settings, links, watch, adopt=options.adopt, federation=options.federation)
     except* OSError as problems:
         raise DatabaseError(f"{settings.state}: could not be made anew: {_sentence(problems)}") from None
     if done is None:

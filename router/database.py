@@ -94,7 +94,7 @@ class InUse(DatabaseError):
 
 
 class Database:
-    """An open file. Use `connection` from one thread at a time; `sync` may be called from any.
+    """An open file. Use `connection` from one thread at a time; `sync` and `snapshot` may be called from any.
 
     Args:
         path: the file; None is a private database in memory, for tests and trials: nothing of it is ever durable.
@@ -238,7 +238,7 @@ class Database:
     def snapshot(self) -> Snapshot:
         """What is committed now, to be copied while writes go on. Raises OSError, ValueError for a database in memory.
 
-        On the thread that commits, and outside a transaction.
+        May be called on any thread, also while another one is in a transaction: nothing of that is in it.
         """
         if self.path is None:
             raise ValueError("a database in memory has no file to copy")

@@ -20,12 +20,12 @@ import anyio.lowlevel
 import msgspec
 
 from router.a2m.budget import left
-from router.a2m.errors import A2MError, no_room
+from router.a2m.errors import NOT_AS_WRITTEN, A2MError, no_room
 from router.a2m.events import Place
 from router.a2m.records import Record, digest, draft_of
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
-from router.catalog.entries import Entry
+from router.catalog.entries import Entry, former, is_as_it_is
 from router.catalog.lookup import Selection
 from router.policy import Unit, in_batches
 from router.settling import Settling
@@ -85,6 +85,11 @@ class Moved(msgspec.Struct):
         return None if self.hindrance is None else str(self.hindrance)
 
     @property
+    def is_broken(self) -> bool:
+        """Whether they stayed since their tier does not hold one of them as it was written: that does not pass."""
+        return self.hindrance is not None and self.hindrance.kind == NOT_AS_WRITTEN
+
+    @property
     def left(self) -> int:
         """How many records have left their tier."""
         return len(self.records) + self.rewritten.total()
@@ -110,7 +115,8 @@ class Moves:
         # what the log has said of each way, by its kind, and of which record, as far as it goes on
         self._said: dict[tuple[str, str], dict[str, str | None]] = {}
         self._one_server: set[tuple[str, str]] = set()  # of which the log has said that they seem to lead to one
-        self._broken: set[str] = set()  # ids of which the log has said that their tier does not hold them as they were
+        # ids of which the log has said that their tier does not hold them as they were, and how it holds them
+        self._broken: dict[str, str] = {}
 
     async def carry_out(
         self, units: Sequence[Unit], source: str, target: str, salience: float = 0.0, *, result: Moved | None = None
@@ -156,7 +162,7 @@ class Moves:
         if result.hindrance is None:  # of what is broken the log has spoken when it was met
             broken = next((id for unit in units for id in unit.ids if id in self._broken), None)
             if broken is not None:
-                result.hindrance = Hindrance("broken", f"{source} does not hold it as it was written", broken)
+                result.hindrance = Hindrance(NOT_AS_WRITTEN, self._broken[broken], broken)
         return result
 
     def say(self, source: str, target: str, moved: Moved) -> None:
@@ -293,17 +299,22 @@ class Moves:
 
     def _is_whole(self, unit: Sequence[Entry], records: dict[str, Record], source: str) -> bool:
         for entry in unit:
-            wrong = None
-            if entry.id not in records:
-                wrong = "%s does not hold %r, which should live there; it cannot be moved"
-            elif digest(records[entry.id]) != entry.digest:
-                wrong = "%s holds %r altered; it is not moved"
-            if wrong is not None:
-                if entry.id not in self._broken:
-                    self._broken.add(entry.id)
-                    log.error(wrong, source, entry.id)
-                return False
-            self._broken.discard(entry.id)
+            record = records.get(entry.id)
+            if record is not None and digest(record) == entry.digest:
+                self._broken.pop(entry.id, None)
+                continue
+            how = f"{source} does not hold it as it was written"
+            if record is None:
+                wrong = f"{source} does not hold {entry.id!r}, which should live there; it cannot be moved"
+            elif is_as_it_is(record, entry):
+                wrong = f"{source} holds {entry.id!r} altered; it is not moved"
+            else:
+                how = f"{source}: {former([entry.id])}"
+                wrong = f"{how}; it is not moved"
+            if entry.id not in self._broken:
+                log.error("%s", wrong)
+            self._broken[entry.id] = how
+            return False
         return True
 
     async def write(self, target: str, records: Sequence[Record]) -> None:

@@ -39,7 +39,11 @@ _MOST_TRIALS: Final = 16
 
 
 class Stayed(Exception):
-    """Nothing of a conversation could leave its working tier; says why."""
+    """Nothing of a conversation could leave its working tier; says why, and whether that does not pass."""
+
+    def __init__(self, reason: str, *, is_broken: bool = False) -> None:
+        super().__init__(reason)
+        self.is_broken = is_broken
 
 
 class Report(msgspec.Struct):
@@ -186,7 +190,9 @@ class Passes:
             self._rests.clear()
             await self._pass(report)
             if flushed.left == 0 and flushed.reason is not None:
-                raise Stayed(STOPPING if self._stopped else flushed.reason)
+                if self._stopped:
+                    raise Stayed(STOPPING)
+                raise Stayed(flushed.reason, is_broken=flushed.is_broken)
 
     @asynccontextmanager
     async def _telling(self, report: Report, by: str | None = None, *, asked: bool = False) -> AsyncIterator[None]:

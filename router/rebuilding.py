@@ -12,7 +12,9 @@ Rules:
 - no old file is removed: they go aside, and their new names are told;
 - what only the old catalog knew is taken from it as far as it can be read (see `salvage`), and what cannot is told. If
   it is older than the tiers, nothing that a tier holds is removed on its account;
-- whose records these are is what the old catalog says, if any of them bears that; else what most of them bear.
+- whose records these are is what native stores bear, each of which is one federation's: what the old catalog says, if
+  one of them bears that, else what most of them do; without any, what most records bear. Where that is not the old
+  catalog's id, but some bear that, too, or as many bear one as another, nobody but the caller can tell.
 """
 
 import logging
@@ -82,12 +84,20 @@ class Rebuilt(msgspec.Struct, frozen=True):
     missing: int  # records that the old catalog knew and that no tier holds
 
 
-async def rebuild(settings: Settings, links: Mapping[str, Link], watch: Watch, *, adopt: bool = False) -> Rebuilt:
+async def rebuild(
+    settings: Settings,
+    links: Mapping[str, Link],
+    watch: Watch,
+    *,
+    adopt: bool = False,
+    federation: str | None = None,
+) -> Rebuilt:
     """Makes the catalog of `settings` anew and puts it in its place.
 
     Args:
         links: one for each tier, by its name; not started yet. Only those of managed tiers are.
         adopt: another store behind a tier than the old catalog says is taken as it is.
+        federation: whose records these are, where those that the tiers hold, and the old catalog, do not tell.
 
     Raises CannotServe for a tier that is down or cannot be part of the federation, InUse while a router has the file,
     DatabaseError for another program's file, OSError for a disk that fails; nothing has changed then.
@@ -98,7 +108,7 @@ async def rebuild(settings: Settings, links: Mapping[str, Link], watch: Watch, *
         exchanging.finish(path)  # an earlier one may have been cut off after it was done
         exchanging.discard(path)
         try:
-            rebuilt = await _made(settings, links, watch, adopt=adopt)
+            rebuilt = await _made(settings, links, watch, adopt=adopt, federation=federation)
         except BaseException:
             exchanging.discard(path)  # it may be why the disk is full
             raise
@@ -106,12 +116,14 @@ async def rebuild(settings: Settings, links: Mapping[str, Link], watch: Watch, *
         return msgspec.structs.replace(rebuilt, aside=exchanging.finish(path))
 
 
-async def _made(settings: Settings, links: Mapping[str, Link], watch: Watch, *, adopt: bool) -> Rebuilt:
+async def _made(
+    settings: Settings, links: Mapping[str, Link], watch: Watch, *, adopt: bool, federation: str | None
+) -> Rebuilt:
     """The new catalog, complete and closed, beside the old one."""
     with closing(Salvage(settings.state)) as old:
         path = exchanging.rebuilding(settings.state)
         with closing(Catalog(path, settings.managed, strength)) as catalog:
-            taken, read = await _scanned(settings, links, catalog, old, watch, adopt=adopt)
+            taken, read = await _scanned(settings, links, catalog, old, watch, adopt=adopt, federation=federation)
             redone = 0
             for tier, draft in taken.redo:
                 if catalog.restore(tier, draft):
@@ -123,7 +135,14 @@ async def _made(settings: Settings, links: Mapping[str, Link], watch: Watch, *, 
 
 
 async def _scanned(
-    settings: Settings, links: Mapping[str, Link], catalog: Catalog, old: Salvage, watch: Watch, *, adopt: bool
+    settings: Settings,
+    links: Mapping[str, Link],
+    catalog: Catalog,
+    old: Salvage,
+    watch: Watch,
+    *,
+    adopt: bool,
+    federation: str | None,
 ) -> tuple[TakenOver, dict[str, int]]:
     """Take all managed tiers into the account, and what only the old catalog knows; returns that, and how many records
     each tier holds."""
@@ -145,7 +164,9 @@ async def _scanned(
         for link in managed.values():
             connections.start_soon(link.run)
         await _all_up(managed)
-        taken = catalog.take_over(old, is_behind=await _take_origins(settings, links, catalog, old))
+        origins = await _origins(settings, links)
+        catalog.set_federation(_whose(settings, origins, old, adopt=adopt, chosen=federation) or catalog.federation)
+        taken = catalog.take_over(old, is_behind=_take_origins(settings, origins, catalog, old))
         profiles = []
         for tier in settings.managed:
             profile = managed[tier.name].profile
@@ -160,26 +181,102 @@ async def _scanned(
     return taken, {tier.name: read.get(tier.name, 0) for tier in settings.managed}
 
 
-async def _take_origins(settings: Settings, links: Mapping[str, Link], catalog: Catalog, old: Salvage) -> bool:
-    """Find out who has written what the tiers hold: whose records they are, and in which starts of the router, all of
-    which are known from now on. Returns whether there is one that the old catalog did not know."""
-    met = Counter[Origin]()
+class _Origins(msgspec.Struct, frozen=True):
+    """Who has written how much of what the tiers hold: of native stores, and of records at lesser servers."""
+
+    stores: Counter[Origin]
+    records: Counter[Origin]
+
+    @property
+    def all(self) -> Counter[Origin]:
+        return self.stores + self.records
+
+
+async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
+    """Find out who has written what the tiers hold."""
+    found = _Origins(Counter(), Counter())
     reader = Copies(links, Mounts(settings.tiers), settings.limits.max_message)
     for tier in settings.managed:
-        met += await _origins(tier, links[tier.name], reader)
-    bearing = Counter[str]()
-    for origin, count in met.items():
-        if origin.federation is not None:
-            bearing[origin.federation] += count
-    before = old.facts().get("federation")
-    if isinstance(before, str) and before in bearing:
-        catalog.set_federation(before)
-    elif bearing:
-        catalog.set_federation(bearing.most_common(1)[0][0])
+        profile = links[tier.name].profile
+        assert profile is not None
+        try:
+            if manner_of(tier, profile).native:
+                epoch = None if profile.store.epoch is UNSET else profile.store.epoch
+                # one that holds nothing says whose it is all the same
+                found.stores[Origin(profile.store.federation, epoch)] += 1 + (profile.store.records or 0)
+            else:
+                found.records.update(await _origins_at(tier, reader))
+        except (TierDown, A2MError) as problem:
+            raise CannotServe(f"tiers.{tier.name}: what it holds could not be read: {problem}") from None
+    return found
+
+
+async def _origins_at(tier: Tier, reader: Copies) -> Counter[Origin]:
+    """Who has written how many of the records that a lesser server holds."""
+    written: list[Written] = []
+    try:
+        async with aclosing(reader.everything(tier.name, written)) as pages:
+            async for _ in pages:
+                pass
+    except CannotList:
+        return Counter()  # that is said when it is read for its records
+    return Counter(origin for _, origin in written)
+
+
+def _whose(settings: Settings, origins: _Origins, old: Salvage, *, adopt: bool, chosen: str | None) -> str | None:
+    """The id of the federation whose records these are; None where nothing bears any. See this module's rules.
+
+    Raises CannotServe where the caller has to choose, and has not, or has chosen what nothing bears.
+    """
+    before, known, adopted = old.federation(), {None, *old.epochs()}, set(old.adopted())
+
+    def bearing(met: Counter[Origin]) -> Counter[str]:
+        counts = Counter[str]()
+        for origin, count in met.items():
+            # what was adopted bears another's id for good
+            own = before is not None and origin.federation in adopted and origin.epoch in known
+            federation = before if own else origin.federation
+            if federation is not None:
+                counts[federation] += count
+        return counts
+
+    stores = bearing(origins.stores)
+    counts = stores or bearing(origins.records)
+    if chosen is not None:
+        if chosen not in counts and chosen != before:
+            borne = _counted(counts) or "no record bears any"
+            raise CannotServe(
+                f"--federation: expected an id that records bear, or the catalog's, got {chosen}: {borne}"
+            )
+        return chosen
+    if before in stores or not counts:
+        return before
+    most = max(counts.values())
+    first = sorted(id for id, count in counts.items() if count == most)
+    if first == [before] or (len(first) == 1 and before not in counts):
+        return first[0]
+    if adopt:
+        return before if before in counts else first[0]
+    is_of = f"; {before} is what {settings.state} says" if before in counts else ""
+    raise CannotServe(
+        f"whose records the tiers hold cannot be told: {_counted(counts)}{is_of}. Say which id is this federation's "
+        "with --rebuild --federation ID, and what bears another one stays out; or take all of them, with --rebuild "
+        "--adopt, when no other router writes there any more"
+    )
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} bear the id {federation}" for federation, count in counts.most_common())
+
+
+def _take_origins(settings: Settings, origins: _Origins, catalog: Catalog, old: Salvage) -> bool:
+    """All starts of the router in which what is ours was written are known from now on, and so is what was adopted.
+    Returns whether there is a start that the old catalog did not know."""
     known = old.epochs()
-    ours = {origin.epoch for origin in met if catalog.is_ours(origin.federation, origin.epoch)}
+    catalog.take_origins(known, old.adopted())
+    ours = {origin.epoch for origin in origins.all if catalog.is_ours(origin.federation, origin.epoch)}
     later = {epoch for epoch in ours if epoch is not None}.difference(known)
-    catalog.take_origins([*known, *sorted(later)])
+    catalog.take_origins(sorted(later))
     # of a damaged one of which no start can be read nobody can tell
     is_behind = bool(later) and (bool(known) or old.damage is None)
     if is_behind and old.is_there:
@@ -188,26 +285,6 @@ async def _take_origins(settings: Settings, links: Mapping[str, Link], catalog: 
             "as being written is left out where a tier holds it"
         )
     return is_behind
-
-
-async def _origins(tier: Tier, link: Link, reader: Copies) -> Counter[Origin]:
-    """Who has written how many of the records that a tier holds."""
-    profile = link.profile
-    assert profile is not None
-    try:
-        if manner_of(tier, profile).native:
-            epoch = None if profile.store.epoch is UNSET else profile.store.epoch
-            # one that holds nothing says whose it is all the same
-            return Counter({Origin(profile.store.federation, epoch): 1 + (profile.store.records or 0)})
-        written: list[Written] = []
-        async with aclosing(reader.everything(tier.name, written)) as pages:
-            async for _ in pages:
-                pass
-        return Counter(origin for _, origin in written)
-    except CannotList:
-        return Counter()  # that is said when it is read for its records
-    except (TierDown, A2MError) as problem:
-        raise CannotServe(f"tiers.{tier.name}: what it holds could not be read: {problem}") from None
 
 
 async def _all_up(links: Mapping[str, Link]) -> None:

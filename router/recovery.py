@@ -375,6 +375,7 @@ class Recovery:
         if self._adopts_others(tier, written):
             await self._scan(tier)
             return
+        self._refuse_if_lost(tier, written)
         if left:
             log.warning(
                 "%s: %d records there were forgotten, or given up, since it was as it is now, and go again: %s",
@@ -414,13 +415,33 @@ class Recovery:
         self._say_whose(tier, others)
         return False
 
+    def _refuse_if_lost(self, tier: str, written: Iterable[Written]) -> None:
+        """Raises OtherFederation where a lesser server holds another federation's records, and this one has never had
+        any: they are rather its own, and its catalog was lost. A native store tells one from the other, since it is
+        one federation's: that of a lost catalog would have been refused."""
+        others = self._others(written)
+        if not others or not self._catalog.began_blank or self._only_reads or self._catalog.has_enrolled():
+            return
+        profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
+        if any(p is not None and manner_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
+            return
+        ours = self._catalog.federation
+        raise OtherFederation(
+            tier,
+            _federations(others),
+            ours,
+            f"; if this one is new, and the server is for both, a2m-router --config FILE --rebuild --federation {ours} "
+            "begins it",
+        )
+
     def _say_whose(self, tier: str, others: Counter[Origin]) -> None:
         """Say once of a tier that it holds what belongs to somebody else."""
-        whose = ", ".join(sorted({str(origin.federation) for origin in others}))
+        whose = _federations(others)
         if others and self._said.get(tier) != whose:
             log.error(
                 "%s: at least %d records there belong to another federation (%s; this one is %s), and are not taken "
-                "in; give each a server of its own, or start once with --adopt to take them",
+                "in; give each a server of its own, or end the router of the other one, and start once with --adopt to "
+                "take them",
                 tier,
                 others.total(),
                 whose,
@@ -492,6 +513,10 @@ def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:
         f"tiers.{tier}: its server has no vectors, and the router cannot index them by {metric}, as {whose} compares "
         f"them; only by {' and '.join(METRICS)}"
     )
+
+
+def _federations(origins: Iterable[Origin]) -> str:
+    return ", ".join(sorted({str(origin.federation) for origin in origins}))
 
 
 def _named(ids: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ Rules:
 - a snapshot is a read transaction of a second connection: it keeps what it sees for as long as it is open, and the log
   of changes grows meanwhile. So it is copied at once, and closed;
 - the copy is page by page, so that what is deleted in the database is not in the copy either;
-- a copy is new, readable by its owner alone, and synced when it is whole. One that does not become whole is removed.
+- a copy is new, readable by its owner alone, and synced when it is whole. One that does not become whole is removed;
+  one that somebody removes is given up.
 """
 
 import contextlib
@@ -88,8 +89,10 @@ class Copying:
         self._resources = contextlib.ExitStack()
         with _disk(target), contextlib.ExitStack() as resources:
             resources.callback(snapshot.close)
-            os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            resources.callback(target.unlink, missing_ok=True)
+            descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._made = os.fstat(descriptor)
+            os.close(descriptor)
+            resources.callback(self._unlink)
             file = apsw.Connection(str(target), flags=apsw.SQLITE_OPEN_READWRITE)
             resources.callback(file.close)
             # half a copy is worth nothing, and a whole one is synced at its end
@@ -119,9 +122,21 @@ class Copying:
         """Remove what there is of the copy, unless it is whole."""
         self._resources.close()
 
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self._target.stat(), self._made)
+        except FileNotFoundError:
+            return False
+
+    def _unlink(self) -> None:
+        if self._is_there():  # and not what somebody else has put there since
+            self._target.unlink(missing_ok=True)
+
     def _step(self) -> bool:
         """Copies some of it; whether there is more."""
         with _disk(self._target):
+            if not self._is_there():
+                raise CannotCopy(f"{self._target}: it was removed before it was whole")
             self._backup.step(_PAGES)
             pages = max(1, self._backup.page_count)
             self.copied = self.size * (pages - self._backup.remaining) // pages

@@ -1,14 +1,28 @@
 """What all tests share: they run on asyncio and on trio, and asynchronous ones are run by anyio.
 
-A test that goes from one call to the next, and would take seconds to do so twice, names one loop: its `anyio_backend`
-is parametrized. What goes on at once is tried on both, since they take turns in different ways.
+What goes on at once is tried on both loops, since they take turns in different ways. Tests that go from one call to the
+next are run on one: on either in turn in the modules of FROM_CALL_TO_CALL, and elsewhere on the one that they name, if
+they would take seconds: their `anyio_backend` is parametrized. With A2M_EXAMPLES from 2 on these modules, too, are run
+on both.
 """
 
 import os
 import sys
+from typing import Final
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# where the loop is not the point: half of each is run on asyncio, the other half on trio
+FROM_CALL_TO_CALL: Final = frozenset(
+    {
+        *("test_a2m_command", "test_conditions", "test_documented", "test_earlier_federations", "test_lifting"),
+        *("test_memory_client", "test_mixes", "test_model", "test_mounts", "test_principals", "test_prompting"),
+        *("test_rag", "test_rag_http", "test_rag_libraries", "test_round_trip", "test_summaries"),
+    }
+)
+BACKENDS: Final = ("asyncio", "trio")
 
 # The tests start hundreds of processes of ours. Where Python is told to write no bytecode, as container images like to,
 # each of them would compile all that it imports anew, and that is a third of what it costs to start one.
@@ -20,7 +34,32 @@ settings.register_profile("here", settings.default, deadline=None, suppress_heal
 settings.load_profile("here")
 
 
-@pytest.fixture(params=["asyncio", "trio"])
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that would be run on both loops, where one is enough, the same one is left each time. A test that is
+    asked for by its name is run as it is named."""
+    if float(os.environ.get("A2M_EXAMPLES", "1")) >= 2:
+        return
+    named = {item.nodeid for item in items}
+    items[:] = [item for item in items if not _is_enough_without(item, named)]
+
+
+def _is_enough_without(item: pytest.Item, named: set[str]) -> bool:
+    backend = (
+        item.callspec.params.get("anyio_backend")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else None
+    )
+    if item.path.stem not in FROM_CALL_TO_CALL or backend not in BACKENDS:
+        return False
+    head, _, parameters = item.nodeid.partition("[")
+    parts = parameters.removesuffix("]").split("-")
+    place = parts.index(backend)
+    ids = [f"{head}[{'-'.join([*parts[:place], each, *parts[place + 1 :]])}]" for each in BACKENDS]
+    chosen = crc32(ids[0].encode()) % len(BACKENDS)
+    return ids[chosen] in named and item.nodeid != ids[chosen]
+
+
+@pytest.fixture(params=BACKENDS)
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     backend: str = request.param
     return backend

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -26,7 +26,9 @@ import msgspec
 import psutil
 import pytest
 
+from backends.store.backups import Backups, State
 from backends.store.store import Store
+from router import snapshots
 from router.a2m.errors import A2MError, Code
 from router.a2m.jsonrpc import render_error
 from router.a2m.messages import Backup, Describe
@@ -57,8 +59,9 @@ capacity = 20
 spill_to = "semantic"
 [tiers.semantic]
 kind = "semantic"
-command = ["a2m-store", "semantic.db"]
+command = {semantic}
 """
+STORE: Final = ["a2m-store", "semantic.db"]
 
 
 def held(folder: Path) -> str:
@@ -73,9 +76,32 @@ snapshots.Copying._step = lambda self: (time.sleep(0.01), True)[1] if os.path.ex
 """
 
 
-def federation(folder: Path, head: str = "") -> Path:
+def waiting_store(folder: Path, before: str) -> list[str]:
+    """A store that stands still before it does what is named, as long as there is a file "wait" in a folder; when it is
+    about to, there is a file "waits"."""
+    owner, _, name = before.rpartition(".")
+    code = f"""
+import sys, time
+from pathlib import Path
+from router import snapshots
+from backends.store import cli, store
+wait, waits = Path({str(folder / "wait")!r}), Path({str(folder / "waits")!r})
+does = {owner}.{name}
+def waited(self):
+    while wait.exists():
+        waits.touch()
+        time.sleep(0.01)
+    return does(self)
+{owner}.{name} = waited
+sys.argv = ["a2m-store", "semantic.db"]
+sys.exit(cli.main())
+"""
+    return [sys.executable, "-c", code]
+
+
+def federation(folder: Path, head: str = "", semantic: Sequence[str] = STORE) -> Path:
     path = folder / "federation.toml"
-    path.write_text(FEDERATION.format(head=head))
+    path.write_text(FEDERATION.format(head=head, semantic=json.dumps(semantic)))
     return path
 
 
@@ -202,8 +228,8 @@ def test_copies_taken_under_load_start_and_hold_what_was_acknowledged(tmp_path: 
     with on_http(config) as (router, said, url):
         load = Load(url)
         with load.running(clients=4):
-            for number in range(3):
-                load.until_more(6)
+            for number in range(2):
+                load.until_more(5)
                 before = load.seen()
                 copy = tmp_path / "copies" / str(number)
                 # by either command, both of which ask the router
@@ -216,7 +242,7 @@ def test_copies_taken_under_load_start_and_hold_what_was_acknowledged(tmp_path: 
                 state = json.loads(ended.stdout)
                 assert (state["done"], state["left_out"]) == (True, [])
                 wanted.append((copy, before))
-            load.until_more(6)
+            load.until_more(5)
         everything, gone, revisions = load.seen()
         terminate(router)
         assert router.popen.wait(PATIENCE) == 0
@@ -320,6 +346,73 @@ def test_a_backup_that_is_called_off_is_removed(tmp_path: Path) -> None:
         assert modes(mine)["."] == 0o700
 
 
+def test_who_calls_a_backup_off_is_answered_that_it_is(tmp_path: Path) -> None:
+    """And not that the backup has failed, which is what others are told that ask for it."""
+    copy = tmp_path / "copy"
+    with on_http(federation(tmp_path), held(tmp_path)) as (_, _, url):
+        backup = begun(url, copy)
+        for _ in range(2):  # calling it off once more changes nothing
+            state = called(url, METHOD, backup=backup, cancel=True)["result"]
+            assert (state["done"], state["cancelled"]) == (False, True)
+            assert not copy.exists()
+        assert called(url, METHOD, backup=backup)["error"]["data"] == {"reason": "called off"}
+        (tmp_path / "hold").unlink()
+        backup = called(url, METHOD, path=str(copy))["result"]["backup"]
+        while not called(url, METHOD, backup=backup)["result"]["done"]:
+            pass
+        late = called(url, METHOD, backup=backup, cancel=True)["result"]
+        assert (late["done"], "cancelled" in late) == (True, False)
+        assert (copy / MANIFEST).exists()
+        unknown = called(url, METHOD, backup="another", cancel=True)["error"]
+        assert unknown["code"] == Code.INVALID_PARAMS
+        assert "ends with the process that makes it" in unknown["message"]
+
+
+@pytest.mark.parametrize("by", ["its time", "its caller"])
+def test_a_store_that_comes_to_a_backup_when_that_is_called_off_adds_nothing_to_the_folder(
+    by: str, tmp_path: Path
+) -> None:
+    """The folder was there before, and so it stays when a backup is removed."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / "wait").touch()
+    with on_http(federation(tmp_path, semantic=waiting_store(tmp_path, "store.Store.snapshot"))) as (router, _, url):
+        assert "result" in called(url, "memory/remember", records=[{"id": "a", "content": "one"}])
+        if by == "its time":
+            assert "semantic" in called(url, METHOD, path=str(mine))["error"]["message"]
+        else:
+            asking = subprocess.Popen([A2M, "--http", url, "backup", str(mine)], cwd=tmp_path)
+            while not (tmp_path / "waits").exists():
+                assert asking.poll() is None
+            asking.send_signal(signal.SIGINT)
+            assert asking.wait(PATIENCE) == 130
+        while any(mine.iterdir()):
+            assert router.popen.poll() is None
+        (tmp_path / "wait").unlink()
+        # what the store was told before comes first
+        assert "result" in called(url, "memory/remember", records=[{"content": "x", "tier": "semantic"}])
+        assert list(mine.iterdir()) == []
+        assert backed_up("--http", url, "backup", str(mine), cwd=tmp_path).returncode == 0
+    check_copy(mine, {"a": "one"}, set(), {}, set())
+
+
+def test_a_store_that_is_started_anew_while_it_is_copied_is_what_is_named(tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    config = federation(tmp_path, semantic=waiting_store(tmp_path, "snapshots.Copying._step"))
+    with on_http(config) as (router, _, url):
+        backup = begun(url, tmp_path / "copy")
+        while not (tmp_path / "waits").exists():
+            assert router.popen.poll() is None
+        psutil.Process(child_of(router, "semantic.db")).kill()
+        while "result" in (answer := called(url, METHOD, backup=backup)):
+            assert not answer["result"]["done"]
+        assert answer["error"]["data"]["reason"] == "semantic: its server has ended meanwhile, and its copy with it"
+        assert not (tmp_path / "copy").exists()
+        (tmp_path / "wait").unlink()
+        # such a copy is not known any more by the one that is there now
+        assert backed_up("--http", url, "backup", str(tmp_path / "copy"), cwd=tmp_path).returncode == 0
+
+
 def test_a_router_that_is_told_to_end_leaves_no_half_backup(tmp_path: Path) -> None:
     with on_http(federation(tmp_path), held(tmp_path)) as (router, said, url):
         begun(url, tmp_path / "copy")
@@ -358,9 +451,12 @@ def test_a_router_that_is_killed_leaves_what_says_that_it_is_half(tmp_path: Path
         begun(url, tmp_path / "copy")
         router.popen.kill()
         router.popen.wait()
-    assert "Do not use it" in (tmp_path / "copy" / INCOMPLETE).read_text()
-    assert not (tmp_path / "copy" / MANIFEST).exists()
-    assert not (tmp_path / "copy" / "federation.toml").exists()
+    assert list((tmp_path / "copy").iterdir()) == [tmp_path / "copy" / INCOMPLETE]
+    assert not (tmp_path / "copy" / INCOMPLETE / MANIFEST).exists()
+    with on_http(federation(tmp_path)) as (_, _, url):
+        refused = called(url, METHOD, path=str(tmp_path / "copy"))["error"]
+    assert refused["code"] == Code.INVALID_PARAMS
+    assert "has left a backup half made" in refused["message"]
 
 
 def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) -> None:
@@ -377,12 +473,20 @@ def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) ->
         assert "result" in failed or "episodic" in failed["error"]["message"]  # it comes back at once
 
 
-@pytest.mark.parametrize(
-    ("path", "named"), [("copy", "absolute"), ("/dev/null", "folder"), ("/proc/nowhere/copy", "disk failed")]
-)
-def test_where_no_backup_can_be_is_said(path: str, named: str, tmp_path: Path) -> None:
-    with on_http(federation(tmp_path)) as (_, _, url):
-        assert named in called(url, METHOD, path=path)["error"]["message"]
+def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
+    with on_http(federation(tmp_path)) as (_, said, url):
+        for path, code, named in (
+            ("copy", Code.INVALID_PARAMS, "absolute"),
+            ("", Code.INVALID_PARAMS, "absolute"),
+            ("/dev/null", Code.INVALID_PARAMS, "folder"),
+            (f"{tmp_path}/a\0b", Code.INVALID_PARAMS, "NUL"),
+            ("/proc/nowhere/copy", Code.INTERNAL_ERROR, "disk failed"),
+            (f"{tmp_path}/{'x' * 300}", Code.INTERNAL_ERROR, "too long"),
+        ):
+            refused = called(url, METHOD, path=path)["error"]
+            assert (refused["code"], named in refused["message"]) == (code, True), refused
+        assert "result" in called(url, METHOD)
+        assert "Traceback" not in said.all()
 
 
 def test_a_folder_whose_name_cannot_be_told_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -435,15 +539,169 @@ def test_a_store_that_others_can_reach_writes_no_files_for_them(tmp_path: Path) 
         assert "backup" not in store.describe(Describe(), anybody)["store"]
 
     async def refused() -> int:
-        from backends.store.backups import Backups
-
         store = Store(tmp_path / "it.db", clock=lambda: 0)
         with closing(store), pytest.raises(A2MError) as problem:
-            await Backups(store, threads=False).backup(Backup(path=str(tmp_path / "copy.db")), anybody)
+            await Backups(store, lambda function: None, threads=False).backup(
+                Backup(path=str(tmp_path / "copy.db")), anybody
+            )
         return problem.value.code
 
     assert anyio.run(refused) == Code.METHOD_NOT_FOUND
     assert not (tmp_path / "copy.db").exists()
+
+
+def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that somebody has put in its place stays."""
+    monkeypatch.setattr(snapshots, "_PAGES", 1)
+    target = tmp_path / "copy.db"
+
+    async def looks() -> None:
+        store = Store(tmp_path / "it.db", clock=lambda: 0)
+        with closing(store), store.transaction() as connection:
+            connection.execute("CREATE TABLE large AS SELECT zeroblob(20000000)")
+        async with anyio.create_task_group() as tasks:
+            backups = Backups(store, tasks.start_soon, threads=False)
+
+            async def asked(**params: Any) -> State:
+                return await backups.backup(Backup(**params), LOCAL)
+
+            async def followed(state: State) -> None:
+                while not state.done:
+                    state = await asked(backup=state.backup)
+
+            called_off = await asked(path=str(target))
+            assert target.exists()
+            ended = await asked(backup=called_off.backup, cancel=True)
+            assert (ended.done, ended.cancelled, target.exists()) == (False, True, False)
+            for is_replaced in (False, True):
+                removed = await asked(path=str(target))
+                target.unlink()
+                if is_replaced:
+                    target.write_text("mine")
+                with pytest.raises(A2MError, match="removed before it was whole"):
+                    await followed(removed)
+            assert target.read_text() == "mine"
+            with pytest.raises(A2MError, match="File exists"):
+                await asked(path=str(target))
+            with pytest.raises(A2MError, match="NUL"):
+                await asked(path=f"{target}\0")
+
+    anyio.run(looks)
+
+
+# --- where the copies lie, and what outlives a power cut
+
+NAMES: Final = """
+state = "../elsewhere/router.db"
+[tiers.working]
+kind = "working"
+command = ["a2m-store", "outside"]
+[tiers.router]
+kind = "episodic"
+command = ["a2m-store", "../elsewhere/x.db"]
+[tiers.router-2]
+kind = "semantic"
+command = ["a2m-store", "../elsewhere/y.db"]
+[tiers.a]
+kind = "semantic"
+command = ["a2m-store", "manifest.json/z.db"]
+[tiers.b]
+kind = "semantic"
+command = ["a2m-store", "INCOMPLETE/z.db"]
+[tiers.c]
+kind = "semantic"
+command = ["a2m-store", "deep/outside/z.db"]
+"""
+
+
+@pytest.mark.parametrize("name", ["federation.toml", "outside", "INCOMPLETE.toml", MANIFEST])
+def test_whatever_files_and_tiers_are_called_each_has_a_place_of_its_own(name: str, tmp_path: Path) -> None:
+    config = tmp_path / "it" / name
+    config.parent.mkdir()
+    config.write_text(NAMES if name != "outside" else NAMES.replace('"outside"', '"inside.db"'))
+    if name == MANIFEST:
+        config.write_text(NAMES.replace("manifest.json/", "other/"))
+    tiers = ("working", "router", "router-2", "a", "b", "c")
+    with on_http(config) as (_, _, url):
+        records = [{"id": tier, "content": f"of {tier}", "tier": tier} for tier in tiers]
+        assert "result" in called(url, "memory/remember", records=records)
+        assert backed_up("--http", url, "backup", "copy", cwd=tmp_path).returncode == 0
+    copy = tmp_path / "copy"
+    manifest = json.loads((copy / MANIFEST).read_text())
+    catalog, *stores = manifest["files"]
+    assert (catalog["of"], catalog["file"]) == ("router", "outside/router.db")
+    places = {file["of"]: copy / file["file"] for file in stores}
+    assert places.keys() == {*tiers}
+    assert {contents for tier in tiers for contents in contents_of(places[tier])} == {f"of {tier}" for tier in tiers}
+    assert (copy / manifest["federation"]["file"]).read_text() == config.read_text()
+    assert not (copy / INCOMPLETE).exists()
+    assert places["c"] == copy / "deep" / "outside" / "z.db"
+
+
+class Unsynced:
+    """What is new, or has another name, in a folder and all beneath it, and would be lost with the power: files, and
+    folders by what they hold. Also when `rmdir` is called: `at_removals`."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.paths: set[Path] = set()
+        self.at_removals: dict[Path, set[Path]] = {}
+        for name in ("open", "mkdir", "rename", "rmdir", "fsync"):
+            patch.setattr(os, name, partial(getattr(self, name), getattr(os, name)))
+
+    def _changed(self, *paths: Path) -> None:
+        self.paths.update(path for path in paths if path.is_relative_to(self.folder))
+
+    def open(self, really: Callable[..., int], path: str | Path, flags: int, *more: Any, **options: Any) -> int:
+        descriptor = really(path, flags, *more, **options)
+        if flags & os.O_CREAT:
+            self._changed(Path(path), Path(path).parent)
+        return descriptor
+
+    def mkdir(self, really: Callable[..., None], path: Path, *more: Any) -> None:
+        really(path, *more)
+        self._changed(path, path.parent)
+
+    def rename(self, really: Callable[..., None], old: Path, new: Path) -> None:
+        really(old, new)
+        moved = {path for path in self.paths if path.is_relative_to(old)}
+        self.paths -= moved
+        self._changed(old.parent, new.parent, *(new / path.relative_to(old) for path in moved))
+
+    def rmdir(self, really: Callable[..., None], path: Path) -> None:
+        # the folder itself has not to be synced when it goes
+        self.at_removals[path] = self.paths - {path}
+        really(path)
+        self.paths.discard(path)
+        self._changed(path.parent)
+
+    def fsync(self, really: Callable[[int], None], descriptor: int) -> None:
+        really(descriptor)
+        self.paths.discard(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(sys.platform != "linux", reason="what a descriptor is of is known from /proc")
+@pytest.mark.parametrize("into", ["there", "new", "of/new"])
+async def test_all_of_a_backup_outlives_a_power_cut_before_it_is_one(
+    into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files, and the names of files and folders; also of those in which it lies, as far as they were made for it."""
+    config = tmp_path / "federation.toml"
+    config.touch()
+    copies = tmp_path / "copies"
+    for folder in (copies, copies / "there", tmp_path / "it", tmp_path / "it" / "below"):
+        folder.mkdir()
+    settings = msgspec.structs.replace(settings_of(FOUR_TIERS), path=config)
+    async with trial(settings, folder=tmp_path / "it" / "below") as fed:
+        await fed.remember("one")
+        unsynced = Unsynced(copies, monkeypatch)
+        await made(fed, copies / into)
+        assert (copies / into / "it" / "below" / "router.db").exists()
+        assert unsynced.at_removals == {copies / into / INCOMPLETE: set()}
+        assert unsynced.paths == set()
 
 
 # --- the moment, call by call
@@ -585,21 +843,49 @@ async def test_a_write_that_is_done_behind_the_snapshot_of_its_store_is_nowhere_
 
 
 @pytest.mark.anyio
-async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_path: Path, *, at_once: bool) -> None:
+    """`at_once`: it has removed its file by the time that the router hears that it was begun."""
     full = A2MError(Code.INTERNAL_ERROR, "the backup failed: the disk is full", {"reason": "the disk is full"})
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         asked_what = msgspec.json.decode(message)
         if tier == "semantic" and "backup" in asked_what["params"] and "cancel" not in asked_what["params"]:
             return render_error(msgspec.Raw(msgspec.json.encode(asked_what["id"])), full)
-        return await go_on()
+        answer = await go_on()
+        if at_once and tier == "semantic" and "path" in asked_what["params"]:
+            Path(asked_what["params"]["path"]).unlink()
+        return answer
 
     (tmp_path / "it").mkdir()
     async with trial(settings_of(FOUR_TIERS), folder=tmp_path / "it", weather=weather) as fed:
-        with pytest.raises(A2MError, match="removed: semantic: the backup failed: the disk is full"):
+        with pytest.raises(A2MError, match="removed: semantic: the disk is full"):
             await made(fed, tmp_path / "of" / "today")
         assert not (tmp_path / "of").exists()
         await fed.remember("writes go on")
+
+
+@pytest.mark.anyio
+async def test_a_copy_that_is_begun_while_its_folder_is_removed_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine"
+    for folder in (mine, tmp_path / "it"):
+        folder.mkdir()
+    late = [mine / INCOMPLETE / "working.db", mine / INCOMPLETE / "episodic.db"]
+    rmdir = os.rmdir
+
+    def removed(path: str, **more: Any) -> None:
+        if late:  # just before the folder is gone, which then is not empty
+            late.pop().touch()
+        rmdir(path, **more)
+
+    async with trial(settings_of(FOUR_TIERS), folder=tmp_path / "it", down={"semantic"}) as fed:
+        monkeypatch.setattr(os, "rmdir", removed)
+        with pytest.raises(A2MError, match="semantic"):
+            await made(fed, mine)
+    assert late == []
+    assert list(mine.iterdir()) == []
 
 
 @pytest.mark.anyio
@@ -707,6 +993,50 @@ async def test_whatever_goes_on_a_copy_is_of_one_moment(seed: int, tmp_path: Pat
 
 
 # --- what a snapshot costs
+
+
+def test_a_snapshot_is_opened_on_any_thread_and_holds_nothing_half(tmp_path: Path) -> None:
+    """Also while another thread is in a transaction, or commits; what is open then ends, and the log begins anew."""
+    with closing(
+        Database(tmp_path / "it.db", ["CREATE TABLE t (x)"], application=b"Test", holder="a test")
+    ) as database:
+        over = threading.Event()
+        written = threading.Semaphore(0)
+
+        def write() -> None:
+            while not over.is_set():
+                with database.transaction() as connection:
+                    for _ in range(2):
+                        connection.execute("INSERT INTO t VALUES (?)", ("x" * 10_000,))
+                written.release()
+
+        async def copied(snapshot: snapshots.Snapshot, target: Path) -> None:
+            await (await snapshot.copy_to(target)).run()
+
+        with ThreadPoolExecutor() as threads:
+            writing = threads.submit(write)
+            try:
+                before = 0
+                for number in range(10):
+                    for _ in range(5):
+                        assert written.acquire(timeout=PATIENCE)
+                    before += 10
+                    target = tmp_path / f"{number}.db"
+                    anyio.run(copied, database.snapshot(), target)
+                    with closing(sqlite3.connect(target)) as copy:
+                        [rows] = copy.execute("SELECT count(*) FROM t").fetchone()
+                    assert rows % 2 == 0
+                    assert rows >= before
+            finally:
+                over.set()
+            writing.result(PATIENCE)
+        with database.transaction() as connection:
+            connection.execute("DELETE FROM t")
+            inside = database.snapshot()
+        with closing(inside):
+            anyio.run(copied, inside, tmp_path / "inside.db")
+        with closing(sqlite3.connect(tmp_path / "inside.db")) as copy:
+            assert copy.execute("SELECT count(*) FROM t").fetchone() > (0,)
 
 
 def test_a_log_that_a_snapshot_holds_back_is_not_synced_with_every_commit(

@@ -57,7 +57,8 @@ def test_the_router_dies_while_a_record_is_being_forgotten(tmp_path: Path, tally
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_tier_dies_while_the_router_lives(tmp_path: Path, tally: Tally, name: str) -> None:
-    deaths(KINDS[name], Way(len(name) % 2 == 0), tmp_path, tally, every=EVERY // 2, first=len(name))
+    # of the first few one in any case: some kinds have no more
+    deaths(KINDS[name], Way(len(name) % 2 == 0), tmp_path, tally, every=EVERY, first=len(name) % 4)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from router.a2m.errors import A2MError, Code
 from tests.federated import FOUR_TIERS, Trial, settings_of, trial
+from tests.test_backup import made
 
 pytestmark = pytest.mark.anyio
 
@@ -117,6 +118,43 @@ async def test_a_walk_goes_on_after_a_restart_and_only_in_its_own_federation(tmp
             await other.remember(content)
         with pytest.raises(A2MError, match=r"^after: "):
             await other.call("timeline", page=9, after=first["next"])
+
+
+async def test_a_walk_from_after_the_copies_that_were_put_back_is_refused(tmp_path: Path) -> None:
+    """Its places would be those of other records. One from before goes on, and meets all that was written since."""
+    settings = settings_of(FOUR_TIERS, policy="explicit")
+    (tmp_path / "it").mkdir()
+    async with trial(settings, folder=tmp_path / "it") as fed:
+        await fed.remember("0", "1", "2")
+        before = (await fed.call("timeline", page=2))["next"]
+        await made(fed, tmp_path / "copy")
+        await fed.remember("3", "4", "5", "6")
+        same_start = (await fed.call("timeline", page=6))["next"]
+    async with trial(settings, folder=tmp_path / "it") as fed:
+        after = (await fed.call("timeline", page=6))["next"]
+    async with trial(settings, folder=tmp_path / "copy") as fed:
+        await fed.remember("7", "8", "9", "10")
+        with pytest.raises(A2MError, match=r"^after: .* begin anew") as refused:
+            await fed.call("timeline", page=9, after=after)
+        assert refused.value.code == Code.INVALID_PARAMS
+        for cursor, rest in ((before, ["2"]), (same_start, [])):
+            found = (await fed.call("timeline", page=9, after=cursor))["records"]
+            assert sorted(record["content"] for record in found) == sorted([*rest, "7", "8", "9", "10"])
+
+
+async def test_a_walk_passes_over_nothing_that_was_written_since_its_last_page(tmp_path: Path) -> None:
+    """Also where the last that were there are forgotten, and others stand in their place after a restart, or two."""
+    settings = settings_of(FOUR_TIERS, policy="explicit")
+    async with trial(settings, folder=tmp_path) as fed:
+        ids = await fed.remember(*(str(number) for number in range(8)))
+        cursor = (await fed.call("timeline", page=6))["next"]
+        await fed.call("forget", ids=ids[2:])
+    async with trial(settings, folder=tmp_path) as fed:
+        await fed.remember("after one", "and another", "and a third")
+    async with trial(settings, folder=tmp_path) as fed:
+        await fed.remember(*(f"after two {number}" for number in range(9)))
+        found = (await fed.call("timeline", page=99, after=cursor))["records"]
+    assert len(found) == 12
 
 
 async def test_the_key_of_cursors_is_for_the_owner_of_the_catalog_alone(tmp_path: Path) -> None:

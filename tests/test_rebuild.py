@@ -55,6 +55,7 @@ async def rebuilt(
     down: frozenset[str] = frozenset(),
     servers: dict[str, CoreOnly] | None = None,
     adopt: bool = False,
+    federation: str | None = None,
 ) -> Rebuilt:
     """A rebuild over the stores in a folder, or over foreign `servers` in their place."""
     settings = settings_in(folder)
@@ -83,7 +84,7 @@ async def rebuilt(
         return connected
 
     links = {tier.name: Link(tier.name, connect(tier.name), timeout=tier.timeout) for tier in settings.tiers}
-    return await rebuild(settings, links, lambda tier, read, of: None, adopt=adopt)
+    return await rebuild(settings, links, lambda tier, read, of: None, adopt=adopt, federation=federation)
 
 
 def running(folder: Path, **how: Any) -> AbstractAsyncContextManager[Trial]:

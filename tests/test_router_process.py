@@ -188,6 +188,7 @@ def test_the_manual_lists_every_option_and_no_other() -> None:
         (("--backup", "copy", "--check"), "--backup makes a backup, and ends: leave out --check"),
         (("--backup", "copy", "--adopt"), "leave out --adopt"),
         (("--backup", "copy", "token", "alice"), "leave out --backup"),
+        (("--federation", "3f"), "--federation says whose records a rebuild is to take: it goes with --rebuild"),
     ],
 )
 def test_options_of_which_one_would_be_ignored_are_refused(
@@ -316,7 +317,9 @@ def test_a_second_router_on_the_same_state_is_told_about_the_first(tmp_path: Pat
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(host: str, tmp_path: Path) -> None:
+def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
+    host: str, tmp_path: Path, here: Callable[..., Called]
+) -> None:
     if host == "[::1]" and not has_ipv6():
         pytest.skip("there is no IPv6 here")
     config = federation(tmp_path)
@@ -329,7 +332,7 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(host: s
             said += line
         assert f"{host}:0/" not in found[1]
         for options in ((), ("--check",), ("--rebuild",), ("--adopt",), ("--http", "127.0.0.1:0")):
-            second = run("--config", str(config), "--log-level", "error", *options)
+            second = here("--config", str(config), "--log-level", "error", *options)
             assert (second.returncode, second.stdout) == (1, "")
             [line] = second.stderr.splitlines()
             url = found[1]
@@ -344,7 +347,7 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(host: s
     assert found[1] in (tmp_path / "router.db.lock").read_text()
     with running(config) as second:
         second.ask("describe")
-        third = run("--config", str(config), "--check", "--log-level", "error")
+        third = here("--config", str(config), "--check", "--log-level", "error")
         assert f"(process {second.popen.pid}). One process has a file at a time, and that one serves its own stdin" in (
             third.stderr
         )

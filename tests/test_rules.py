@@ -81,7 +81,7 @@ async def within_capacity(run: Run) -> None:
         assert capacity is None or len(records) <= capacity or one_group, (tier_name, records)
 
 
-@examples(35)
+@examples(25)
 @given(history=histories())
 def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, within_capacity))
@@ -100,7 +100,7 @@ async def all_there(run: Run) -> None:
     assert {run.model.version_of(record).number for record in await run.everything()} == written
 
 
-@examples(15)
+@examples(12)
 @given(history=moving)
 def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, all_there))
@@ -114,7 +114,7 @@ key_writes = st.builds(h.Write, st.lists(h.key_drafts, min_size=1, max_size=2), 
 replacing = histories(st.one_of(key_writes, h.edits, h.moves, h.promotes, h.full_reads, h.full_reads), first=key_writes)
 
 
-@examples(15)
+@examples(12)
 @given(history=replacing)
 def test_2_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
@@ -188,7 +188,7 @@ async def moves_change_nothing(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(30)
+@examples(20)
 @given(records=several_records, path=paths, recalls=st.integers(0, 2))
 def test_3_a_move_changes_nothing_but_the_tier(
     anyio_backend: str, records: list[dict[str, Any]], path: list[str], recalls: int
@@ -225,7 +225,7 @@ late_writes = st.builds(h.Write, st.lists(st.builds(h.Draft, late=st.integers(0,
 grouping = histories(st.one_of(h.groups, late_writes, h.moves, h.promotes, h.forgets, h.full_reads))
 
 
-@examples(15)
+@examples(12)
 @given(history=grouping)
 def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
@@ -238,7 +238,7 @@ filling = histories(st.one_of(new_writes, h.groups, late_writes, h.promotes))
 
 # of all together above it holds on both loops
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(15)
+@examples(12)
 @given(history=filling)
 def test_5_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
     anyio_backend: str, history: History
@@ -295,7 +295,7 @@ async def promoted_before_spilled(earning: Earning, servers: Mix = ALL_NATIVE) -
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(15)
+@examples(12)
 @given(earning=earnings)
 def test_7_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backend: str, earning: Earning) -> None:
     run(anyio_backend, partial(promoted_before_spilled, earning))
@@ -330,7 +330,7 @@ async def timelines_ascend(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(30)
+@examples(20)
 @given(written=births, limit=st.integers(1, 15), metadata=st.booleans(), seed=st.integers(0, 2**32))
 def test_8_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
     anyio_backend: str, written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int
@@ -378,7 +378,7 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(15)
+@examples(12)
 @given(turns=turns, lesser=st.booleans())
 def test_8_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
     anyio_backend: str, turns: list[tuple[int, str | None, str | None, int]], lesser: bool
@@ -418,7 +418,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(15)
+@examples(12)
 @given(
     records=st.lists(
         st.tuples(st.sampled_from(TIERS), st.lists(st.sampled_from(["red", "green", "blue"]), max_size=4)),
@@ -501,7 +501,7 @@ async def own_doings_are_seen_at_once(clients: Doings, seed: int, servers: Mix =
         await at_once(*(partial(client, fed, f"c{n}", writes) for n, writes in enumerate(clients)))
 
 
-@examples(15)
+@examples(12)
 @given(clients=doings, seed=st.integers(0, 2**32))
 def test_11_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
     anyio_backend: str, clients: Doings, seed: int

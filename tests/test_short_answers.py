@@ -19,14 +19,14 @@ pytestmark = pytest.mark.anyio
 SETTINGS = settings_of(FOUR_TIERS, policy="explicit")
 
 
-def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], bool]) -> None:
-    """Answers of more than 2,000 bytes to what is asked do not fit into a message."""
+def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], bool], most: int = 2000) -> None:
+    """Answers of more than `most` bytes to what is asked do not fit into a message."""
     call = Copies._call
 
     async def narrow(copies: Copies, tier: str, method: str, params: Any) -> Any:
         raw = await call(copies, tier, method, params)
-        if is_asked(method, params) and len(raw) > 2000:
-            raise AnswerTooLong(tier, "an answer of more than 2,000 bytes", 1.0, None)
+        if is_asked(method, params) and len(raw) > most:
+            raise AnswerTooLong(tier, f"an answer of more than {most:,} bytes", 1.0, None)
         return raw
 
     monkeypatch.setattr(Copies, "_call", narrow)

@@ -23,7 +23,7 @@ from tests.federated import Steered, Task, method_of, settings_of, trial
 from tests.simulation.tiers import FAULTS
 from tests.test_rules_restart import crash
 
-_SEEDS: Final = int(56 * float(os.environ.get("A2M_EXAMPLES", "1")))
+_SEEDS: Final = int(24 * float(os.environ.get("A2M_EXAMPLES", "1")))
 _PARTS: Final = 4
 _ROOT: Final = Path(__file__).parents[1]
 

@@ -4,24 +4,17 @@ The moment lies between the call and its answer. One copy is made at a time; it 
 whole, also when the store ends meanwhile.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
-from uuid import uuid4
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
-import anyio
 import msgspec
 
 from backends.store.store import Store
-from router.a2m.errors import A2MError, Code, disk_failed, invalid_params
+from router.a2m.errors import A2MError, Code
 from router.a2m.messages import Backup
 from router.a2m.server import Caller, Method
+from router.backup_jobs import METHOD, Job, Jobs, absolute, failed
 from router.snapshots import CannotCopy, Copying, told
-
-METHOD: Final = "store/backup"
-
-# how long a question for a copy that is not whole yet is held, in case it gets so
-_LOOK: Final = 0.2
 
 
 class State(msgspec.Struct, omit_defaults=True):
@@ -31,33 +24,33 @@ class State(msgspec.Struct, omit_defaults=True):
     backup: str | None = None
     path: str | None = None
     done: bool | None = None
+    cancelled: bool = False
     copied: int | None = None
     size: int | None = None
     schema: int | None = None
 
 
-class _Made:
-    """One backup, from its beginning on."""
-
-    def __init__(self, target: Path, copying: Copying) -> None:
-        self.id = str(uuid4())
-        self.target = target
-        self.copying = copying
-        self.scope = anyio.CancelScope()
-        self.over = anyio.Event()
-        self.whole = False
-        self.problem = "it was called off"
+class _Made(Job):
+    copying: Copying  # from when it is opened
 
 
 class Backups:
-    """The backups of one store. `run` makes them, for as long as it runs."""
+    """The backups of one store.
 
-    def __init__(self, store: Store, *, threads: bool) -> None:
+    Args:
+        spawn: starts work that outlives the call. May raise A2MError.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        *,
+        threads: bool,
+    ) -> None:
         self._store = store
         self._threads = threads
-        self._made: _Made | None = None
-        self._begun = anyio.Event()
-        self._beginning = False
+        self._jobs: Jobs[_Made] = Jobs(spawn, self._make, self._remove)
 
     def methods(self) -> Mapping[str, Method]:
         return {METHOD: Method(Backup, self.backup)}
@@ -72,65 +65,21 @@ class Backups:
         try:
             mine = told(file.resolve())
         except CannotCopy as problem:
-            raise A2MError(Code.INTERNAL_ERROR, str(problem), {"reason": str(problem)}) from None
+            raise failed(str(problem)) from None
         if params.path is not None:
-            self._made = await self._begin(params.path)
-            self._begun.set()
+            target = absolute(params.path)
+            made = await self._jobs.begin(lambda: _Made(target))
         elif params.backup is not None:
-            await self._look_at(params.backup, cancel=params.cancel)
+            made = await self._jobs.look(params.backup, cancel=params.cancel)
         else:
             return State(mine)
-        made = self._made
-        assert made is not None
-        if made.over.is_set() and not made.whole:
-            raise A2MError(Code.INTERNAL_ERROR, f"the backup failed: {made.problem}", {"reason": made.problem})
-        copying = made.copying
-        return State(mine, made.id, str(made.target), made.whole, copying.copied, copying.size, copying.schema)
+        of = made.copying
+        return State(mine, made.id, str(made.path), made.done, made.cancelled, of.copied, of.size, of.schema)
 
-    async def _begin(self, path: str) -> _Made:
-        target = Path(path)
-        if not target.is_absolute():
-            raise invalid_params("path", f"expected an absolute path, got {path!r}")
-        if self._beginning or (self._made is not None and not self._made.over.is_set()):
-            raise A2MError(
-                Code.INTERNAL_ERROR, "another backup is under way; try again when that is done", {"retry_after": 1.0}
-            )
-        self._beginning = True
-        try:
-            return _Made(target, await self._store.snapshot().copy_to(target, threads=self._threads))
-        except OSError as problem:
-            raise disk_failed(problem) from None
-        except CannotCopy as problem:
-            raise A2MError(Code.INTERNAL_ERROR, str(problem), {"reason": str(problem)}) from None
-        finally:
-            self._beginning = False
+    async def _make(self, made: _Made) -> None:
+        made.copying = await self._store.snapshot().copy_to(made.path, threads=self._threads)
+        made.opened.set()
+        await made.copying.run(threads=self._threads)
 
-    async def _look_at(self, id: str, *, cancel: bool) -> None:
-        if self._made is None or self._made.id != id:
-            raise invalid_params("backup", "expected what an earlier answer of this process gave as `backup`")
-        if cancel:
-            self._made.scope.cancel()
-            await self._made.over.wait()
-        else:
-            with anyio.move_on_after(_LOOK):
-                await self._made.over.wait()
-
-    async def run(self) -> None:
-        """Makes the backups that are begun. Ends only by being cancelled."""
-        try:
-            while True:
-                await self._begun.wait()
-                self._begun = anyio.Event()
-                made = self._made
-                assert made is not None
-                try:
-                    with made.scope:
-                        await made.copying.run(threads=self._threads)
-                        made.whole = True
-                except CannotCopy as problem:
-                    made.problem = str(problem)
-                finally:
-                    made.over.set()
-        finally:
-            if self._made is not None and not self._made.over.is_set():
-                self._made.copying.abandon()  # it was begun, and its turn has not come
+    async def _remove(self, made: _Made) -> None:
+        """A copy that does not become whole removes itself."""

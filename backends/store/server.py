@@ -3,7 +3,7 @@
 While another program holds the file, writes stay in the queue, in their order, and what only reads is answered.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 import msgspec
+from anyio.abc import TaskGroup
 
 from backends.store.backups import Backups
 from backends.store.batch import Call, carry_out
@@ -88,8 +89,9 @@ class Server:
         self._log = EventLog(retained)
         watching = Watching(self._log, lambda caller, owner: Sight(scope_of(owner, caller).owner))
         stored = {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()}
-        self._backups = Backups(store, threads=threads)
-        self._dispatcher = Dispatcher({**stored, **watching.methods(), **self._backups.methods()}, CAPABILITIES)
+        self._tasks: TaskGroup | None = None  # of `work`
+        backups = Backups(store, self._spawn, threads=threads)
+        self._dispatcher = Dispatcher({**stored, **watching.methods(), **backups.methods()}, CAPABILITIES)
 
     async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
         return await self._dispatcher(message, caller)
@@ -107,9 +109,14 @@ class Server:
     async def work(self) -> None:
         """Carries out what waits, batch after batch, until `close`; and what is to be backed up, beside that."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._backups.run)
+            self._tasks = tasks
             await self._work()
             tasks.cancel_scope.cancel()
+
+    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._closed or self._tasks is None:
+            raise stopping()
+        self._tasks.start_soon(function)
 
     async def _work(self) -> None:
         try:

@@ -67,7 +67,7 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         records: by descending score in a recall, by ascending `created_at` in a timeline.
-        degraded: tiers that did not answer; what they hold is not among the records.
+        degraded: tiers that did not answer, or not with all that they hold; what is missing is not among the records.
         prompt: the records as text, where that was asked for and the server offers it (§4.16).
         prompt_ids: which records are in that text.
     """

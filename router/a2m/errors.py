@@ -73,6 +73,10 @@ class A2MError(Exception):
         return f"A2MError({self.code}, {self.message!r}, {self.data!r})"
 
 
+# Why a call about a record is refused that its tier has lost, or holds otherwise than it was written.
+NOT_AS_WRITTEN: Final = "not as it was written"
+
+
 def cut(said: str, most: int = MAX_QUOTED) -> str:
     """What a server says, as far as a sentence quotes it; where that is not all, an ellipsis shows it."""
     return said if len(said) <= most else f"{said[: most - 1]}…"

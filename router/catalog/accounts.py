@@ -8,6 +8,7 @@ import contextlib
 import errno
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ import msgspec
 
 from router import nearest
 from router.a2m.budget import left
-from router.a2m.sealing import fresh_key
+from router.a2m.sealing import KEY_BYTES, Seal, fresh_key
 from router.a2m.vectors import MAX_WIDTH, indexed
 from router.catalog.claims import Claims
 from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
@@ -112,17 +113,21 @@ class Accounts:
             raise damaged(self._database.path, wrong)
         with self._database.transaction():
             self._set_fact("clean", 0)
-            self._know_epochs()
             self._versions: int = self._fact("opened", 0) << 32
             self._set_fact("opened", self._fact("opened", 0) + 1)
             self._clock: int = self._fact("clock", 0)
             # for cursors into this account, which outlive the process as the account does; a rebuilt one numbers anew
-            self.cursor_key: bytes = self._fact("cursor_key", None) or fresh_key()
-            self._set_fact("cursor_key", self.cursor_key)
+            self._cursor_key: bytes = self._fact("cursor_key", None) or fresh_key()
+            self._set_fact("cursor_key", self._cursor_key)
             self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._newest: int = self._execute(
                 "SELECT max(coalesce((SELECT max(seq) FROM records), 0), coalesce((SELECT max(seq) FROM earned), 0))"
             ).get
+            self._know_epochs()
+            # whether no record was ever written or taken in; not so of one that was made anew
+            self.began_blank: bool = (
+                self._newest == 0 and self._fact("clock", None) is None and not self._fact("federation_found", 0)
+            )
             self._know(tiers)
             if self.is_all_scanned():
                 self._set_fact("was_whole", 1)
@@ -135,7 +140,7 @@ class Accounts:
         self.federation: str = self._fact("federation", None) or secrets.token_hex(8)
         self._set_fact("federation", self.federation)
         self.epoch = secrets.token_hex(8)
-        self._execute("INSERT INTO epochs (epoch) VALUES (?)", (self.epoch,))
+        self._execute("INSERT INTO epochs (epoch, newest) VALUES (?, ?)", (self.epoch, self._newest))
         self._epochs: dict[str, int] = {
             epoch: number for number, epoch in self._execute("SELECT number, epoch FROM epochs")
         }
@@ -152,6 +157,28 @@ class Accounts:
         """Whether what bears this epoch, or none, was written by a router that this catalog knows of. One that it does
         not know is later than the catalog: a copy of it was put back."""
         return epoch is None or epoch in self._epochs
+
+    def cursor(self, place: int) -> str:
+        """A place in the order of writing, as callers are given it: how many records there are is not everybody's to
+        know."""
+        return self._seal(self.epoch).close(place)
+
+    def place(self, cursor: str) -> int | None:
+        """The place of a cursor that was given out since a start that this account knows of; else None: what was given
+        out behind the back of a copy that was put back counts what the copy has never known.
+
+        What stood last may have been forgotten, or be unknown to a copy, when the numbers went on with a later start.
+        So nothing that was written since that is passed over.
+        """
+        for epoch in (self.epoch, *self._epochs):
+            place = self._seal(epoch).open(cursor)
+            if place is not None:
+                later = self._execute("SELECT min(newest) FROM epochs WHERE number > ?", (self._epochs[epoch],)).get
+                return place if later is None else min(place, later)
+        return None
+
+    def _seal(self, epoch: str) -> Seal:
+        return Seal(blake2b(epoch.encode(), key=self._cursor_key, digest_size=KEY_BYTES).digest())
 
     def is_set_back(self, tier: str, epoch: str | None) -> bool:
         """Whether the store of `tier`, which holds this epoch, has held a later one: a copy of it was put back."""
@@ -175,6 +202,10 @@ class Accounts:
         with self._database.transaction():
             self._execute("UPDATE tiers SET epoch = ? WHERE no = ?", (self._epochs[self.epoch], self._no[tier]))
 
+    def has_enrolled(self) -> bool:
+        """Whether the store of any tier was seen to hold an epoch of this account's."""
+        return self._execute("SELECT 1 FROM tiers WHERE epoch IS NOT NULL LIMIT 1").get is not None
+
     def take_origins(self, epochs: Iterable[str], federations: Iterable[str] = ()) -> None:
         """What bears these epochs is known from now on, and what bears the ids of these federations is ours."""
         with self._database.transaction():
@@ -191,7 +222,13 @@ class Accounts:
         """Whose records these are; for a catalog that is made anew."""
         with self._database.transaction():
             self._set_fact("federation", federation)
+            self._set_fact("federation_found", 1)
         self.federation = federation
+
+    @property
+    def version(self) -> int:
+        """That of the latest change of a record's home or content; while a router runs, every later one is greater."""
+        return self._versions
 
     @property
     def _width(self) -> int | None:

@@ -1,5 +1,6 @@
 """A record's account: what the catalog knows of it without asking a tier."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -74,6 +75,18 @@ def is_as_it_is(record: Record, entry: Entry) -> bool:
     # most are told as they are rendered here
     same_time = record.created_at == render(entry.created_at) or parse(record.created_at) == entry.created_at
     return same_time and (record.revision or 0) == entry.revision
+
+
+def former(ids: Sequence[str]) -> str:
+    """What a tier's answer is that holds records of which `is_as_it_is` is not true, and what to do about it: a
+    sentence with the tier as "it"."""
+    which, anew, by = repr(ids[0]), "it anew as it was, forget it", "its id"
+    if len(ids) > 1:
+        which, anew, by = f"{ids[0]!r} and {len(ids) - 1:,} more", "them anew as they were, forget them", "their ids"
+    return (
+        f"it holds {which} in another state than the catalog says, which is not shown: a copy of its file was put "
+        f"back, or one of the catalog's; write {anew} by {by}, or bring the newer file back"
+    )
 
 
 # the order in which `row_entry` takes a row apart

@@ -61,6 +61,18 @@ class Salvage:
             return {}
         return dict(self._rows("facts of the whole", "name, value", "facts", "name"))
 
+    def federation(self) -> str | None:
+        """Whose records these are; None where that cannot be read. Of a damaged file it is true if a tier says so."""
+        rows = self._rows("whose records these are", "value", "facts", "name", "name = 'federation'")
+        return next((value for (value,) in rows if isinstance(value, str)), None)
+
+    def adopted(self) -> list[str]:
+        """The other federations of which records were adopted: those that bear an epoch that it knows."""
+        if not self._has("adopted"):
+            return []
+        rows = self._rows("what was adopted of other federations", "federation", "adopted", "federation")
+        return [federation for (federation,) in rows if isinstance(federation, str)]
+
     def epochs(self) -> list[str]:
         """The epochs of the starts that it knows of, in their order."""
         if not self._has("epochs"):

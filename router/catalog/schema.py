@@ -165,6 +165,11 @@ SCHEMA: Final = (
     ALTER TABLE tiers ADD COLUMN set_back INTEGER NOT NULL DEFAULT 0;
     """,
     """
+    -- The last number in the order of writing when the epoch was drawn: what has a later one was written since. NULL
+    -- where that was not noted, and for epochs that were not drawn here.
+    ALTER TABLE epochs ADD COLUMN newest INTEGER;
+    """,
+    """
     -- What was being written when a router ended is given up by the next one, whatever its tiers hold.
     ALTER TABLE records DROP COLUMN found;
     """,

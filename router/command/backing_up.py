@@ -112,15 +112,15 @@ def progress() -> Iterator[Watch]:
     from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    bars: dict[str, TaskID] = {}
+    bars: list[TaskID] = []  # a tier may have the name by which the catalog goes
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Bars(*columns, console=Console(stderr=True), transient=True) as shown:
 
         def watch(files: list[File]) -> None:
-            for file in files:
-                if file.of not in bars:
-                    bars[file.of] = shown.add_task(file.of, total=file.size)
-                shown.update(bars[file.of], completed=file.copied)
+            for number, file in enumerate(files):
+                if number == len(bars):
+                    bars.append(shown.add_task(file.of, total=file.size))
+                shown.update(bars[number], completed=file.copied)
 
         yield watch
 

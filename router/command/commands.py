@@ -66,7 +66,7 @@ async def timeline(run: Running) -> int:
 
 async def _show_found(run: Running, found: Recalled) -> int:
     for down in found.degraded:
-        say(f"the tier {down.tier!r} did not answer, what it holds is not here: {down.reason}")
+        say(f"what the tier {down.tier!r} holds may be missing here: {down.reason}")
     prompt = found.prompt
     await run.show(lambda: showing.records(found.records) if prompt is None else showing.plain(prompt).encode() + b"\n")
     if getattr(run.options, "prompt", False) and prompt is None:

@@ -164,7 +164,7 @@ class Export:
         embeddings = True if "embeddings" in self._described.capabilities else None
         page = await self._asking.read("memory/timeline", _Page, embeddings=embeddings, owner=self._owner, **params)
         for down in _degraded(page.degraded):
-            raise Incomplete(f"the tier {down.tier!r} does not answer, and an export must not lack it: {down.reason}")
+            raise Incomplete(f"an export must not lack what the tier {down.tier!r} holds: {down.reason}")
         mounted = {tier.name for tier in self._described.tiers or () if tier.mount}
         if mounted:
             page.records = [raw for raw in page.records if msgspec.json.decode(raw, type=_Lives).tier not in mounted]

@@ -205,7 +205,9 @@ class Import:
         there = await self._asking.read("memory/timeline", _Timeline, where=where, owner=self._owner)
         if there.degraded:
             raise A2MError(
-                Code.INTERNAL_ERROR, "a tier does not answer, so it cannot be told which records are there already"
+                Code.INTERNAL_ERROR,
+                "a tier does not answer all that it holds, so it cannot be told which records are there already; "
+                "`a2m timeline` says why",
             )
         return there.records
 

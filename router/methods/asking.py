@@ -2,7 +2,8 @@
 
 - A native tier applies everything itself. A lifted one is told little, so that what it answers is looked through once
   more: by the catalog, and by what only the records themselves can tell. Where that leaves too little, it is asked for
-  more; where the catalog knows that only a few records are meant, their ids go along.
+  more; where the catalog knows that only a few records are meant, their ids go along. So they do where its server was
+  seen to hold another federation's records, too.
 - A mount answers for itself, and its records are shown under the mount's name.
 - A record that has been replaced, and whose tier has not caught up, is as the catalog says, whatever its tier answers.
 
@@ -56,6 +57,12 @@ _NOT_IN_MOUNTS: Final = ("owner", "session", "key", "revision", "salience", "acc
 # A record that is told without its vector does not show whether it has one.
 _EMBEDDING: Final = "embedding"
 
+# Why a tier may have what is better than what it told.
+CROWDED: Final = (
+    "its server holds another federation's records too, which fill its answers, so that some of this one's may be "
+    "missing; give each federation a server of its own"
+)
+
 # Why a mount is not asked by a vector; where there are words, it is asked by these.
 NO_VECTORS: Final = "it cannot search by a vector, and there are no words to ask it by"
 OTHER_WIDTH: Final = "its vectors have another width than the one given, and there are no words to ask it by"
@@ -77,6 +84,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             if that does not matter.
         ids: the records that are meant, where no tier could tell by itself.
         cut: the tiers that may have more than they told; they are put in as they answer.
+        crowded: those of which another federation's records have filled the answers.
     """
 
     tiers: Sequence[Tier]
@@ -91,6 +99,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: bool = False
     ids: Sequence[str] | None = None
     cut: set[str] = msgspec.field(default_factory=set)
+    crowded: set[str] = msgspec.field(default_factory=set)
 
     def selection(self, tiers: Sequence[Tier] | None = None) -> Selection:
         """What of it the catalog can tell."""
@@ -112,6 +121,24 @@ class Barred(NamedTuple):
 
     reason: str
     error: A2MError
+
+
+class _Found(NamedTuple):
+    """What a tier's server was seen to find.
+
+    Args:
+        kept: of its answer, what is meant.
+        is_enough: of these there are as many as are wanted.
+        is_full: the answer has as many records as the server tells at once.
+        is_all: the server finds no more.
+        is_shared: some of the answer was another federation's.
+    """
+
+    kept: list[Record]
+    is_enough: bool
+    is_full: bool
+    is_all: bool
+    is_shared: bool
 
 
 class Asking:
@@ -235,15 +262,45 @@ class Asking:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
-        kept, _ = await self._enough(tier, asked, question, partial(self._known, tier, question))
-        return kept
+        return (await self._enough(tier, asked, question, partial(self._known, tier, question))).kept
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
         """What gets what a lifted tier's server ranks itself."""
-        few = everything = self._few(tier, question)
-        if self._copies.recall_limit(tier.name, _MOST) < question.limit and everything is None:
-            everything = self._catalog.few(question.selection([tier]), _FEW)
-        return partial(self._from_lifted, tier, question, few, everything)
+        return partial(self._from_lifted, tier, question, self._few(tier, question))
+
+    async def _from_lifted(self, tier: Tier, question: Question, few: Sequence[str] | None) -> list[Record]:
+        if few == []:
+            return []
+        found = await self._among_few(tier, question, few)
+        if found.is_enough:
+            return found.kept
+        if few is None and found.is_shared:
+            return await self._among_others(tier, question, found)
+        if few is None:
+            few = self._here(tier, question, _FEW)
+        return await self._in_parts(tier, question, few) if found.is_full and few is not None else found.kept
+
+    async def _among_few(self, tier: Tier, question: Question, few: Sequence[str] | None) -> "_Found":
+        asked = self._of_a_lifted_tier(tier, question)
+        if few is not None:
+            asked.where = {**(asked.where or {}), "id": raw_json(few)}
+        return await self._enough(tier, asked, question, partial(self._keep, tier, question))
+
+    async def _among_others(self, tier: Tier, question: Question, found: "_Found") -> list[Record]:
+        """What is meant, at a server whose answer another federation's records have filled, or as good as: it is asked
+        for the ids of ours, so many at a time. Only places count, as in `_in_parts`."""
+        # an answer that is not full is all, unless the server tells fewer at once than it says
+        ids = self._here(tier, question, _FEW if found.is_all else _MOST)
+        if ids is None:
+            if not found.is_all:
+                question.crowded.add(tier.name)
+            return found.kept
+        parts = []
+        for start in range(0, len(ids), _FEW):
+            few = ids[start : start + _FEW]
+            part = await self._among_few(tier, question, few)
+            parts.append(await self._in_parts(tier, question, few) if part.is_full else part.kept)
+        return _one_ranking(parts)[: question.limit]
 
     async def _in_parts(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
         """The ranking of a server that tells fewer records at once than are wanted: asked of a few ids at a time, it
@@ -252,16 +309,17 @@ class Asking:
         parts = [self._keep(tier, question, part) async for part in self._copies.parts(tier.name, ids, asked)]
         return _one_ranking(parts)[: question.limit]
 
-    async def _from_lifted(
-        self, tier: Tier, question: Question, few: Sequence[str] | None, everything: Sequence[str] | None
-    ) -> list[Record]:
-        if few == []:
-            return []
-        asked = self._of_a_lifted_tier(tier, question)
-        if few is not None:
-            asked.where = {**(asked.where or {}), "id": raw_json(few)}
-        kept, is_cut = await self._enough(tier, asked, question, partial(self._keep, tier, question))
-        return await self._in_parts(tier, question, everything) if is_cut and everything is not None else kept
+    def _here(self, tier: Tier, question: Question, most: int) -> list[str] | None:
+        """The ids of what is meant in a tier, now that it has answered; None if they are more than `most`."""
+        here = self._catalog.few(question.selection([tier]), most)
+        return None if here is None else self._with_left(tier, question, here)
+
+    def _with_left(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[str]:
+        """The ids, and behind them those of what has moved on since the read began: it is in the list of no tier but
+        this, where it still may be read."""
+        left = [] if question.read is None else self._catalog.readers.left(question.read, tier.name)
+        meant = [entry.id for entry in self._catalog.among(left, question.selection())]
+        return list(dict.fromkeys([*ids, *meant]))
 
     def _in_order(self, tier: Tier, question: Question, order: _Order, most: int) -> Ask:
         """What gets the records of a lifted tier in an order that the catalog knows; where it is asked for more, of
@@ -283,10 +341,7 @@ class Asking:
                 count = min(_MORE * count, most)
                 here = order(question, tier, count)
                 is_all = len(here) < count
-                # what has moved on meanwhile is in the list of no tier but this, where it still may be read
-                left = [] if question.read is None else self._catalog.readers.left(question.read, tier.name)
-                meant = [entry.id for entry in self._catalog.among(left, question.selection())]
-                ids = list(dict.fromkeys([*here, *meant]))
+                ids = self._with_left(tier, question, here)
 
         return ask
 
@@ -313,13 +368,12 @@ class Asking:
         )
         show = partial(self._show, tier, question)
         try:
-            kept, _ = await self._enough(tier, asked, question, show)
+            return (await self._enough(tier, asked, question, show)).kept
         except A2MError as refused:
             # its width may have been fixed since it told of it
             if refused.code != Code.EMBEDDING_MISMATCH or vector is None or question.query is None:
                 raise
-            kept, _ = await self._enough(tier, msgspec.structs.replace(asked, embedding=None), question, show)
-        return kept
+            return (await self._enough(tier, msgspec.structs.replace(asked, embedding=None), question, show)).kept
 
     def barred(self, question: Question) -> dict[str, Barred]:
         """Those of the question's tiers, by their names, that a recall can ask nothing: mounts that cannot use its
@@ -352,20 +406,21 @@ class Asking:
 
     async def _enough(
         self, tier: Tier, asked: Recall, question: Question, keep: Callable[[list[Record]], list[Record]]
-    ) -> tuple[list[Record], bool]:
+    ) -> "_Found":
         """What of a tier's candidates is kept. Where copies that are only waiting to be removed, or that are not meant,
-        fill its answer, so that not even the wanted number is left, it is asked for more; and whether more is wanted
-        than it tells at once."""
+        or another federation's records fill its answer, so that not even the wanted number is left, it is asked for
+        more."""
         most = self._copies.recall_limit(tier.name, _MOST)
         limit = min(question.limit, most)
         while True:
-            found, is_all = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
-            kept = keep(found)
+            found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
+            kept = keep(found.records)
             standing = self._standing(kept)
-            if len(found) < limit or standing >= min(question.wanted, len(found)) or limit == most:
-                if not is_all:
+            if found.told < limit or standing >= min(question.wanted, limit) or limit == most:
+                if not found.is_all:
                     question.cut.add(tier.name)
-                return kept, len(found) >= limit == most and standing < question.wanted
+                is_full = found.told >= limit == most
+                return _Found(kept, standing >= question.wanted, is_full, found.is_all, found.is_shared)
             limit = min(_MORE * limit, most)
 
     def _standing(self, kept: Sequence[Record]) -> int:
@@ -427,15 +482,15 @@ class Asking:
             key_prefix=question.key_prefix,
             limit=most,
         )
-        found, is_all = await self._copies.recall(tier.name, asked)
-        if not is_all:
+        found = await self._copies.recall(tier.name, asked)
+        if not found.is_all:
             raise A2MError(
                 Code.QUOTA_EXCEEDED,
-                f"query: at least {len(found):,} records of {tier.name!r} match, more than one call can tell; "
+                f"query: at least {found.told:,} records of {tier.name!r} match, more than one call can tell; "
                 "narrow it by where or key_prefix, or forget in parts",
                 {"tier": tier.name, "limit": most},
             )
-        return found
+        return found.records
 
     async def _lifted_search(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
         """What the query finds and shares a word with it: a server may rank all that it has, however far away."""
@@ -456,9 +511,10 @@ class Asking:
         )
 
     def _few(self, tier: Tier, question: Question) -> list[str] | None:
-        """The ids that are meant in a lifted tier, where it is to be told them; None where all that it has is meant, or
-        too much to be told."""
-        return self._catalog.few(question.selection([tier]), _FEW) if question.is_narrow else None
+        """The ids that are meant in a lifted tier, where it is to be told them; None where all that its server has is
+        meant, or too much to be told."""
+        is_told = question.is_narrow or self._copies.is_shared(tier.name)
+        return self._catalog.few(question.selection([tier]), _FEW) if is_told else None
 
     def _known(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a native tier's records that are meant."""

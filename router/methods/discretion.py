@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from router.a2m.errors import DISK_FULL, FILE_GONE, FILE_HELD, OVERLOADED, STOPPING, A2MError, Code
+from router.a2m.errors import DISK_FULL, FILE_GONE, FILE_HELD, NOT_AS_WRITTEN, OVERLOADED, STOPPING, A2MError, Code
 from router.a2m.repeats import Repeats
 from router.a2m.server import Caller
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
-from router.methods.reading import Degraded, Records
+from router.methods.reading import Degraded, Former, Records
 from router.methods.selecting import CHANGING
 from router.tiers.copies import UNACCOUNTED
 from router.tiers.link import Refused
@@ -29,7 +29,7 @@ _UNAVAILABLE: Final = "unavailable"
 _OURS: Final = frozenset(
     {
         *(UNACCOUNTED, "unsettled", CHANGING, OVERLOADED, STOPPING, DISK_FULL, FILE_HELD, FILE_GONE),
-        *(NO_VECTORS, OTHER_WIDTH),
+        *(NO_VECTORS, OTHER_WIDTH, NOT_AS_WRITTEN),
     }
 )
 
@@ -57,7 +57,7 @@ def discreet(handler: Handler) -> Handler:
 
 
 def _without_words(down: Degraded) -> Degraded:
-    if down.reason in _OURS:
+    if down.reason in _OURS or isinstance(down, Former):  # of what the caller sees, in the router's own words
         return down
     _repeats.say(logging.INFO, f"an answer had to do without {down.tier}: {down.reason}")
     return msgspec.structs.replace(down, reason=_UNAVAILABLE)

@@ -19,19 +19,18 @@ from router.a2m.errors import CALLERS_ERRORS, A2MError, invalid_params, quota
 from router.a2m.messages import Fetch, Pages, Recall, Timeline
 from router.a2m.records import Record, record_of
 from router.a2m.repeats import Repeats
-from router.a2m.sealing import Seal
 from router.a2m.timestamps import parse, render
 from router.a2m.vectors import similarity
 from router.catalog.catalog import Catalog
-from router.catalog.entries import Entry, is_as_it_is
+from router.catalog.entries import Entry, former, is_as_it_is
 from router.catalog.lookup import Selection
 from router.catalog.readers import Reading
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank
-from router.methods.asking import Asking, Question
+from router.methods.asking import CROWDED, Asking, Question
 from router.methods.drafting import embedding_mismatch
-from router.methods.selecting import Filter, changing, read_where, tiers_in_question, unanswered
+from router.methods.selecting import Filter, changing, read_where, tiers_in_question, unanswered, untrue
 from router.text import query_tokens
 from router.tiers.copies import Copies
 from router.tiers.link import TierDown
@@ -65,9 +64,17 @@ class Degraded(msgspec.Struct, frozen=True):
     tier: str
     reason: str
 
+    def error(self) -> A2MError:
+        """What a call is refused with that cannot do without it."""
+        return unanswered(self.tier, self.reason, 1.0)
+
 
 class Former(Degraded, frozen=True):
     """A tier that has answered, but some records not as they are by the account; these are not shown."""
+
+    def error(self) -> A2MError:
+        """As of any other, but that the tier has answered."""
+        return untrue(self.tier, self.reason)
 
 
 class Records(msgspec.Struct, omit_defaults=True):
@@ -118,7 +125,6 @@ class Readings:
         self._clock = clock
         self._earned = earned
         self._repeats = Repeats(log)
-        self._pages = Seal(catalog.cursor_key)  # how many records there are is not everybody's to know
 
     async def best(self, params: Recall, scope: Scope) -> Records:
         """The best records for a query, a vector, or both; by recency without either (§4.3); not yet counted."""
@@ -201,8 +207,8 @@ class Readings:
                 lists, degraded = self._answers(tiers, found)
                 answered = _ids_in(lists)
                 self._asking.overlay(lists, question)
-                shown, entries, former = self._homes(tiers, lists, read, scope)
-                degraded += former
+                shown, entries, differing = self._homes(tiers, lists, read, scope)
+                degraded += [*differing, *(Degraded(name, CROWDED) for name in question.crowded)]
                 looked = _Look(question, shown, entries, lists, degraded)
             # another look would find no more, wait again for a tier that does not answer, or have too little time
             if len(shown) >= limit or not question.cut or degraded or left() <= anyio.current_time() - began:
@@ -315,7 +321,7 @@ class Readings:
         found = await outcomes(self._asking.listings(question))
         lists, degraded = self._answers(question.tiers, found)
         self._asking.overlay(lists, question)
-        shown, now, former = self._homes(question.tiers, lists, read, question.scope)
+        shown, now, differing = self._homes(question.tiers, lists, read, question.scope)
         meant = {entry.id for entry in self._catalog.among(now, question.selection())}
         records = [
             _laid_over(record, now[id], None, question.embeddings)
@@ -324,7 +330,7 @@ class Readings:
             for id, record in shown.items()
             if id in meant or id not in now
         ]
-        return [(_age(record, now), record) for record in records], [*degraded, *former]
+        return [(_age(record, now), record) for record in records], [*degraded, *differing]
 
     async def page(self, params: Pages, scope: Scope) -> Page:
         """The next page of all that `scope` sees in managed tiers, in the order of writing; it may be empty before the
@@ -357,12 +363,12 @@ class Readings:
             records, missing = await self._read(there, tiers, scope, embeddings=params.embeddings)
             meant = self._still_meant(there, selection)
         for down in missing:
-            raise unanswered(down.tier, down.reason, 1.0)
+            raise down.error()
         for entry in meant:
             if entry.id not in records:
                 raise _lost(entry)
         ordered = sorted(meant, key=lambda entry: entry.created_at)
-        return Page([records[e.id] for e in ordered], None if place is None else self._pages.close(place))
+        return Page([records[e.id] for e in ordered], None if place is None else self._catalog.cursor(place))
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
         """The caller's record at a key, else the ownerless one, else none (§4.9).
@@ -383,7 +389,7 @@ class Readings:
                     [entry], self._settings.managed, scope, embeddings=params.embeddings
                 )
                 for down in missing:
-                    raise unanswered(down.tier, down.reason, 1.0)
+                    raise down.error()
                 if entry.id in records:
                     return Fetched(records[entry.id])
         assert entry is not None
@@ -392,8 +398,9 @@ class Readings:
         raise _lost(entry)
 
     def _place(self, after: str | None) -> int:
-        """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out."""
-        place = 0 if after is None else self._pages.open(after)
+        """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out, as far as its catalog
+        knows."""
+        place = 0 if after is None else self._catalog.place(after)
         if place is None:
             raise invalid_params("after", "expected what an earlier answer of this router gave as `next`; begin anew")
         return place
@@ -447,7 +454,7 @@ class Readings:
 
     def _as_of(self, question: Question, read: Reading) -> Question:
         """The question as it is put within a read."""
-        question = msgspec.structs.replace(question, read=read, cut=set())
+        question = msgspec.structs.replace(question, read=read, cut=set(), crowded=set())
         if not question.where.needs_catalog:
             return question
         ids = self._catalog.ids(question.selection())
@@ -474,7 +481,7 @@ class Readings:
         silent = [down for down in degraded if not isinstance(down, Former)]
         for down in silent:
             if down.tier in required or len(tiers) <= len(silent):
-                raise unanswered(down.tier, down.reason, 1.0)
+                raise down.error()
 
     def _with_unaccounted(
         self, tiers: Sequence[Tier], degraded: Sequence[Degraded], before: Mapping[str, str]
@@ -497,7 +504,7 @@ class Readings:
         entries = self._catalog.find(_ids_in(lists))
         is_acceptable = self._asking.acceptable(read, entries.values())
         shown: dict[str, Record] = {}
-        former: list[Degraded] = []
+        degraded: list[Degraded] = []
         for tier, records in lists.items():
             kept, differing = [], []
             mounted = self._settings.tier(tier) in self._mounts
@@ -518,8 +525,8 @@ class Readings:
                     kept.append(record)
             lists[tier] = kept
             if differing:
-                former.append(_former(tier, differing))
-        return shown, entries, former
+                degraded.append(Former(tier, former(differing)))
+        return shown, entries, degraded
 
     def _fused(
         self, params: Recall, shown: dict[str, Record], lists: dict[str, list[Record]]
@@ -610,7 +617,7 @@ class Readings:
             if entry.id not in differing:
                 log.error("%s does not hold %r, which should live there", entry.home, entry.id)
         for home in dict.fromkeys(differing.values()):
-            degraded[home] = _former(home, [id for id, holder in differing.items() if holder == home])
+            degraded[home] = Former(home, former([id for id, holder in differing.items() if holder == home]))
         return found, list(degraded.values())
 
 
@@ -652,17 +659,7 @@ def _age(record: Record, entries: Mapping[str, Entry]) -> tuple[int, int]:
 
 
 def _lost(entry: Entry) -> A2MError:
-    return unanswered(entry.home, f"it has lost the record {entry.id!r}", 60.0)
-
-
-def _former(tier: str, ids: Sequence[str]) -> Degraded:
-    """Not that the tier does not answer, but what it answers is not so."""
-    which = repr(ids[0]) if len(ids) == 1 else f"{ids[0]!r} and {len(ids) - 1:,} more"
-    return Former(
-        tier,
-        f"it holds {which} in another state than the catalog says, which is not shown: a copy of its file was put "
-        "back, or one of the catalog's",
-    )
+    return untrue(entry.home, f"it has lost the record {entry.id!r}; write it anew as it was, or forget it by its id")
 
 
 def _silent(tiers: Sequence[Tier], found: Sequence[object]) -> list[Degraded]:

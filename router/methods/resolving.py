@@ -8,6 +8,7 @@ from router.a2m.errors import invalid_params
 from router.a2m.messages import Forget
 from router.a2m.records import Record
 from router.catalog.catalog import Catalog
+from router.catalog.entries import is_as_it_is
 from router.catalog.selection import Scope
 from router.config import Settings, Tier
 from router.methods.asking import Asking, Question
@@ -63,28 +64,27 @@ class Resolving:
     async def _found(self, question: Question) -> list[str] | None:
         """The ids that the tiers find; None if one of them was replaced meanwhile: then it takes another look.
 
-        With every other content a record has another revision. What a group said that gives way to its summary
+        With every other content a record has another revision, or another birth. One that its tier holds as it once was
+        is shown to nobody, so that it is not meant by what it was. What a group said that gives way to its summary
         meanwhile may stand in the summary, which nobody has been asked for.
         """
-        rewrites = self._catalog.rewrites
+        rewrites, version = self._catalog.rewrites, self._catalog.version
         with self._catalog.readers.reading() as read:
             asks = self._asking.listings if question.query is None else self._asking.searches
             lists = _all_answered(question.tiers, await outcomes(asks(question)))
             self._asking.overlay(lists, question)
-            revisions = {tier: {r.id: r.revision or 0 for r in records} for tier, records in lists.items()}
+            copies = {tier: {record.id: record for record in records} for tier, records in lists.items()}
             ids = []
-            everything = {id for found in revisions.values() for id in found}
+            everything = {id for there in copies.values() for id in there}
             entries = self._catalog.among(everything, question.selection())
-            is_acceptable = self._asking.acceptable(read, entries)
+            accepts = self._asking.acceptable(read, entries)
             for entry in entries:
-                seen = {
-                    found[entry.id]
-                    for tier, found in revisions.items()
-                    if entry.id in found and is_acceptable(entry, tier)
-                }
-                if entry.revision in seen:
+                found = [
+                    there[entry.id] for tier, there in copies.items() if entry.id in there and accepts(entry, tier)
+                ]
+                if any(is_as_it_is(record, entry) for record in found):
                     ids.append(entry.id)
-                elif seen:
+                elif found and entry.version > version:
                     return None
             return ids if self._catalog.rewrites == rewrites else None
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from router.a2m.equality import Where, parse_where, text_of
-from router.a2m.errors import A2MError, Code, unknown_tier
+from router.a2m.errors import NOT_AS_WRITTEN, A2MError, Code, unknown_tier
 from router.a2m.events import Sight
 from router.a2m.messages import Selector
 from router.catalog.selection import FIELDS, Scope
@@ -100,6 +100,16 @@ def unaccounted(tier: str, reason: str) -> A2MError:
         Code.INTERNAL_ERROR,
         f"what the tier {tier!r} holds is not known yet: {reason}",
         {"tier": tier, "reason": reason, "retry_after": 1.0},
+    )
+
+
+def untrue(tier: str, problem: str) -> A2MError:
+    """INTERNAL_ERROR for a call about a record that its tier has lost, or holds otherwise than it was written. It has
+    no `retry_after`: to repeat the call does not help, and `problem` says what does."""
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"the tier {tier!r} has answered, but {problem}",
+        {"tier": tier, "reason": NOT_AS_WRITTEN},
     )
 
 

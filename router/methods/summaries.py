@@ -24,7 +24,7 @@ from router.config import Settings, Tier
 from router.methods.drafting import destination, refuse_if_read_only
 from router.methods.permission import refuse_unless_writable
 from router.methods.reading import Readings
-from router.methods.selecting import changing, narrowed_to_ids, selects, unanswered
+from router.methods.selecting import changing, narrowed_to_ids, selects
 from router.methods.writing import Overtaken, Writing
 from router.summarizing import Summarizer, check_length, provenance
 from router.text import query_tokens
@@ -179,7 +179,7 @@ class Summaries:
             )
             found = await self._readings.timeline(newest, scope)
         for down in found.degraded or ():
-            raise unanswered(down.tier, down.reason, 1.0)
+            raise down.error()
         entries = self._catalog.find(record.id for record in found.records)
         numbers = {id: entry.seq for id, entry in entries.items()}  # of what was written in the same millisecond
         return sorted(found.records, key=lambda record: (record.created_at, numbers.get(record.id, 0)))

@@ -28,8 +28,8 @@ from router.a2m.messages import (
 )
 from router.a2m.server import Caller, Method
 from router.a2m.watching import EventsEntry, Watching
-from router.backing_up import METHOD as BACKUP
 from router.backing_up import Backups, State
+from router.backup_jobs import METHOD as BACKUP
 from router.catalog.catalog import Catalog
 from router.catalog.selection import Scope
 from router.config import Settings, Tier

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from router.a2m.errors import A2MError, Code, invalid_params
+from router.a2m.errors import NOT_AS_WRITTEN, A2MError, Code, invalid_params
 from router.a2m.events import Event, Place, Promoted, SessionClosed, named
 from router.a2m.messages import Promote, Reinforce, SessionClose
 from router.a2m.timestamps import render
@@ -100,7 +100,7 @@ class Upkeep:
             by_home.setdefault(unit[0].home, []).append(unit_of(unit))
         promoted: list[tuple[str, Place]] = []
         reason = None
-        tier = target
+        tier, is_broken = target, False
         try:
             for home, units in by_home.items():
                 moved = Moved()
@@ -109,12 +109,13 @@ class Upkeep:
                 finally:
                     promoted += moved.records
                 if moved.reason is not None:
-                    reason, tier = moved.reason, moved.tier or target
+                    reason, tier, is_broken = moved.reason, moved.tier or target, moved.is_broken
         finally:
             if promoted:
                 self._tell_promoted(scope, target, promoted)
         if not promoted and reason is not None:
-            raise _refused(f"nothing could be moved to {target!r}: {reason}", reason, tier)
+            sentence = f"nothing could be moved to {target!r}: {reason}"
+            raise _broken(sentence) if is_broken else _refused(sentence, reason, tier)
         if not promoted:
             self._tell_promoted(scope, target, promoted)
         self._changed()
@@ -139,7 +140,8 @@ class Upkeep:
         try:
             flushed, report = await self._passes.close_session(params.session, scope.owner)
         except Stayed as stayed:
-            raise _refused(f"nothing of the session could leave the working tier: {stayed}", str(stayed)) from None
+            sentence = f"nothing of the session could leave the working tier: {stayed}"
+            raise (_broken(sentence) if stayed.is_broken else _refused(sentence, str(stayed))) from None
         self._tell(SessionClosed(at=self._clock(), owner=scope.owner, session=params.session, known=known))
         return Closed(
             **self._figures(report, scope),
@@ -180,3 +182,8 @@ class Upkeep:
 def _refused(sentence: str, reason: str, tier: str | None = None) -> A2MError:
     data = {"reason": reason, "retry_after": 1.0}
     return A2MError(Code.INTERNAL_ERROR, sentence, data if tier is None else {"tier": tier, **data})
+
+
+def _broken(sentence: str) -> A2MError:
+    """Of what does not pass: to repeat the call does not help."""
+    return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": NOT_AS_WRITTEN})

@@ -43,7 +43,7 @@ from router.a2m.timestamps import parse, render
 from router.catalog.accounts import Replacement
 from router.catalog.catalog import Catalog
 from router.catalog.claims import Claim, Name, names_of
-from router.catalog.entries import Entry, entry_of, is_as_it_is
+from router.catalog.entries import Entry, entry_of, former, is_as_it_is
 from router.catalog.lookup import unit_of
 from router.catalog.selection import Scope
 from router.config import Settings
@@ -62,7 +62,7 @@ from router.methods.drafting import (
 )
 from router.methods.permission import passing_by, refuse_unless_writable
 from router.methods.resolving import Resolving
-from router.methods.selecting import selects, unaccounted
+from router.methods.selecting import selects, unaccounted, untrue
 from router.moves import Moves
 from router.redoing import Redoing
 from router.settling import Settling
@@ -208,6 +208,9 @@ class Writing:
             while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
                 refuse_unless_writable(scope, members[0].home, "records")
                 moved = await self._moves.carry_out([unit_of(members)], members[0].home, draft.tier)
+                if moved.is_broken:
+                    problem = f"the record's group could not move: {moved.reason}; nothing was written"
+                    raise untrue(members[0].home, problem)
                 if moved.reason is not None:
                     raise _answer(TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None))
 
@@ -427,23 +430,24 @@ class Writing:
         found = await outcomes(
             [partial(self._copies.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
         )
-        there: set[str] = set()
+        wrong: dict[str, str] = {}
         for (home, entries), copies in zip(homes.items(), found, strict=True):
             if not isinstance(copies, dict):
                 raise _as_down(home, copies)
             for entry in entries:
-                if entry.id not in copies or not is_as_it_is(copies[entry.id], entry):
-                    continue  # lost, or as it once was
-                if digest(copies[entry.id]) != entry.digest:
-                    raise TierDown(home, f"it holds the record {entry.id!r} otherwise than it was given it", 60.0, None)
-                there.add(entry.id)
+                if entry.id not in copies:
+                    wrong[entry.id] = f"it has lost the record {entry.id!r}; write it anew as it was, or forget it"
+                elif not is_as_it_is(copies[entry.id], entry):
+                    wrong[entry.id] = former([entry.id])
+                elif digest(copies[entry.id]) != entry.digest:
+                    raise untrue(home, f"it holds the record {entry.id!r} otherwise than it was given it; forget it")
         for _, draft, entry in plan.known:
-            if entry.id in there or entry.id in behind:
+            if entry.id not in wrong:
                 continue
             if digest(draft) != entry.digest:
-                raise TierDown(entry.home, f"it has lost the record {entry.id!r}", 60.0, None)
-            for wrong in (await self._copies.write_seen(entry.home, [draft])).values():
-                raise TierDown(entry.home, wrong, 60.0, None)
+                raise untrue(entry.home, f"{wrong[entry.id]}; nothing was written")
+            for unkept in (await self._copies.write_seen(entry.home, [draft])).values():
+                raise TierDown(entry.home, unkept, 60.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""
@@ -455,16 +459,22 @@ class Writing:
                 raise _as_down(tier, refused) from refused
 
     async def _refuse_what_is_there(self, plan: _Plan) -> None:
-        """A lesser server may hold what others have written to it, under an id that a caller has chosen, too. Raises
-        TierDown for that, before anything is noted that would have it cleared away; but what is noted as forgotten, or
-        as given up, has landed late, and is cleared away."""
+        """A lesser server may hold what others have written to it, under an id that a caller has chosen, or that comes
+        to it with a replacement, too. Raises TierDown for that, before anything is noted that would have it cleared
+        away, and INVALID_PARAMS for what is another federation's; but what is noted as forgotten, or as given up, has
+        landed late, and is cleared away."""
+        home = {id: entry.home for id, entry in self._catalog.find(r.entry.id for _, _, r in plan.replaced).items()}
+        coming = [r.entry for _, _, r in plan.replaced if home.get(r.entry.id, r.entry.home) != r.entry.home]
         chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
-        for tier, there in _by_home(chosen).items():
+        for tier, there in _by_home(coming + chosen).items():
             if self._copies.manner(tier).native:
                 continue
-            found = await self._copies.read(tier, [entry.id for entry in there])
+            found, others = await self._copies.there(tier, [entry.id for entry in there])
+            for id, whose in others.items():
+                problem = f"{tier!r} holds a record with the id {id!r} already, {whose}; choose another id, or tier"
+                raise invalid_params("records", problem)
             late = [entry for entry in there if entry.id in found and self._catalog.is_forgotten(entry.id)]
-            for id in found.keys() - {entry.id for entry in late}:
+            for id in found.keys() - {entry.id for entry in [*late, *coming]}:
                 raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
             if late:
                 self._catalog.note_unwanted(late, tier)

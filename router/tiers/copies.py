@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice, pairwise
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from unicodedata import normalize
 
 import msgspec
@@ -94,13 +94,14 @@ class LaterWriter(OfAnother):
 
 
 class OtherFederation(OfAnother):
-    """A tier's store is another federation's."""
+    """A tier's store is another federation's. `otherwise`: what else may be done about it."""
 
-    def __init__(self, tier: str, theirs: str | None, ours: str) -> None:
+    def __init__(self, tier: str, theirs: str | None, ours: str, otherwise: str = "") -> None:
         super().__init__(
             f"what is held there belongs to another federation ({theirs}, this one is {ours}): give each federation "
-            "stores of its own, or start once with --adopt to take it as it is; if it is this one's, and its catalog "
-            "was lost, a2m-router --config FILE --rebuild makes a new one",
+            "stores of its own, or end the router of the other one, and start once with --adopt to take it as it is; "
+            "if it is this one's, and its catalog was lost, a2m-router --config FILE --rebuild makes a new one"
+            f"{otherwise}",
             tier,
         )
 
@@ -121,6 +122,32 @@ class Lineage(Protocol):
 
 # The id of a record at a lesser server, and who has written it.
 Written = tuple[str, Origin]
+
+
+class Ranked(NamedTuple):
+    """A server's answer to a recall.
+
+    Args:
+        records: those that are ours, best first.
+        told: how many records the server told, another federation's among them.
+        is_all: whether it finds no more.
+    """
+
+    records: list[Record]
+    told: int
+    is_all: bool
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether some of what it told is another federation's."""
+        return self.told > len(self.records)
+
+
+class _Answer(NamedTuple):
+    """The records of an answer that are ours, and the ids of all that it has."""
+
+    records: list[Record]
+    ids: list[str]
 
 
 class CannotList(Exception):
@@ -177,6 +204,7 @@ class Copies:
         self._kept_lifted: set[str] = set()
         self._kept_indexed: set[str] = set()
         self._distrusted: dict[str, str] = {}
+        self._shared: set[str] = set()  # tiers that were seen to hold what is another federation's
 
     def link(self, tier: str) -> Link:
         """The link to a tier."""
@@ -191,6 +219,10 @@ class Copies:
         """How many records `tier` tells in one recall; `otherwise` where its server does not say."""
         profile = self._links[tier].profile
         return (None if profile is None else profile.max_recall_limit) or otherwise
+
+    def is_shared(self, tier: str) -> bool:
+        """Whether the tier's server was seen to hold what is another federation's, beside ours."""
+        return tier in self._shared
 
     def manner(self, tier: str) -> Manner:
         """How `tier` is spoken to."""
@@ -276,11 +308,13 @@ class Copies:
         """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
         each."""
         given = {draft.id: draft for draft in drafts if draft.id is not None}
-        found = await self.read(tier, given, embeddings=True)
+        found, others = await self.there(tier, given, embeddings=True)
         unkept = {}
         for id, draft in given.items():
             copy = found.get(id)
-            if copy is None:
+            if id in others:
+                unkept[id] = f"holds another record under its id, {others[id]}: {id!r}"
+            elif copy is None:
                 unkept[id] = f"does not hold a record that it was given: {id!r}"
             elif digest(copy) != digest(draft):
                 unkept[id] = _alteration(draft, copy)
@@ -289,27 +323,58 @@ class Copies:
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
         """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
         other records than those asked for is not trusted."""
+        return await self._read(tier, ids, embeddings=embeddings)
+
+    async def _read(
+        self, tier: str, ids: Iterable[str], *, embeddings: bool, written: list[Written] | None = None
+    ) -> dict[str, Record]:
         found: dict[str, Record] = {}
         question = Recall(embeddings=embeddings)
-        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL):
+        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL, written=written):
             found.update((record.id, record) for record in records)
         return found
+
+    async def there(
+        self, tier: str, ids: Iterable[str], *, embeddings: bool = False
+    ) -> tuple[dict[str, Record], dict[str, str]]:
+        """What `read` finds; and those of `ids` under which a lesser server holds another federation's record, in words
+        whose it is.
+
+        Raises Untrusted where a router has written one of them that the catalog knows nothing of.
+        """
+        if self._lineage is None or not self._may_be_shared(tier):
+            return await self._read(tier, ids, embeddings=embeddings), {}
+        written: list[Written] = []
+        try:
+            found = await self._read(tier, ids, embeddings=embeddings, written=written)
+        except LaterWriter as problem:
+            raise self._untrusted(tier, str(problem)) from None
+        ours = self._lineage.federation
+        return found, {
+            id: f"which belongs to another federation ({origin.federation}; this one is {ours})"
+            for id, origin in written
+            if not self._lineage.is_ours(origin.federation, origin.epoch)
+        }
+
+    def _may_be_shared(self, tier: str) -> bool:
+        """Whether a tier's server may hold what another federation has written there."""
+        return self._lineage is not None and not self.manner(tier).native
 
     async def among(self, tier: str, ids: Sequence[str], question: Recall) -> list[Record]:
         """Those of `ids` that `tier` holds and that its server finds to meet the conditions of `question`."""
         return [record async for records in self.parts(tier, ids, question) for record in records]
 
     async def remove(self, tier: str, ids: Iterable[str]) -> set[str]:
-        """Have `tier` forget `ids`. Returns those that it was seen not to hold any more.
+        """Have `tier` forget `ids`. Returns those under which it was seen to hold nothing more of this federation's.
 
-        What is another federation's is none of these, and stays. Raises Untrusted, and removes nothing, where a router
+        What another federation has there under one of them stays. Raises Untrusted, and removes nothing, where a router
         has written one of them that the catalog knows nothing of: it may be the record, and the catalog a copy that was
         put back.
         """
         self._check_enrolled(tier)
         gone: set[str] = set()
         for chunk in self._chunks(tier, list(ids)):
-            strange = await self._others(tier, chunk)
+            strange = (await self.there(tier, chunk))[1].keys() if self._may_be_shared(tier) else set[str]()
             own = [id for id in chunk if id not in strange]
             if own:
                 await self._call(tier, "memory/forget", Forget(ids=own))
@@ -320,18 +385,6 @@ class Copies:
             gone |= strange
         return gone
 
-    async def _others(self, tier: str, ids: list[str]) -> set[str]:
-        """Those of `ids` under which a lesser server holds what belongs to another federation."""
-        if self._lineage is None or self.manner(tier).native:
-            return set()
-        written: list[Written] = []
-        try:
-            async for _ in self.parts(tier, ids, Recall(), written=written):
-                pass
-        except LaterWriter as problem:
-            raise self._untrusted(tier, str(problem)) from None
-        return {id for id, origin in written if not self._lineage.is_ours(origin.federation, origin.epoch)}
-
     def _check_enrolled(self, tier: str) -> None:
         """Raises TierDown before a native store was told who writes to it: else a copy of the catalog from before could
         be put back, and nothing would show it."""
@@ -341,9 +394,8 @@ class Copies:
         if profile.store.epoch not in (msgspec.UNSET, self._lineage.epoch):
             raise TierDown(tier, self.why_unaccounted(tier), 1.0, None)
 
-    async def recall(self, tier: str, question: Recall) -> tuple[list[Record], bool]:
-        """The tier's ranking, shorter than the limit where an answer of that many would be too long, and whether these
-        are all that it finds."""
+    async def recall(self, tier: str, question: Recall) -> Ranked:
+        """The tier's ranking, shorter than the limit where an answer of that many would be too long."""
         question = self._put(tier, question)
         while True:
             try:
@@ -353,8 +405,7 @@ class Copies:
                     raise
                 question = msgspec.structs.replace(question, limit=question.limit // 2)
             else:
-                records = self._ranked(tier, self._records(tier, raw), question.limit)
-                return records, question.limit is None or len(records) < question.limit
+                return self._ranked(tier, self._records(tier, raw), question.limit)
 
     async def pages(
         self, tier: str, question: Timeline, *, examine: int = _EXAMINED, written: list[Written] | None = None
@@ -365,7 +416,7 @@ class Copies:
         question = self._put(tier, question)
         if link.profile is None or not link.profile.store.pages:
             raw = await self._call(tier, "memory/timeline", question)
-            yield self._records(tier, raw, examine=examine, written=written)
+            yield self._records(tier, raw, examine=examine, written=written).records
             return
         size, after = _PAGE, None
         while True:
@@ -376,7 +427,7 @@ class Copies:
                     raise
                 size = size // 2
                 continue
-            yield self._records(tier, raw, examine=examine, written=written)
+            yield self._records(tier, raw, examine=examine, written=written).records
             after = self._decoded(raw, _Next, tier).next
             if after is None:
                 return
@@ -398,10 +449,8 @@ class Copies:
                     raise
                 count = count // 2
             else:
-                told = [] if written is None else written
-                before = len(told)
-                records = self._records(tier, raw, written=told)
-                return records, max(len(records), len(told) - before) < count
+                records, ids = self._records(tier, raw, written=[] if written is None else written)
+                return records, len(ids) < count
 
     async def everything(self, tier: str, written: list[Written] | None = None) -> AsyncGenerator[list[Record], None]:
         """All that a tier holds, vectors included: page by page, in one timeline, or session by session; but not what
@@ -492,8 +541,8 @@ class Copies:
                     raise
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
-            records = self._records(tier, raw, examine=examine, written=written)
-            told = {record.id for record in records}
+            records, ids = self._records(tier, raw, examine=examine, written=written)
+            told = set(ids)  # another federation may have records under the same ids
             if not told <= set(chunk):
                 raise self._untrusted(tier, "answered a read by id with other records")
             if told and len(told) < len(chunk) and question.query is None and not question.where:
@@ -514,9 +563,9 @@ class Copies:
 
     def _records(
         self, tier: str, raw: msgspec.Raw, *, examine: int = _EXAMINED, written: list[Written] | None = None
-    ) -> list[Record]:
+    ) -> _Answer:
         """The records in an answer, as they were before they were lifted; but not those of another federation, except
-        where all that a mount holds is shown.
+        where all that a mount holds is shown. Whether an answer is all that there is its ids tell, and not its records.
 
         Args:
             examine: of so many it is noted whether the server keeps the metadata that it is shown.
@@ -525,7 +574,8 @@ class Copies:
         """
         manner = self.manner(tier)
         if manner.native:
-            return [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
+            records = [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
+            return _Answer(records, [record.id for record in records])
         answered = self._decoded(raw, _TellsRecords, tier).records
         is_mount = self._tiers[tier] in self._mounts
         read: list[tuple[Record, Origin]] = []
@@ -546,8 +596,9 @@ class Copies:
         if profile is None or not profile.store.similarity:
             for record, _ in read:
                 record.similarity = None  # a field of that name may mean anything
+        ids = [record.id for record, _ in read]
         if is_mount:
-            return [record for record, _ in read]
+            return _Answer([record for record, _ in read], ids)
         ours = [self._lineage is None or self._lineage.is_ours(each.federation, each.epoch) for _, each in read]
         if written is not None:
             written += [(record.id, origin) for record, origin in read]
@@ -558,18 +609,21 @@ class Copies:
             shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
             if shown is not None:
                 self._on_metadata(tier, shown)
-        return [record for (record, _), is_ours in zip(read, ours, strict=True) if is_ours]
+        if not all(ours):
+            self._shared.add(tier)
+        return _Answer([record for (record, _), is_ours in zip(read, ours, strict=True) if is_ours], ids)
 
-    def _ranked(self, tier: str, records: list[Record], limit: int | None) -> list[Record]:
+    def _ranked(self, tier: str, answer: _Answer, limit: int | None) -> Ranked:
         """An answer to a recall, if it is one: each record once, best first (§5.3)."""
-        if len({record.id for record in records}) < len(records):
+        records, ids = answer
+        if len(set(ids)) < len(ids):
             raise self._untrusted(tier, "answered a recall with the same record twice")
         scores = [record.score for record in records if record.score is not None]
         if any(first < second for first, second in pairwise(scores)):
             raise self._untrusted(tier, "answered a recall with scores that do not descend")
-        if limit is not None and len(records) > limit:
+        if limit is not None and len(ids) > limit:
             self._distrust(tier, "answered a recall with more records than its limit; they are left out")
-        return records[:limit]
+        return Ranked(records[:limit], len(ids), is_all=limit is None or len(ids) < limit)
 
     def _decoded(self, raw: msgspec.Raw, type: type[T], tier: str) -> T:
         try:
