@@ -842,6 +842,10 @@ async def test_a_write_that_is_done_behind_the_snapshot_of_its_store_is_nowhere_
         assert (await restored.call("describe"))["tiers"][0]["count"] == 1
 
 
+def removed(path: str) -> None:
+    Path(path).unlink()
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_path: Path, *, at_once: bool) -> None:
@@ -854,7 +858,7 @@ async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_pat
             return render_error(msgspec.Raw(msgspec.json.encode(asked_what["id"])), full)
         answer = await go_on()
         if at_once and tier == "semantic" and "path" in asked_what["params"]:
-            Path(asked_what["params"]["path"]).unlink()
+            removed(asked_what["params"]["path"])
         return answer
 
     (tmp_path / "it").mkdir()
