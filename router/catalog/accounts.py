@@ -119,7 +119,6 @@ class Accounts:
             # for cursors into this account, which outlive the process as the account does; a rebuilt one numbers anew
             self._cursor_key: bytes = self._fact("cursor_key", None) or fresh_key()
             self._set_fact("cursor_key", self._cursor_key)
-            self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
             self._newest: int = self._execute(
                 "SELECT max(coalesce((SELECT max(seq) FROM records), 0), coalesce((SELECT max(seq) FROM earned), 0))"
             ).get
@@ -439,7 +438,7 @@ class Accounts:
         return scope.holds(entry.owner) or self._tiers[entry.home].shared
 
     def is_reserved(self, id: str) -> bool:
-        """Whether a write of `id` is under way, or was when the last router died."""
+        """Whether a write of `id` is under way."""
         return self._execute("SELECT 1 FROM records WHERE id = ? AND home IS NULL", (id,)).get is not None
 
     def is_forgotten(self, id: str) -> bool:
@@ -521,12 +520,6 @@ class Accounts:
         if width is not None and self.dimensions() is None:
             self.fix_dimensions(width)
 
-    def _indexed_width(self, seq: int) -> int | None:
-        """The width of a record's vector that is indexed here; None where none is."""
-        if self._width is None or self._execute("SELECT 1 FROM nearest WHERE rowid = ?", (seq,)).get is None:
-            return None
-        return self._width
-
     def _index(self, seq: int, home: str, vector: Sequence[float] | None) -> None:
         """The vector of a record that has come to live in `home`, or none, in place of what was there."""
         if not self._indexed:
@@ -557,7 +550,7 @@ class Accounts:
         tier left where what was forgotten may be found. Returns its number."""
         seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
         assert seq is not None, "a record is reserved before it is written"
-        self._execute("UPDATE records SET destination = NULL, batch = NULL WHERE seq = ?", (seq,))
+        self._execute("UPDATE records SET destination = NULL WHERE seq = ?", (seq,))
         self._strike(entry.home, entry.id)
         if self.is_forgotten(entry.id) and self.is_all_scanned():
             self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))

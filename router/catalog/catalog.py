@@ -72,15 +72,14 @@ class Catalog(Lookup):
 
         `home` of each entry is where it is being written to. Nothing of the batch is visible before `commit_write`.
         """
-        self._reservations += 1
         with self._database.transaction():
             self._set_fact("clock", self._clock)
             for entry in new:
                 self._execute(
                     "INSERT INTO records (seq, id, owner, session, grp, role, key, revision, created_at, digest,"
-                    " version, salience, access_count, accessed_at, strength, destination, batch)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-                    (self._next_number(), *self._account(entry), self._no[entry.home], self._reservations),
+                    " version, salience, access_count, accessed_at, strength, destination)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+                    (self._next_number(), *self._account(entry), self._no[entry.home]),
                 )
                 self._note(entry, entry.home, Stray.PENDING)
 
@@ -577,7 +576,8 @@ class Catalog(Lookup):
     def _refuse(self, entry: Entry) -> None:
         """What was reserved does not become true; its copy goes, now, or when it lands at last."""
         self._note(entry, entry.home, Stray.UNWANTED)
-        if self._tiers[entry.home].url is not None:
+        tier = self._tiers.get(entry.home)
+        if tier is None or tier.url is not None:  # None: it is not managed any more, and may be again
             self._note_forgotten(entry, self._clock)
 
     def knows_of(self, scope: Scope, id: str) -> bool:

@@ -136,9 +136,12 @@ class Salvage:
                 yield (names[no], *stray)
 
     def reservations(self) -> list[Entry]:
-        """The records that were being written, each with the tier where to; none of a damaged file."""
+        """The records that were being written, each with the tier where to; none of a damaged file, nor of one of an
+        earlier version, which may have acknowledged them: what their tiers hold is found there."""
         if self.damage is not None:
             self.told.append("which writes were under way is not taken from a damaged file")
+            return []
+        if self._has("found", of="records"):
             return []
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
         rows = self._rows("writes under way", f"{COLUMNS}, destination", "records", "seq", "home IS NULL")
@@ -161,11 +164,15 @@ class Salvage:
             remedy = "what can still be read of it comes along"
             self.told.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
 
-    def _has(self, table: str) -> bool:
+    def _has(self, name: str, *, of: str | None = None) -> bool:
+        """Whether there is a table of this name, or a column `of` a table."""
         if self._connection is None:
             return False
+        there = "SELECT 1 FROM sqlite_schema WHERE name = ?1"
+        if of is not None:
+            there = "SELECT 1 FROM pragma_table_info(?2) WHERE name = ?1"
         try:
-            return self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).get is not None
+            return self._connection.execute(there, (name,) if of is None else (name, of)).get is not None
         except apsw.Error:
             return False
 

@@ -178,7 +178,6 @@ class Writing:
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
         self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
-        self._changed()  # the rest of a batch may have waited for what is forgotten
         try:
             await self._catalog.synced()
         except OSError as failure:
@@ -380,8 +379,8 @@ class Writing:
                 lost = self._catalog.commit_write(new, replacements, vectors, redo)
                 is_true = True
                 self._tell_written(plan, lost)
-            if new or replacements or self._catalog.behind(entry.id for _, _, entry in plan.known):
-                await self._catalog.synced()  # what is acknowledged outlives a power cut
+            # what is acknowledged outlives a power cut; so must what is known: the disk may have refused it before
+            await self._catalog.synced()
         except InTheWay:
             return False
         except OSError as failure:

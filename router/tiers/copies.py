@@ -55,8 +55,6 @@ _EXCERPT: Final = 20
 # why a tier that is up takes no part yet, where nothing else is in the way
 UNACCOUNTED: Final = "what it holds is still being taken into the account"
 
-# Why nobody can tell of some of what a tier holds.
-
 # how a tier is spoken to of which nothing is known yet: it is down, and will not hear it
 _UNKNOWN: Final = Manner(native=True, vectors=True)
 
