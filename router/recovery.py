@@ -287,6 +287,7 @@ class Recovery:
             await self._scan(name)
             if self._catalog.end_scan(name).changed:
                 self._changed()
+        self._catalog.uncounted.discard(name)
 
     async def _agrees(self, tier: str) -> bool:
         """Whether a tier seems to hold what it should, by its count, by the newest of what it tells, and by what was

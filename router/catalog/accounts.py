@@ -111,6 +111,8 @@ class Accounts:
         self.ended_well = not self._fact("opened", 0) or bool(self._fact("clean", 0))
         if not self.ended_well and (wrong := self.damage()):
             raise damaged(self._database.path, wrong)
+        # tiers that may hold what a power cut took every note of, until what they hold is compared with the account
+        self.uncounted = set[str]() if self.ended_well else {tier.name for tier in tiers}
         with self._database.transaction():
             self._set_fact("clean", 0)
             self._versions: int = self._fact("opened", 0) << 32

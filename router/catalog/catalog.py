@@ -128,7 +128,6 @@ class Catalog(Lookup):
         """
         with self._database.transaction():
             for entry in new:
-                self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
                 self._refuse(entry)
 
     def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
@@ -287,7 +286,8 @@ class Catalog(Lookup):
 
         The move may have ended: this catalog may be a copy that was put back."""
         with self._database.transaction():
-            self.abandon(self._reserved())
+            for entry in self._reserved():
+                self._refuse(entry)
             self._execute(
                 "UPDATE strays SET kind = iif(id IN (SELECT id FROM records WHERE home IS NOT NULL), ?, ?)"
                 " WHERE kind = ?",
@@ -575,6 +575,7 @@ class Catalog(Lookup):
 
     def _refuse(self, entry: Entry) -> None:
         """What was reserved does not become true; its copy goes, now, or when it lands at last."""
+        self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
         self._note(entry, entry.home, Stray.UNWANTED)
         tier = self._tiers.get(entry.home)
         if tier is None or tier.url is not None:  # None: it is not managed any more, and may be again

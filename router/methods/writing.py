@@ -357,6 +357,7 @@ class Writing:
         reserved = is_true = False
         try:
             await self._check_known(plan)
+            self._check_counted(new)
             await self._make_way(new + [r.entry for r in replacements])
             await self._refuse_what_is_there(plan)
             if self._is_outdated(plan) or self._is_overtaken(replacements):
@@ -447,6 +448,13 @@ class Writing:
                 raise untrue(entry.home, f"{wrong[entry.id]}; nothing was written")
             for unkept in (await self._copies.write_seen(entry.home, [draft])).values():
                 raise TierDown(entry.home, unkept, 60.0, None)
+
+    def _check_counted(self, new: Iterable[Entry]) -> None:
+        """Raises TierDown where a tier may hold, or be about to do, what an earlier router was writing when its power
+        was cut, under the id or the owner's key of one of these."""
+        for entry in new:
+            if entry.home in self._catalog.uncounted:
+                raise TierDown(entry.home, self._copies.why_unaccounted(entry.home), 1.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""
