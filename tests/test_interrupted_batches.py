@@ -6,19 +6,22 @@ or here and at all of its tiers.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from router.a2m.errors import A2MError
 from router.catalog.catalog import Catalog
+from router.catalog.schema import SCHEMA
 from router.methods.writing import Writing
 from router.tiers.copies import Copies
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import Foreign, Mix, trial
-from tests.test_rules_restart import CALM, one_home_each
+from tests.test_rebuild import rebuilt
+from tests.test_rules_restart import CALM, crash, joined, one_home_each
 
 pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
@@ -227,3 +230,64 @@ async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
             assert await fed.call("remember", records=batch) == {"ids": ["a", "b"]}
             files = disk.photograph().cut()
     assert await begun_again(files, tmp_path / "after", {}, shown([*BEFORE, *batch]), is_acknowledged=True)
+
+
+# --- of the version before, which acknowledged what was durably reserved
+
+
+def of_the_version_before(path: Path) -> None:
+    """What a catalog holds is put as that version had it; its reservations may have been acknowledged."""
+    with closing(apsw.Connection(str(path))) as catalog:
+        catalog.execute("DROP INDEX record_by_reservation")
+        catalog.execute("ALTER TABLE records ADD COLUMN batch INTEGER")
+        catalog.execute("ALTER TABLE records ADD COLUMN found INTEGER")
+        catalog.execute("UPDATE records SET batch = 1 WHERE home IS NULL")
+        catalog.execute("CREATE INDEX record_by_reservation ON records (batch) WHERE home IS NULL")
+        catalog.pragma("user_version", len(SCHEMA) - 1)
+
+
+async def reserved_by_the_version_before(folder: Path, *, replaces: bool) -> Path:
+    """A router died when all tiers of a batch had it: or its power was cut after that was acknowledged."""
+    batch = [*SEVERAL["two tiers"], *(SEVERAL["a replacement beside"][1:] if replaces else [])]
+    left = await crash(
+        folder,
+        lambda steer: steer.hold("semantic", "remember", after=True),
+        lambda fed: fed.call("remember", records=batch),
+        lambda fed: fed.call("remember", records=BEFORE),
+    )
+    of_the_version_before(left / "router.db")
+    if replaces:  # such a batch was never acknowledged before it was true
+        with closing(apsw.Connection(str(left / "router.db"))) as catalog:
+            catalog.execute("UPDATE records SET found = 0 WHERE home IS NULL")
+    return left
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_what_the_version_before_may_have_acknowledged_is_there(
+    tmp_path: Path, anyio_backend: str, *, replaces: bool, is_down: bool
+) -> None:
+    down = {"semantic"} if is_down else set[str]()
+    folder = await reserved_by_the_version_before(tmp_path, replaces=replaces)
+    async with trial(CALM, folder=folder, down=down) as fed:
+        if is_down and not replaces:
+            with pytest.raises(A2MError, match="the tier 'semantic'"):
+                await fed.call("fetch", key="k")  # it may be there
+        down.clear()
+        for tier in ("working", "semantic"):
+            await joined(fed, tier)
+        assert shown(await fed.timeline()) == ({"page"} if replaces else {"page", "a", "b"})
+        await one_home_each(fed)
+    async with trial(CALM, folder=folder) as fed:
+        assert shown(await fed.timeline()) == ({"page"} if replaces else {"page", "a", "b"})
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_a_rebuild_takes_in_what_the_version_before_may_have_acknowledged(
+    tmp_path: Path, anyio_backend: str, *, replaces: bool
+) -> None:
+    folder = await reserved_by_the_version_before(tmp_path, replaces=replaces)
+    assert (await rebuilt(folder)).taken.interrupted == (2 if replaces else 0)
+    async with trial(CALM, folder=folder) as fed:
+        assert shown(await fed.timeline()) == ({"page"} if replaces else {"page", "a", "b"})
+        await one_home_each(fed)

@@ -136,15 +136,14 @@ class Salvage:
                 yield (names[no], *stray)
 
     def reservations(self) -> list[Entry]:
-        """The records that were being written, each with the tier where to; none of a damaged file, nor of one of an
-        earlier version, which may have acknowledged them: what their tiers hold is found there."""
+        """The records that were being written, each with the tier where to; none of a damaged file, and of one of an
+        earlier version only those that it had not acknowledged: what the tiers hold of the others is found there."""
         if self.damage is not None:
             self.told.append("which writes were under way is not taken from a damaged file")
             return []
-        if self._has("found", of="records"):
-            return []
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
-        rows = self._rows("writes under way", f"{COLUMNS}, destination", "records", "seq", "home IS NULL")
+        given_up = "home IS NULL AND found = 0" if self._has("found", of="records") else "home IS NULL"
+        rows = self._rows("writes under way", f"{COLUMNS}, destination", "records", "seq", given_up)
         return [row_entry(tuple(account), names.get(no, "")) for *account, no in rows]
 
     def _look(self, path: Path) -> None:
