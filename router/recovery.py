@@ -1,4 +1,4 @@
-"""Taking a tier into the account when it comes up: who it is, what a crash left under way there, what it brings along.
+"""Taking a tier into the account when it comes up: who it is, and what it brings along.
 
 Only here are records adopted: an id that the catalog does not know is never shown by a read. A tier takes part in
 writes, forgets and passes once all that it holds is accounted for.

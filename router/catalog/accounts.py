@@ -532,7 +532,7 @@ class Accounts:
         if home not in self._indexed or vector is None or not 1 <= len(vector) <= MAX_WIDTH:
             return
         if width != len(vector) and self.dimensions() in (None, len(vector)):
-            # the first there is; what was indexed by another width was of an interrupted write that came to nothing
+            # the first there is; what was indexed by another width was of a copy that came to nothing
             nearest.create(self._database.connection, len(vector), self.metric())
             self._set_fact("nearest", len(vector))
             width = len(vector)
