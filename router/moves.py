@@ -150,10 +150,9 @@ class Moves:
                 result.hindrance, result.blocked = hindrance_of(failure), True
                 result.tier = failure.tier if isinstance(failure, TierDown) else None
             else:
-                open_ = batch if moved is None else [unit for unit in batch if self._catalog.awaits_member(unit.ids[0])]
-                if open_:
+                if moved is None:
                     sentence = "an earlier change of the same records has not been settled yet"
-                    result.hindrance = Hindrance("unsettled", sentence, open_[0].ids[0])
+                    result.hindrance = Hindrance("unsettled", sentence, batch[0].ids[0])
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
         still_behind = self._catalog.behind(behind)
         if result.hindrance is None and still_behind:
@@ -235,12 +234,11 @@ class Moves:
             return None
 
     def present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
-        """The units that still live in `source`, each with all the members its group has now; not those of which nobody
-        can tell yet, nor what was written since under an id of theirs."""
+        """The units that still live in `source`, each with all the members its group has now; not what was written
+        since under an id of theirs."""
         newest = {id: unit.newest for unit in units for id in unit.ids}
         entries = self._catalog.find(newest).values()
-        groups = self._catalog.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
-        return [unit for unit in groups if not self._catalog.awaits_member(unit[0].id)]
+        return self._catalog.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
 
     async def _copy_and_flip(
         self, groups: Sequence[Sequence[Entry]], source: str, target: str, salience: float

@@ -288,16 +288,12 @@ class Passes:
         free = (
             unit
             for unit in self._catalog.weakest(tier.name, bucket)
-            if unit.ids not in stuck.units and not self._distilling.is_busy(unit) and not self._must_stay(tier, unit)
+            if unit.ids not in stuck.units and not self._distilling.is_busy(unit)
         )
         held = self._catalog.held(bucket) - self._distilling.leaving(tier.name, bucket)
         units = evictions(free, held, tier.capacity)
         free.close()  # what it reads from must not stay open while others wait for the disk
         return units[:1] if tier.distil else units
-
-    def _must_stay(self, tier: Tier, unit: Unit) -> bool:
-        """Whether a unit would be dropped of which there may be more than anybody knows of."""
-        return tier.overflow == "drop" and self._catalog.awaits_member(unit.ids[0])
 
     async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> None:
         if tier.overflow == "drop":

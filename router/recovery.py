@@ -1,4 +1,4 @@
-"""Taking a tier into the account when it comes up: who it is, what a crash left under way there, what it brings along.
+"""Taking a tier into the account when it comes up: who it is, and what it brings along.
 
 Only here are records adopted: an id that the catalog does not know is never shown by a read. A tier takes part in
 writes, forgets and passes once all that it holds is accounted for.
@@ -32,11 +32,10 @@ import msgspec
 from msgspec import UNSET
 
 from router.a2m.messages import Describe, Enrol
-from router.a2m.records import Record, digest
+from router.a2m.records import Record
 from router.a2m.vectors import MAX_WIDTH
 from router.catalog.accounts import Vectors
 from router.catalog.catalog import Catalog, Torn
-from router.catalog.claims import id_name
 from router.catalog.entries import Entry, entry_of, is_as_it_is
 from router.catalog.lookup import Selection
 from router.config import Settings, Tier
@@ -203,7 +202,7 @@ class Recovery:
         self._keep_manner(tier, profile)
         read_only = not profile.is_native and await self._copies.is_read_only(name)
         self._mounts.freeze(name, read_only)
-        if read_only and not self._catalog.records_in(name) and not self._catalog.unfinished(name):
+        if read_only and not self._catalog.records_in(name):
             self._turn(name)
             return Look(risen, True, None)
         return Look(risen, read_only, await self._difference(name, counts=profile.store.records is not None))
@@ -243,11 +242,7 @@ class Recovery:
         if tier in self._mounts:
             return
         name = tier.name
-        await self._finish_writes(name)
         if look.read_only:
-            if not self._catalog.records_in(name):
-                self._turn(name)
-                return
             log.error("%s: its server takes no writes any more; its records can be read, and stay where they are", name)
         await self._count(tier, look)
         if name in self._unheard_of and (holds := self._catalog.records_in(name)):
@@ -313,27 +308,6 @@ class Recovery:
         self._mounts.turn(tier)
         self._catalog.set_scanned(tier, True)
 
-    async def _finish_writes(self, tier: str) -> None:
-        while True:
-            reserved = self._catalog.unfinished(tier)
-            ids = [entry.id for entry in reserved]
-            held = [name for name in map(id_name, ids) if self._catalog.claims.is_held(name)]
-            if not held:
-                break
-            # who has the claim may be at work on this, and will settle it; or on another copy, and never will
-            (await self._catalog.claims.take(held)).release()
-        if not ids:
-            return
-        found = await self._copies.read(tier, ids, embeddings=True)
-        digests = {id: digest(record) for id, record in found.items()}
-        # one that was forgotten meanwhile is no matter of this tier's any more, nor is what is written under its id
-        still = {entry.seq for entry in self._catalog.unfinished(tier)}
-        there = {entry.id: digests.get(entry.id) == entry.digest for entry in reserved if entry.seq in still}
-        kept = self._catalog.recover_reservations(tier, there, _vectors(found.values()))
-        if kept:
-            self._changed()
-        log.info("%s: %d interrupted writes looked into, %d of them had arrived", tier, len(ids), kept)
-
     async def _count(self, tier: Tier, look: Look) -> None:
         """Compare what is there with what should be; scan where they differ."""
         name = tier.name
@@ -349,6 +323,7 @@ class Recovery:
             if self._catalog.end_scan(name).changed:
                 self._changed()
             self._open(name, look)
+        self._catalog.uncounted.discard(name)
 
     async def _difference(self, tier: str, *, counts: bool) -> str | None:
         """In what the newest records that a tier tells of differ from the account. Raises LaterWriter.

@@ -142,7 +142,7 @@ class Sweeper:
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
         if writes and not self._mounts.takes_writes(self._by_name[tier]):
             raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.is_looked_into(tier) or (writes and link.is_barred):
+        if not self._catalog.is_scanned(tier) or (writes and link.is_barred):
             raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
@@ -156,8 +156,6 @@ class Sweeper:
             wait = self.held_for(tier)
             if wait:
                 raise TierDown(tier, MAY_STILL_LAND, wait, None)
-            if any(self._catalog.is_reserved(stray.id) for stray in strays):
-                raise TierDown(tier, "an interrupted write has not been looked into yet", 1.0, None)
             await self._catalog.readers.grace()
             await self._remove(tier, self._catalog.still_noted(tier, strays))
             left = {stray.id for stray in self._catalog.strays_in_the_way(tier, entries)}

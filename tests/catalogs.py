@@ -52,7 +52,7 @@ def rewritten(entry: Entry, **fields: Any) -> Entry:
 
 def write(catalog: Catalog, *entries: Entry) -> list[Entry]:
     """The entries, written, as the catalog then has them."""
-    catalog.reserve(entries, [])
+    catalog.reserve(entries)
     catalog.commit_write(entries, [])
     found = catalog.find(each.id for each in entries)
     return [found[each.id] for each in entries]

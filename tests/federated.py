@@ -293,7 +293,7 @@ def assert_nothing_under_way(fed: Trial) -> None:
     assert not catalog.readers._left
     assert catalog.strays_left() == 0
     assert redone(fed) == []
-    assert [tier.name for tier in fed.federation.settings.managed if catalog.unfinished(tier.name)] == []
+    assert catalog._reserved() == []
 
 
 def settings_of(text: str = FOUR_TIERS, *, policy: str = "background", folder: Path = Path("/nowhere")) -> Settings:

@@ -155,66 +155,36 @@ def test_what_a_group_joins_in_its_new_tier_moves_on_with_it() -> None:
 # --- after a crash
 
 
-def test_a_batch_becomes_true_only_whole_over_all_its_tiers(tmp_path: Path) -> None:
-    for arrived in ({"x", "y"}, {"x"}, {"y"}, set()):
-        path = tmp_path / f"{len(arrived)}{min(arrived, default='')}"
-        catalog = opened(path)
-        batch = [entry("x", "working"), entry("y", "episodic", key="k"), entry("z", "episodic")]
-        catalog.reserve(batch, [])
-        catalog.close()
-
-        catalog = recovered(path)
-        assert catalog.find("xyz") == {}
-        assert all(map(catalog.is_reserved, "xyz"))
-        assert [left.id for left in catalog.unfinished("working")] == ["x"]
-        assert catalog.recover_reservations("working", {"x": "x" in arrived}) == 0
-        assert catalog.find("xyz") == {}
-        assert catalog.unfinished("working") == []
-        catalog.close()  # once more, between the two tiers
-
-        catalog = recovered(path)
-        # a batch of which one tier is known to lack its part need not wait for the others
-        assert sorted(left.id for left in catalog.unfinished("episodic")) == (["y", "z"] if "x" in arrived else [])
-        whole = arrived == {"x", "y"}
-        there = {"y": "y" in arrived, "z": True}
-        assert catalog.recover_reservations("episodic", there) == (3 if whole else 0)
-        assert not any(map(catalog.is_reserved, "xyz"))
-        if whole:
-            assert {id: found.home for id, found in catalog.find("xyz").items()} == {
-                each.id: each.home for each in batch
-            }
-            assert catalog.strays_left() == 0
-        else:
-            assert catalog.find("xyz") == {}
-            assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
-            assert kinds(catalog, "episodic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
-        assert catalog.counts(ALL) == {n: sum(e.home == n for e in batch if whole) for n in NAMES}
-        catalog.close()
-
-
-def test_two_interrupted_batches_are_settled_each_by_itself(tmp_path: Path) -> None:
+def test_what_was_being_written_is_given_up_and_its_copies_go(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "catalog.db")
-    catalog.reserve([entry("x"), entry("y", "episodic")], [])
-    catalog.reserve([entry("z")], [])
+    catalog.reserve([entry("x"), entry("y", "episodic", key="k")])
+    catalog.reserve([entry("z", "episodic", owner="a")])
+    [v] = write(catalog, entry("v"))
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")
-    assert catalog.recover_reservations("working", {"x": True, "z": True, "nobody's": True}) == 1
-    assert set(catalog.find("xyz")) == {"z"}
-    catalog.reserve([entry("w")], [])  # a batch of this run is not taken for one of the last
-    assert catalog.recover_reservations("episodic", {"y": False}) == 0
-    assert catalog.is_reserved("w")
+    assert catalog.find("vxyz") == {"v": v}
+    assert not any(map(catalog.is_reserved, "xyz"))
+    assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
+    assert kinds(catalog, "episodic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
+    assert catalog.counts(ALL) == {name: int(name == "working") for name in NAMES}
+    # its ids and its keys are free
+    assert catalog.adopt([entry("y", "semantic", key="k")]) == (1, [])
+    write(catalog, entry("x"))
+    assert kinds(catalog, "working") == {}
     catalog.close()
 
 
-def test_an_interrupted_batch_whose_key_was_given_to_another_record_since_does_not_become_true(tmp_path: Path) -> None:
+def test_what_was_being_written_to_a_tier_that_is_configured_no_more_is_given_up_too(tmp_path: Path) -> None:
+    without = [tier for tier in TIERS if tier.name != "semantic"]
     catalog = opened(tmp_path / "catalog.db")
-    catalog.reserve([entry("x", "episodic", key="k"), entry("y", "episodic")], [])
+    catalog.reserve([entry("x"), entry("y", "semantic")])
     catalog.close()
-    catalog = recovered(tmp_path / "catalog.db")
-    write(catalog, entry("z", "working", key="k"))  # while the tier of the first is still down
-    assert catalog.recover_reservations("episodic", {"x": True, "y": True}) == 0
-    assert set(catalog.find("xyz")) == {"z"}
-    assert kinds(catalog, "episodic") == {"x": Stray.UNWANTED, "y": Stray.UNWANTED}
+    catalog = opened(tmp_path / "catalog.db", without)
+    catalog.begin_recovery()
+    assert not any(map(catalog.is_reserved, "xy"))
+    catalog.close()
+    catalog = recovered(tmp_path / "catalog.db")  # it is back
+    assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED}
     catalog.close()
 
 
@@ -287,7 +257,7 @@ def test_a_batch_becomes_true_with_its_replacements_in_all_tiers_or_not_at_all(
     x, y = write(catalog, entry("x", key="k"), entry("y", "semantic", key="l"))
     replacements = [Replacement(rewritten(each), each.version) for each in (x, y)]
     redo = {each.entry.id: content_of(each.entry) for each in replacements}
-    catalog.reserve([entry("z", "episodic")], replacements)
+    catalog.reserve([entry("z", "episodic")])
 
     before = catalog._replace
 
@@ -317,36 +287,27 @@ def test_a_batch_becomes_true_with_its_replacements_in_all_tiers_or_not_at_all(
     catalog.close()
 
 
-@pytest.mark.parametrize("arrived", [True, False])
-def test_a_batch_with_a_replacement_gives_up_what_it_reserved_when_the_router_has_died(
-    tmp_path: Path, arrived: bool
-) -> None:
+def test_what_was_being_written_to_a_server_over_http_is_kept_from_coming_true_late(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "catalog.db", REMOTE)
     [x] = write(catalog, entry("x", key="k"))
-    catalog.reserve([entry("y"), entry("z", "semantic")], [Replacement(rewritten(x), x.version)])
-    catalog.reserve([entry("other")], [])
+    catalog.reserve([entry("y"), entry("z", "semantic")])
     catalog.close()
-
     catalog = opened(tmp_path / "catalog.db", REMOTE)
-    assert [left.id for left in catalog.unfinished("working")] == ["other"]  # of the rest nothing may become true
     catalog.begin_recovery()
     assert catalog.find("xyz") == {"x": x}
-    assert [catalog.is_reserved(id) for id in ("y", "z", "other")] == [False, False, True]
-    assert catalog.unfinished("semantic") == []
     assert kinds(catalog, "working") == {"y": Stray.UNWANTED}
     assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
     # what goes to a server over HTTP may land later than anybody waits
-    assert [catalog.is_forgotten(id) for id in ("y", "z", "other")] == [False, True, False]
-    assert catalog.recover_reservations("working", {"y": arrived, "other": arrived}) == int(arrived)
-    assert catalog.recover_reservations("semantic", {"z": arrived}) == 0
-    assert set(catalog.find(["x", "y", "z", "other"])) == ({"x", "other"} if arrived else {"x"})
+    assert [catalog.is_forgotten(id) for id in "yz"] == [False, True]
+    catalog.strike("semantic", ["z"])
+    assert catalog.adopt([entry("z", "semantic")]) == (0, [])
+    assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
     catalog.close()
 
 
 def test_what_recovery_gave_up_can_be_written_again_on_purpose(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "catalog.db", REMOTE)
-    [x] = write(catalog, entry("x", key="k"))
-    catalog.reserve([entry("z", "semantic")], [Replacement(rewritten(x), x.version)])
+    catalog.reserve([entry("z", "semantic")])
     catalog.close()
     catalog = opened(tmp_path / "catalog.db", REMOTE)
     catalog.begin_recovery()
@@ -395,7 +356,7 @@ def test_what_is_written_under_the_id_of_a_lost_record_has_earned_nothing() -> N
 def test_a_write_that_is_given_up_is_kept_from_coming_back_late_where_it_may() -> None:
     catalog = opened(tiers=REMOTE)
     given_up = [entry("x"), entry("y", "semantic"), entry("z", "semantic")]
-    catalog.reserve(given_up, [])
+    catalog.reserve(given_up)
     catalog.abandon(given_up)
     catalog.abandon(given_up)  # it is noted again where the disk did not take it at once
     assert not any(map(catalog.is_reserved, "xyz"))
@@ -509,7 +470,7 @@ def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> No
 def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_caught_up() -> None:
     catalog = opened()
     catalog.index_vectors("working", True)
-    catalog.reserve([entry("x", key="k"), entry("y")], [])
+    catalog.reserve([entry("x", key="k"), entry("y")])
     catalog.commit_write([entry("x", key="k"), entry("y")], [], {"x": [1.0, 0.0], "y": [0.6, 0.8]})
     x = catalog.find(["x"])["x"]
     nearest_first = partial(catalog.nearest, Selection(tiers=NAMES), [1.0, 0.0], 2)
@@ -630,7 +591,7 @@ def test_a_filter_may_list_more_values_than_a_query_takes(name: str) -> None:
 def test_what_a_scan_finds_at_a_key_that_is_just_being_written_does_not_take_it() -> None:
     catalog = opened()
     new, old = entry("x", key="k", owner="a"), entry("y", "semantic", key="k", owner="a")
-    catalog.reserve([new], [])
+    catalog.reserve([new])
     assert catalog.adopt([old, entry("z", "semantic", key="k")]) == (1, [old])
     assert catalog.commit_write([new], []) == []
     assert set(catalog.find("xyz")) == {"x", "z"}

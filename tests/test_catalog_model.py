@@ -361,7 +361,7 @@ class Model(RuleBasedStateMachine):
             self.strays.pop((stray.tier, stray.id), None)
         batch = Batch(claim, list(new.values()), list(replaced.values()))
         if batch.new:
-            self.catalog.reserve(batch.new, batch.replacements)
+            self.catalog.reserve(batch.new)
         for each in batch.new:
             self.note(each, each.home, Stray.PENDING)
         self.batches.append(batch)
@@ -811,32 +811,16 @@ class OnFile(Model):
     def it_is_closed_and_opened(self, **drawn: Any) -> None:
         self.open_anew(**drawn)
 
-    @rule(arrived=st.sets(ids), order=st.permutations(NAMES), **CHANGES)
-    def it_crashes_and_recovers(self, arrived: set[str], order: list[str], **drawn: Any) -> None:
+    @rule(**CHANGES)
+    def it_crashes_and_recovers(self, **drawn: Any) -> None:
         self.open_anew(**drawn)
         batches, self.batches, self.moves = self.batches, [], []
         self.catalog.begin_recovery()
         for batch in batches:
-            if batch.replacements:
-                self.give_up(batch)  # what its tiers hold is not all of it
-        may_come_true = [batch for batch in batches if not batch.replacements]
-        reserved = {new.id: new for batch in may_come_true for new in batch.new}
+            self.give_up(batch)
         for place, (kind, owner, key) in self.strays.items():
-            if kind == Stray.PENDING and place[1] not in reserved:
+            if kind == Stray.PENDING:
                 self.strays[place] = (self.given_up(place[1]), owner, key)
-        for tier in order:
-            left = self.catalog.unfinished(tier)
-            assert {new.id for new in left} == {id for id, new in reserved.items() if new.home == tier}
-            self.catalog.recover_reservations(tier, {new.id: new.id in arrived for new in left})
-            for batch in may_come_true:
-                if any(new.home == tier and new.id not in arrived for new in batch.new):
-                    for new in batch.new:
-                        reserved.pop(new.id, None)  # that is decided, wherever the rest of it is
-        for batch in may_come_true:
-            if all(new.id in arrived for new in batch.new):
-                self.come_true(batch)
-            else:
-                self.give_up(batch)
 
 
 def _settings(tier: Tier) -> tuple[float | None, bool, int | None]:

@@ -29,7 +29,7 @@ def newest(limit: int | None = 5, tiers: list[str] = NAMES, **fields: Any) -> Ca
 
 
 def fail(catalog: Catalog) -> None:
-    catalog.reserve([entry("new")], [])
+    catalog.reserve([entry("new")])
     catalog.abandon([entry("new")])
 
 
@@ -81,13 +81,10 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
         catalog.behind(["x"]),
         catalog.redo_in("working"),
     ),
-    "what is unfinished": lambda catalog: catalog.unfinished("working"),
-    "is_accounted": lambda catalog: catalog.is_accounted("working"),
-    "is_accounted for an owner": lambda catalog: catalog.is_accounted("working", MINE),
-    "what a crash has left": lambda catalog: (
-        [catalog.awaits_member("x"), catalog.awaited_at("a", "k")],
-        [catalog.is_key_left_over("a", "k"), catalog.is_left_over_of(MINE, "x")],
-    ),
+    "is_scanned": lambda catalog: catalog.is_scanned("working"),
+    "whether a tier has notes": lambda catalog: catalog.has_notes("working"),
+    "whether a key is taken": lambda catalog: catalog._has_taken_key(entry("n", key="k", owner="a")),
+    "knows_of": lambda catalog: catalog.knows_of(MINE, "x"),
     "a move": lambda catalog: move(catalog, [catalog.unit(catalog.find("x")["x"])], "episodic"),
     "giving up": lambda catalog: catalog.give_up([X], "episodic"),
     "coming home": lambda catalog: catalog.come_home("x", X.digest, "semantic"),

@@ -152,11 +152,21 @@ async def test_without_threads_the_sync_is_done_at_once() -> None:
 # How often a change waits for each disk: the catalog's, and those of the tiers that it touches.
 CALLS: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, int]]] = {
     "a write": (("remember", {"records": [{"content": "b"}]}), {"router": 1, "working": 1}),
+    "several records to one tier": (
+        ("remember", {"records": [{"content": c} for c in "bcd"]}),
+        {"router": 1, "working": 1},
+    ),
+    # as it is; it may be that the disk refused it
+    "a write that is repeated": (("remember", {"records": [{"id": "a", "content": "a", "key": "k"}]}), {"router": 1}),
     "a write to two tiers": (
         ("remember", {"records": [{"content": "b"}, {"content": "c", "tier": "semantic"}]}),
         {"router": 2, "working": 1, "semantic": 1},
     ),
     "a replacement": (("remember", {"records": [{"content": "b", "key": "k"}]}), {"router": 2, "working": 1}),
+    "a write beside a replacement": (
+        ("remember", {"records": [{"content": "b"}, {"content": "c", "key": "k"}]}),
+        {"router": 3, "working": 2},
+    ),
     "a move": (("promote", {"ids": ["a"], "tier": "episodic"}), {"router": 3, "episodic": 1, "working": 1}),
     "a forget": (("forget", {"ids": ["a"]}), {"router": 2, "working": 1}),
     "a recall": (("recall", {"query": "a"}), {}),

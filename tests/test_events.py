@@ -39,6 +39,7 @@ from tests import histories as h
 from tests.clocks import Pace, jumping, simulated
 from tests.federated import FOUR_TIERS, LOCAL, Clock, Steered, Task, Trial, at_once, method_of, settings_of, trial
 from tests.histories import POOL, SHARED, TIERS, restless
+from tests.test_late_landings import forget_what_was_reserved
 from tests.test_rules_restart import joined, photograph
 
 _TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
@@ -1101,7 +1102,7 @@ async def test_a_cursor_of_the_router_that_was_there_before_is_reset(tmp_path: P
 
 
 @pytest.mark.anyio
-async def test_an_interrupted_write_that_becomes_true_late_is_told_of(tmp_path: Path) -> None:
+async def test_a_write_that_is_found_when_a_power_cut_took_its_reservation_is_told_of(tmp_path: Path) -> None:
     folder, steer = tmp_path / "before", Steered()
     folder.mkdir()
     async with trial(CALM, weather=steer, folder=folder) as fed, anyio.create_task_group() as tasks:
@@ -1111,6 +1112,7 @@ async def test_an_interrupted_write_that_becomes_true_late_is_told_of(tmp_path: 
         left = photograph(folder, tmp_path / "after")
         written.release()
         await write.ended()
+    forget_what_was_reserved(left)
     down = {"semantic"}
     async with trial(CALM, folder=left, down=down) as fed:
         cursor = await now(fed)

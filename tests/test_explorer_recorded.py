@@ -13,21 +13,19 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from router.a2m.client import Connection
-from router.a2m.errors import A2MError
 from router.catalog.catalog import Catalog
-from router.catalog.claims import id_name
 from router.catalog.readers import Readers
+from router.methods.writing import Writing
 from router.moves import Moves
 from router.sweeping import Sweeper
 from router.tiers.copies import Copies
-from router.tiers.link import UNACCOUNTED
 from tests.clocks import simulated
 from tests.explorer.accounts import A, B
 from tests.explorer.recording import TWO_TIERS, Followed, Left, Recorder
 from tests.explorer.recording import record as recording
 from tests.explorer.states import Scenario
 from tests.federated import Foreign, Steered, Task, Trial, contents, held_by, plant, trial
-from tests.test_rules_restart import CALM, crash, joined, photograph, promote, write_group, write_one
+from tests.test_rules_restart import CALM, photograph, write_one
 
 pytestmark = pytest.mark.anyio
 
@@ -295,11 +293,11 @@ def without_redo(self: Catalog, new: Any, replacements: Any, vectors: Any, redo:
     return _commit_write(self, new, replacements, vectors)
 
 
-_reserve = Catalog.reserve
+_tell_tiers = Writing._tell_tiers
 
 
-def reserved_alone(self: Catalog, new: Any, replacements: Any) -> None:
-    _reserve(self, new, [])
+async def as_all_of_the_batch(self: Writing, written: Any, *, are_all: bool) -> Any:
+    return await _tell_tiers(self, written, are_all=True)
 
 
 def before_it_is_told(self: Catalog, new: Any, replacements: Any, vectors: Any, redo: Any) -> Any:
@@ -346,8 +344,8 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a read, a replacement", moves=(), reads=1, replaces=1), read),
         *(replace_a, ("source", "recall", True)),
     ),
-    "a batch that may become half true after a crash": (
-        *(Catalog, "reserve", reserved_alone),
+    "a batch that may become half true after a power cut": (
+        *(Writing, "_tell_tiers", as_all_of_the_batch),
         *(Scenario(name="a batch", moves=(), replaces=1, batch=True), replace_a_and_write_c),
         *(None, ("source", "remember", False)),
     ),
@@ -368,40 +366,6 @@ async def test_a_router_that_does_otherwise_leaves_the_model(monkeypatch: pytest
 
 
 # --- what the explorer found in the router, as it is seen from outside
-
-
-async def test_no_group_leaves_a_tier_before_it_is_known_what_was_being_written_there(tmp_path: Path) -> None:
-    async def write_late(fed: Trial) -> None:
-        await fed.call("remember", records=[{"id": "c", "content": "c", "group": "g"}])
-
-    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=True), write_late, write_group)
-    steer = Steered()
-    down = {"working"}
-    async with trial(CALM, folder=folder, down=down, weather=steer) as fed:
-        looking = steer.hold("working", "recall")
-        down.clear()
-        await looking.reached.wait()
-        with pytest.raises(A2MError, match=UNACCOUNTED):
-            await promote(fed)
-        looking.release()
-        await joined(fed, "working")
-        await promote(fed)
-        assert contents(await fed.timeline()) == dict.fromkeys("abc", "episodic")
-
-
-async def test_an_interrupted_write_is_looked_into_when_nobody_has_a_claim_on_its_record(tmp_path: Path) -> None:
-    folder = await crash(tmp_path, lambda steer: steer.hold("working", "remember", after=True), write_one)
-    down = {"working"}
-    async with trial(CALM, folder=folder, down=down) as fed:
-        # as the sweeper has, which removes another copy
-        claim = await fed.federation.catalog.claims.take([id_name("x")])
-        down.clear()
-        await fed.federation.links["working"].wait_up()
-        await wait_all_tasks_blocked()
-        claim.release()
-        await joined(fed, "working")
-        assert contents(await fed.timeline()) == {"one": "working"}
-        assert fed.federation.catalog.unfinished("working") == []
 
 
 async def test_what_is_replaced_is_told_to_its_tier_when_no_call_of_an_earlier_router_can_land_there() -> None:

@@ -1,251 +1,293 @@
-"""A batch that a crash cut off while its tiers were being told: it may have been acknowledged, since a power cut takes
-away what was noted last. Until all of its tiers are looked into nobody can tell, and one of them may stay down.
+"""A batch that the router's end cuts off: all of it is true afterwards or nothing of it is, whenever that was and of
+whatever kind; and what was acknowledged is.
 
-What must be true meanwhile: it is neither denied nor touched, nor is anything done that it would make wrong; nobody
-else is held up by it. And when all of its tiers are back it is true, wholly.
+A router ends by dying, which leaves all that was written, or with its power, which leaves what was synced: here alone,
+or here and at all of its tiers.
 """
 
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
+import apsw
 import pytest
 
 from router.a2m.errors import A2MError
-from tests.disk import Disk, laid
-from tests.federated import FOUR_TIERS, Hold, Steered, Task, Trial, settings_of, trial
-from tests.test_rules_restart import CALM, crash, joined
-from tests.test_summaries import Thinker, thinking
+from router.catalog.catalog import Catalog
+from router.catalog.schema import SCHEMA
+from router.methods.writing import Writing
+from router.tiers.copies import Copies
+from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
+from tests.federated import Foreign, Mix, trial
+from tests.test_rebuild import rebuilt
+from tests.test_rules_restart import CALM, crash, joined, one_home_each
 
 pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 Records = list[dict[str, Any]]
 
-THERE: Records = [{"id": "s", "content": "s", "tier": "semantic"}]
+# what is there before, and a page of which a batch may bring the next state
+BEFORE: Records = [{"id": "p", "content": "page", "key": "p"}]
+
+# one call to one tier; and whatever takes several, or is more than new records
+ONE_CALL: dict[str, Records] = {
+    "one record": [{"id": "a", "content": "a", "key": "k", "group": "g"}],
+    "three records": [{"id": id, "content": id} for id in "abc"],
+}
+SEVERAL: dict[str, Records] = {
+    "two tiers": [{"id": "a", "content": "a"}, {"id": "b", "content": "b", "tier": "semantic"}],
+    "a replacement beside": [{"id": "a", "content": "a"}, {"content": "page anew", "key": "p"}],
+}
+MIXES: Mapping[str, Mix] = {
+    "native": {},
+    "lesser": {"working": Foreign(), "semantic": Foreign()},
+}
+# such a server is told no more than one record in a call
+ONE_BY_ONE: Mix = {"working": Foreign(limits={"max_records_per_call": 1})}
+
+BATCHES = [
+    *((name, mix, servers) for name in [*ONE_CALL, *SEVERAL] for mix, servers in MIXES.items()),
+    ("three records", "one by one", ONE_BY_ONE),
+]
+batches = pytest.mark.parametrize(
+    ("batch", "servers"),
+    [({**ONE_CALL, **SEVERAL}[name], servers) for name, _, servers in BATCHES],
+    ids=[f"{name}, {mix}" for name, mix, _ in BATCHES],
+)
 
 
-async def acknowledged(folder: Path, *records: dict[str, Any]) -> Path:
-    """What a power cut leaves of a batch right after its acknowledgement: files in which it is reserved."""
-    (folder / "before").mkdir()
-    with (disk := Disk(folder / "before")).mounted():
-        async with trial(CALM, folder=folder / "before") as fed:
-            await fed.call("remember", records=list(records))
+def is_routers(name: str) -> bool:
+    return name.startswith("router.")
+
+
+def ends(photograph: Photograph) -> Iterator[Files]:
+    """What is found after each end that the router may have come to."""
+    yield photograph.killed()
+    yield photograph.cut()
+    yield photograph.after(lambda name: Fate.LOST if is_routers(name) else Fate.KEPT)
+
+
+def shown(records: Records) -> set[str]:
+    return {record["content"] for record in records}
+
+
+class Moments:
+    """All moments of a disk from `begin` on, with whether a write had been answered by then."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.answered = False
+        self.seen: list[tuple[Photograph, bool]] = []
+
+    def begin(self) -> None:
+        self._disk.watch = self.look
+
+    def look(self, moment: Moment | None = None) -> None:
+        self.seen.append((self._disk.photograph(), self.answered))
+
+    def end(self) -> None:
+        self._disk.watch = lambda moment: None
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+async def written(folder: Path, batch: Records, servers: Mix) -> list[tuple[Photograph, bool]]:
+    """A batch is written, acknowledged, and nothing more; the moments of its files."""
+    with (disk := Disk(folder)).mounted():
+        async with trial(CALM, servers=servers, folder=folder) as fed:
+            await fed.call("remember", records=BEFORE)
+            await fed.settled()
+            moments = Moments(disk)
+            moments.begin()
+            await fed.call("remember", records=batch)
+            moments.answered = True
+            moments.look()
+            moments.end()
+    return moments.seen
+
+
+async def begun_again(files: Files, folder: Path, servers: Mix, whole: set[str], *, is_acknowledged: bool) -> bool:
+    """The next router starts on what is found; whether the batch is true."""
+    with Disk(laid(files, folder)).mounted():
+        async with trial(CALM, servers=servers, folder=folder) as fed:
+            there = shown(await fed.timeline())
+            assert there in ([whole] if is_acknowledged else [whole, shown(BEFORE)])
+            await one_home_each(fed)
+            assert shown(await fed.timeline()) == there
+            return there == whole
+
+
+async def look_into_all(folder: Path, batch: Records, servers: Mix) -> None:
+    """Raises AssertionError if there is an end after which the batch is not as it must be."""
+    whole = shown([*BEFORE, *batch])
+    if any("id" not in record for record in batch):  # it brings the page's next state
+        whole -= shown(BEFORE)
+    looked: dict[tuple[Any, ...], bool] = {}
+    for photograph, is_acknowledged in await written(made(folder / "written"), batch, servers):
+        for files in ends(photograph):
+            shot = (*sorted(files.items()), is_acknowledged)
+            if shot not in looked:
+                next_ = folder / str(len(looked))
+                looked[shot] = await begun_again(files, next_, servers, whole, is_acknowledged=is_acknowledged)
+    assert len(looked) > 6
+    assert set(looked.values()) == {False, True}
+
+
+@batches
+async def test_a_batch_is_whole_or_not_at_all_and_there_if_it_was_acknowledged(
+    tmp_path: Path, anyio_backend: str, batch: Records, servers: Mix
+) -> None:
+    await look_into_all(tmp_path, batch, servers)
+
+
+_tell_tiers = Writing._tell_tiers
+
+
+async def as_all_of_the_batch(self: Writing, written: Any, *, are_all: bool) -> Any:
+    return await _tell_tiers(self, written, are_all=True)
+
+
+BROKEN: dict[str, tuple[Any, str, Any, Records, Mix]] = {
+    "several calls are taken for one": (Copies, "is_one_call", lambda *_: True, ONE_CALL["three records"], ONE_BY_ONE),
+    "what is new is taken for all of a batch": (
+        *(Writing, "_tell_tiers", as_all_of_the_batch),
+        *(SEVERAL["a replacement beside"], MIXES["native"]),
+    ),
+    "what was being written is not given up": (
+        *(Catalog, "begin_recovery", lambda self: None),
+        *(SEVERAL["two tiers"], MIXES["native"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_what_makes_a_batch_whole_is_needed(
+    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    owner, name, instead, batch, servers = BROKEN[broken]
+    monkeypatch.setattr(owner, name, instead)
+    with pytest.raises(BaseExceptionGroup) as wrong:
+        await look_into_all(tmp_path, batch, servers)
+    assert wrong.group_contains(AssertionError)
+
+
+@contextmanager
+def without_the_sync_before_the_answer(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is new is acknowledged as soon as it is true."""
+
+    async def nothing(self: Catalog) -> None:
+        """Only what is told to several is durable before that."""
+
+    tell, synced = Writing._tell_tiers, Catalog.synced
+
+    async def synced_first(self: Writing, *given: Any, **named: Any) -> Any:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Catalog, "synced", synced)
+            return await tell(self, *given, **named)
+
+    with patch.context() as broken:
+        broken.setattr(Catalog, "synced", nothing)
+        broken.setattr(Writing, "_tell_tiers", synced_first)
+        yield
+
+
+async def test_a_batch_that_is_acknowledged_before_it_is_durable_is_found_out(
+    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = SEVERAL["two tiers"]
+    with without_the_sync_before_the_answer(monkeypatch):
+        moments = await written(made(tmp_path / "written"), batch, {})
+    photograph, is_acknowledged = moments[-1]
+    assert is_acknowledged
+    with pytest.raises(BaseExceptionGroup) as wrong:
+        await begun_again(photograph.cut(), tmp_path / "cut", {}, shown([*BEFORE, *batch]), is_acknowledged=True)
+    assert wrong.group_contains(AssertionError)
+
+
+async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
+    tmp_path: Path, anyio_backend: str
+) -> None:
+    """A repeated write is of a record that is known; it is answered when the record outlives a power cut."""
+    folder, batch = made(tmp_path / "before"), SEVERAL["two tiers"]
+    with (disk := Disk(folder)).mounted():
+        async with trial(CALM, folder=folder) as fed:
+            await fed.call("remember", records=BEFORE)
+            await fed.settled()
+            syncs = 0
+
+            def fails(name: str) -> int | None:
+                nonlocal syncs
+                syncs += is_routers(name)
+                return 5 if is_routers(name) and syncs == 2 else None  # the first is that of the reservation
+
+            disk.failure = fails
+            with pytest.raises(A2MError, match="what was written can be read, but may be gone"):
+                await fed.call("remember", records=batch)
+            assert await fed.call("remember", records=batch) == {"ids": ["a", "b"]}
             files = disk.photograph().cut()
-    return laid(files, folder / "after")
+    assert await begun_again(files, tmp_path / "after", {}, shown([*BEFORE, *batch]), is_acknowledged=True)
 
 
-async def written(folder: Path, batch: Records, before: Records) -> Path:
-    """What a crash leaves of a batch when all of its tiers have been told, and nobody has heard of it."""
+# --- of the version before, which acknowledged what was durably reserved
 
-    def all_told(steer: Steered) -> Hold:
-        return steer.hold("semantic", "remember", after=True)
 
-    return await crash(
+def of_the_version_before(path: Path) -> None:
+    """What a catalog holds is put as that version had it; its reservations may have been acknowledged."""
+    with closing(apsw.Connection(str(path))) as catalog:
+        catalog.execute("DROP INDEX record_by_reservation")
+        catalog.execute("ALTER TABLE records ADD COLUMN batch INTEGER")
+        catalog.execute("ALTER TABLE records ADD COLUMN found INTEGER")
+        catalog.execute("UPDATE records SET batch = 1 WHERE home IS NULL")
+        catalog.execute("CREATE INDEX record_by_reservation ON records (batch) WHERE home IS NULL")
+        catalog.pragma("user_version", len(SCHEMA) - 1)
+
+
+async def reserved_by_the_version_before(folder: Path, *, replaces: bool) -> Path:
+    """A router died when all tiers of a batch had it: or its power was cut after that was acknowledged."""
+    batch = [*SEVERAL["two tiers"], *(SEVERAL["a replacement beside"][1:] if replaces else [])]
+    left = await crash(
         folder,
-        all_told,
+        lambda steer: steer.hold("semantic", "remember", after=True),
         lambda fed: fed.call("remember", records=batch),
-        lambda fed: fed.call("remember", records=before),
+        lambda fed: fed.call("remember", records=BEFORE),
     )
+    of_the_version_before(left / "router.db")
+    if replaces:  # such a batch was never acknowledged before it was true
+        with closing(apsw.Connection(str(left / "router.db"))) as catalog:
+            catalog.execute("UPDATE records SET found = 0 WHERE home IS NULL")
+    return left
 
 
-@asynccontextmanager
-async def without_semantic(
-    folder: Path, text: str = FOUR_TIERS, **options: Any
-) -> AsyncIterator[tuple[Trial, set[str]]]:
-    """The next router, and the tiers that are down: `semantic`. The others are accounted for as far as they can be."""
-    down = {"semantic"}
-    async with trial(settings_of(text, policy="explicit"), folder=folder, down=down, **options) as fed:
-        await joined(fed, "working")
-        await joined(fed, "episodic")
-        yield fed, down
-
-
-async def back(fed: Trial, down: set[str], tier: str = "semantic") -> None:
-    down.clear()
-    await joined(fed, tier)
-    await fed.settled()
-
-
-# --- it is not touched
-
-
-async def test_what_was_acknowledged_outlives_an_attempt_to_write_its_key_again(
-    tmp_path: Path, anyio_backend: str
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_what_the_version_before_may_have_acknowledged_is_there(
+    tmp_path: Path, anyio_backend: str, *, replaces: bool, is_down: bool
 ) -> None:
-    folder = await acknowledged(tmp_path, {"id": "w", "content": "w", "key": "k"}, *THERE)
-    async with without_semantic(folder) as (fed, down):
-        for record in [{"id": "n", "content": "n", "key": "k"}, {"content": "n", "key": "k", "tier": "episodic"}]:
-            with pytest.raises(A2MError, match="an interrupted write of the key 'k' has not been looked into yet"):
-                await fed.call("remember", records=[record, {"content": "beside"}])
-        # of another owner, or another key
-        await fed.call("remember", records=[{"id": "a", "content": "a", "key": "k", "owner": "a"}])
-        await fed.call("remember", records=[{"id": "l", "content": "l", "key": "l"}])
-        await back(fed, down)
-        assert fed.copies() == {"s": ["semantic"]} | {id: ["working"] for id in ("w", "a", "l")}
-        assert await fed.remember("n", key="k") == ["w"]
-
-
-async def test_what_was_acknowledged_at_a_tier_that_is_down_outlives_it_too(tmp_path: Path, anyio_backend: str) -> None:
-    folder = await acknowledged(tmp_path, {"id": "w", "content": "w", "key": "k"}, {"id": "v", "content": "v"})
-    down = {"working"}
+    down = {"semantic"} if is_down else set[str]()
+    folder = await reserved_by_the_version_before(tmp_path, replaces=replaces)
     async with trial(CALM, folder=folder, down=down) as fed:
-        await joined(fed, "episodic")
-        with pytest.raises(A2MError, match="an interrupted write of the key 'k'"):
-            await fed.call("remember", records=[{"id": "n", "content": "n", "key": "k", "tier": "episodic"}])
-        await back(fed, down, "working")
-        assert fed.copies() == {"w": ["working"], "v": ["working"]}
+        if is_down and not replaces:
+            with pytest.raises(A2MError, match="the tier 'semantic'"):
+                await fed.call("fetch", key="k")  # it may be there
+        down.clear()
+        for tier in ("working", "semantic"):
+            await joined(fed, tier)
+        assert shown(await fed.timeline()) == ({"page"} if replaces else {"page", "a", "b"})
+        await one_home_each(fed)
+    async with trial(CALM, folder=folder) as fed:
+        assert shown(await fed.timeline()) == ({"page"} if replaces else {"page", "a", "b"})
 
 
-async def test_a_batch_of_which_a_record_has_not_arrived_holds_up_nobody(tmp_path: Path, anyio_backend: str) -> None:
-    batch = [{"id": "w", "content": "w"}, *THERE]
-
-    def only_semantic(steer: Steered) -> Hold:
-        steer.hold("working", "remember")
-        return steer.hold("semantic", "remember", after=True)
-
-    folder = await crash(tmp_path, only_semantic, lambda fed: fed.call("remember", records=batch))
-    async with without_semantic(folder) as (fed, down):
-        assert await fed.call("timeline", tier="working") == {"records": []}
-        assert await fed.call("forget", where={"session": "s"}, tier="working") == {"forgotten": 0}
-        await fed.call("remember", records=[{"id": "w", "content": "w"}])
-        await back(fed, down)
-        assert fed.copies() == {"w": ["working"]}
-
-
-async def test_what_is_done_to_it_counts_beside_a_repetition_of_its_write(tmp_path: Path, anyio_backend: str) -> None:
-    steer = Steered()
-    known = {"id": "e", "content": "e", "tier": "episodic"}
-    batch = [{"id": "w", "content": "w"}, *THERE]
-    folder = await written(tmp_path, batch, [known])
-    async with without_semantic(folder, weather=steer) as (fed, down), anyio.create_task_group() as tasks:
-        look = steer.hold("episodic", "recall")
-        again = Task(tasks, lambda: fed.call("remember", records=[known, *batch]))
-        await look.reached.wait()  # it has claimed all of them
-        assert await fed.call("forget", ids=["w"]) == {"forgotten": 1}
-        assert await fed.call("reinforce", ids=["s"], amount=1.0) == {"reinforced": 1}
-        look.release()
-        with pytest.raises(A2MError):
-            await again.ended()
-        await back(fed, down)
-        assert {record["id"]: record["salience"] for record in await fed.timeline()} == {"e": 1.0, "s": 2.0}
-
-
-async def test_the_policy_looks_at_what_became_true_by_a_forget(tmp_path: Path, anyio_backend: str) -> None:
-    folder = await written(tmp_path, [*({"content": f"{n}"} for n in range(9)), *THERE], [])
-    settings = settings_of(policy="background")
-    async with trial(settings, folder=folder, down={"semantic"}) as fed:
-        await joined(fed, "working")
-        await joined(fed, "episodic")
-        assert await fed.call("forget", ids=["s"]) == {"forgotten": 1}
-        with anyio.fail_after(60):
-            # nobody tells when it has: it has not been asked to
-            while len(await fed.timeline(tier="working")) != settings.tier("working").capacity:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-
-
-# --- its group stays together
-
-
-@pytest.mark.parametrize("what_leaves", ["is rewritten", "is dropped", "is moved"])
-async def test_no_group_leaves_of_which_a_member_may_be_missing(
-    tmp_path: Path, anyio_backend: str, what_leaves: str
+@pytest.mark.parametrize("replaces", [False, True])
+async def test_a_rebuild_takes_in_what_the_version_before_may_have_acknowledged(
+    tmp_path: Path, anyio_backend: str, *, replaces: bool
 ) -> None:
-    spill = 'spill_to = "episodic"'
-    ways = {"is rewritten": f"{spill}\ndistil = true", "is dropped": 'overflow = "drop"', "is moved": spill}
-    text = FOUR_TIERS.replace(spill, ways[what_leaves])
-    group = [{"id": id, "content": id, "group": "g"} for id in ("x", "y")]
-    folder = await written(tmp_path, [{"id": "a", "content": "a", "group": "g"}, *THERE], group)
-    down = {"semantic"}
-    thinker = Thinker(model="small")
-    async with thinking(thinker, settings_of(text, policy="explicit"), folder=folder, down=down) as fed:
-        await joined(fed, "working")
-        await fed.call("remember", records=[{"id": f"r{n}", "content": f"r{n}"} for n in range(4)])
-        await fed.call("consolidate")
-        assert fed.copies().keys() >= {"x", "y"}
-        await back(fed, down)
-        there = {record["id"]: record["tier"] for record in await fed.timeline()}
-        assert {there[id] for id in ("a", "x", "y")} == {"working"}
-        # and when it is known, the group leaves as ever
-        await fed.call("remember", records=[{"id": f"q{n}", "content": f"q{n}"} for n in range(4)])
-        await fed.call("consolidate")
-        await fed.settled()
-        assert not {"a", "x", "y"} & {record["id"] for record in await fed.timeline(tier="working")}
-
-
-async def test_why_a_group_stays_is_said_once_and_so_is_that_it_may_go(
-    tmp_path: Path, anyio_backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    group = [{"id": id, "content": id, "group": "g"} for id in ("x", "y")]
-    folder = await written(tmp_path, [{"id": "a", "content": "a", "group": "g"}, *THERE], group)
-    caplog.set_level(logging.INFO, "router.moves")
-    async with without_semantic(folder) as (fed, down):
-        for turn in range(3):
-            await fed.call("remember", records=[{"content": f"{turn}.{n}"} for n in range(5)])
-            await fed.call("consolidate")
-        sentence = "working -> episodic: not moved: 'x': an earlier change of the same records has not been settled yet"
-        told = [message for message in caplog.messages if message.startswith("working -> episodic")]
-        assert told == [sentence]
-        await back(fed, down)
-        for turn in range(2):
-            await fed.call("remember", records=[{"content": f"again {turn}.{n}"} for n in range(5)])
-            await fed.call("consolidate")
-        told = [message for message in caplog.messages if message.startswith("working -> episodic")]
-        assert told == [sentence, "working -> episodic: nothing is in the way any more"]
-
-
-# --- it is not denied
-
-
-async def test_a_promotion_of_what_may_be_a_record_is_refused(tmp_path: Path, anyio_backend: str) -> None:
-    folder = await written(tmp_path, [{"id": "w", "content": "w", "owner": "a"}, *THERE], [])
-    async with without_semantic(folder) as (fed, down):
-        with pytest.raises(A2MError, match="waits for another tier"):
-            await fed.call("promote", ids=["w"], tier="episodic")
-        assert await fed.call("promote", ids=["w"], tier="episodic", owner="b") == {"promoted": 0}
-        await back(fed, down)
-        assert await fed.call("promote", ids=["w"], tier="episodic") == {"promoted": 1}
-
-
-async def test_an_answer_says_of_which_tiers_nobody_could_tell_when_it_began(
-    tmp_path: Path, anyio_backend: str
-) -> None:
-    steer = Steered()
-    folder = await written(tmp_path, [{"id": "w", "content": "w"}, *THERE], [{"content": "e", "tier": "episodic"}])
-    async with without_semantic(folder, weather=steer) as (fed, down), anyio.create_task_group() as tasks:
-        for method in ("timeline", "recall"):
-            read = steer.hold("episodic", "recall")
-            look = Task(tasks, partial(fed.call, method))
-            await read.reached.wait()
-            if method == "recall":
-                await back(fed, down)
-            read.release()
-            found = await look.ended()
-            assert {each["tier"] for each in found["degraded"]} == {"working", "semantic"}
-
-
-async def test_what_another_owner_was_writing_is_no_reason_to_refuse(tmp_path: Path, anyio_backend: str) -> None:
-    records = [{"id": id, "content": id, "owner": "b", "key": f"k/{id}"} for id in ("w", "s")]
-    folder = await written(tmp_path, [records[0], {**records[1], "tier": "semantic"}], [{"id": "m", "content": "m"}])
-    async with without_semantic(folder) as (fed, down):
-        for owner in ("a", "b"):
-            for method in ("timeline", "recall"):
-                found = await fed.call(method, owner=owner)
-                assert ("working" in {each["tier"] for each in found.get("degraded", ())}) == (owner == "b")
-        assert await fed.call("fetch", key="k/w", owner="a") == {"record": None}
-        assert await fed.call("fetch", key="other", owner="b") == {"record": None}
-        assert (await fed.call("timeline", page=10, tier="working", owner="a"))["records"]
-        assert await fed.call("forget", where={"session": "s"}, tier="working", owner="a") == {"forgotten": 0}
-        for refused in [
-            fed.call("fetch", key="k/w", owner="b"),
-            fed.call("timeline", page=10, tier="working", owner="b"),
-            fed.call("forget", where={"session": "s"}, tier="working", owner="b"),
-            fed.call("forget", where={"session": "s"}, tier="working"),
-        ]:
-            with pytest.raises(A2MError, match="what the tier 'working' holds is not known yet"):
-                await refused
-        await back(fed, down)
-        assert (await fed.call("fetch", key="k/w", owner="b"))["record"]["id"] == "w"
+    folder = await reserved_by_the_version_before(tmp_path, replaces=replaces)
+    assert (await rebuilt(folder)).taken.interrupted == (2 if replaces else 0)
+    async with trial(CALM, folder=folder) as fed:
+        assert shown(await fed.timeline()) == ({"page"} if replaces else {"page", "a", "b"})
+        await one_home_each(fed)

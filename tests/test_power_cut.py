@@ -169,7 +169,7 @@ def change_a_catalog(folder: Path, witness: Witness) -> None:
         done(synced=True)
         for n in range(4):
             one, other = entry(f"a{n}", key=f"k{n}", group="g"), entry(f"b{n}", group="g", session="s" * 2000)
-            catalog.reserve([one, other], [])
+            catalog.reserve([one, other])
             done(synced=True)
             catalog.commit_write([one, other], [])
             done()

@@ -155,7 +155,7 @@ async def forget_one(fed: Trial) -> None:
 # what there is afterwards, all of it one way or all of it the other
 OUTCOMES: dict[str, list[tuple[str, str]]] = {
     "a batch that one tier has": [],
-    "a batch that both have": [("a", "working"), ("b", "episodic")],
+    "a batch that both have": [],
     "a move that is copied": [("a", "working"), ("b", "working")],
     "a move that is compared": [("a", "working"), ("b", "working")],
     "a move that has flipped": [("a", "episodic"), ("b", "episodic")],

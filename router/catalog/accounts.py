@@ -25,7 +25,7 @@ from router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, ro
 from router.catalog.exchanging import HOLDER, REBUILDING, exchange
 from router.catalog.readers import Readers
 from router.catalog.schema import APPLICATION, SCHEMA
-from router.catalog.selection import EVERYONE, Condition, Scope, any_of, conjunction
+from router.catalog.selection import Condition, Scope, any_of
 from router.catalog.syncing import Syncing
 from router.config import Tier
 from router.database import Damaged, Database, DatabaseError, damaged, real
@@ -112,6 +112,8 @@ class Accounts:
         self.ended_well = was_closed and bool(self._fact("recovered", 1))
         if not was_closed and (wrong := self.damage()):
             raise damaged(self._database.path, wrong)
+        # tiers that may hold what a power cut took every note of, until what they hold is compared with the account
+        self.uncounted = set[str]() if self.ended_well else {tier.name for tier in tiers}
         with self._database.transaction():
             self._set_fact("clean", 0)
             self._set_fact("recovered", int(self.ended_well))
@@ -121,8 +123,6 @@ class Accounts:
             # for cursors into this account, which outlive the process as the account does; a rebuilt one numbers anew
             self._cursor_key: bytes = self._fact("cursor_key", None) or fresh_key()
             self._set_fact("cursor_key", self._cursor_key)
-            self._reservations = self._execute("SELECT max(batch) FROM records WHERE home IS NULL").get or 0
-            self._earlier_reservations = self._reservations  # up to here they are an earlier router's
             self._newest: int = self._execute(
                 "SELECT max(coalesce((SELECT max(seq) FROM records), 0), coalesce((SELECT max(seq) FROM earned), 0))"
             ).get
@@ -316,46 +316,6 @@ class Accounts:
         """The tiers that hold, or may hold, what is not accounted for."""
         return [tier for tier in self._tiers if not self.is_scanned(tier)]
 
-    def is_accounted(self, tier: str, scope: Scope = EVERYONE) -> bool:
-        """Whether all that `tier` holds and `scope` would see is accounted for, with what an earlier router was writing
-        there when it died: that may be a record, and is none before all tiers of its batch are looked into."""
-        theirs = Condition("TRUE") if scope.everyone or self._tiers[tier].shared else _owned_by(scope.owner)
-        return self.is_scanned(tier) and self._left_over_at(self._bound_for(tier), theirs) is None
-
-    def is_looked_into(self, tier: str) -> bool:
-        """Whether all that `tier` holds is known, though for some of it other tiers may have to say what it is."""
-        return self.is_scanned(tier) and self._left_over_at(self._bound_for(tier), Condition("found IS NULL")) is None
-
-    def awaits_member(self, id: str) -> bool:
-        """Whether what an earlier router was writing when it died may turn out to be of the record's group, and at its
-        home: then the group must stay as it is."""
-        entry = self._find(id)
-        if entry is None or entry.group is None:
-            return False
-        of_group = Condition("grp = ? AND owner = ?", (present(entry.group), present(entry.owner)))
-        return self._left_over_at(self._bound_for(entry.home), of_group) is not None
-
-    def awaited_at(self, owner: str | None, key: str) -> str | None:
-        """The tier where what an earlier router was writing when it died may turn out to be the record that a fetch of
-        this key by this owner would find, if there is such a thing."""
-        return self._left_over_at(Condition("key = ?", (present(key),)), _owned_by(owner))
-
-    def is_key_left_over(self, owner: str | None, key: str) -> bool:
-        """Whether an earlier router was writing at this owner's key when it died, and it may be a record."""
-        at_key = Condition("key = ? AND owner = ?", (present(key), present(owner)))
-        return self._left_over_at(at_key) is not None
-
-    def _bound_for(self, tier: str) -> Condition:
-        return Condition("destination = ?", (self._no[tier],))
-
-    def _left_over_at(self, *conditions: Condition) -> str | None:
-        """The tier where an earlier router was writing something of this kind when it died, which may be a record."""
-        known = any_of("destination", [self._no[name] for name in self._tiers])
-        reserved = Condition("home IS NULL AND batch <= ?", (self._earlier_reservations,))
-        left_over = conjunction([reserved, known, *conditions])
-        no = self._execute(f"SELECT destination FROM records WHERE {left_over.sql} LIMIT 1", left_over.parameters).get
-        return None if no is None else self._name[no]
-
     def set_scanned(self, tier: str, scanned: bool) -> None:
         with self._database.transaction():
             self._execute("UPDATE tiers SET scanned = ? WHERE no = ?", (scanned, self._no[tier]))
@@ -499,7 +459,7 @@ class Accounts:
         return scope.holds(entry.owner) or self._tiers[entry.home].shared
 
     def is_reserved(self, id: str) -> bool:
-        """Whether a write of `id` is under way, or was when the last router died."""
+        """Whether a write of `id` is under way."""
         return self._execute("SELECT 1 FROM records WHERE id = ? AND home IS NULL", (id,)).get is not None
 
     def is_forgotten(self, id: str) -> bool:
@@ -581,12 +541,6 @@ class Accounts:
         if width is not None and self.dimensions() is None:
             self.fix_dimensions(width)
 
-    def _indexed_width(self, seq: int) -> int | None:
-        """The width of a record's vector that is indexed here; None where none is."""
-        if self._width is None or self._execute("SELECT 1 FROM nearest WHERE rowid = ?", (seq,)).get is None:
-            return None
-        return self._width
-
     def _index(self, seq: int, home: str, vector: Sequence[float] | None) -> None:
         """The vector of a record that has come to live in `home`, or none, in place of what was there."""
         if not self._indexed:
@@ -597,7 +551,7 @@ class Accounts:
         if home not in self._indexed or vector is None or not 1 <= len(vector) <= MAX_WIDTH:
             return
         if width != len(vector) and self.dimensions() in (None, len(vector)):
-            # the first there is; what was indexed by another width was of an interrupted write that came to nothing
+            # the first there is; what was indexed by another width was of a copy that came to nothing
             nearest.create(self._database.connection, len(vector), self.metric())
             self._set_fact("nearest", len(vector))
             width = len(vector)
@@ -617,7 +571,7 @@ class Accounts:
         tier left where what was forgotten may be found. Returns its number."""
         seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
         assert seq is not None, "a record is reserved before it is written"
-        self._execute("UPDATE records SET destination = NULL, batch = NULL, found = NULL WHERE seq = ?", (seq,))
+        self._execute("UPDATE records SET destination = NULL WHERE seq = ?", (seq,))
         self._strike(entry.home, entry.id)
         if self.is_forgotten(entry.id) and self.is_all_scanned():
             self._execute("DELETE FROM forgotten WHERE id = ?", (entry.id,))

@@ -67,22 +67,19 @@ class Catalog(Lookup):
     Raises DatabaseError when the file cannot be used, or when records live in a tier that is not configured any more.
     """
 
-    def reserve(self, new: Sequence[Entry], replacements: Sequence[Replacement]) -> None:
+    def reserve(self, new: Sequence[Entry]) -> None:
         """Note the new records of a batch before any tier hears of them.
 
-        `home` of each entry is where it is being written to. Nothing of the batch is visible before `commit_write`; and
-        one with replacements, of which no tier is told before, is not made true by what its tiers hold after a crash.
+        `home` of each entry is where it is being written to. Nothing of the batch is visible before `commit_write`.
         """
-        self._reservations += 1
-        found = False if replacements else None
         with self._database.transaction():
             self._set_fact("clock", self._clock)
             for entry in new:
                 self._execute(
                     "INSERT INTO records (seq, id, owner, session, grp, role, key, revision, created_at, digest,"
-                    " version, salience, access_count, accessed_at, strength, destination, batch, found)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
-                    (self._next_number(), *self._account(entry), self._no[entry.home], self._reservations, found),
+                    " version, salience, access_count, accessed_at, strength, destination)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+                    (self._next_number(), *self._account(entry), self._no[entry.home]),
                 )
                 self._note(entry, entry.home, Stray.PENDING)
 
@@ -131,7 +128,6 @@ class Catalog(Lookup):
         """
         with self._database.transaction():
             for entry in new:
-                self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
                 self._refuse(entry)
 
     def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
@@ -208,8 +204,7 @@ class Catalog(Lookup):
     def forget(self, ids: Iterable[str], scope: Scope, now: int) -> list[Entry]:
         """Strike the homes of those of `ids` that `scope` may forget; they are gone for every reader at once.
 
-        Returns what was forgotten, with what an earlier router may have written: a power cut can take away that it was
-        acknowledged. Ids that nobody has heard of are noted while a tier is not scanned yet.
+        Returns what was forgotten. Ids that nobody has heard of are noted while a tier is not scanned yet.
         """
         struck = []
         # a note holds wherever the record turns up, so it takes the right to change all that may turn up yet
@@ -218,15 +213,9 @@ class Catalog(Lookup):
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
                 if entry is None:
-                    left_over = self._left_over(id, scope)
                     self._execute("DELETE FROM earned WHERE id = ?", (id,))
                     gone = self._drop_set_aside(id, scope, now)
-                    if left_over is not None:
-                        # it may be there, and would become true: for whoever was told so, it is a record by now
-                        self._drop_reservation(left_over)
-                        self._note_forgotten(left_over, now)
-                        gone.append(left_over)
-                    elif unaccounted:
+                    if unaccounted:
                         by = present(scope.owner)
                         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (id, by, now))
                     struck += gone[:1]  # wherever else it may be, it is one record
@@ -275,20 +264,14 @@ class Catalog(Lookup):
 
     def reinforce(self, ids: Iterable[str], amount: float, scope: Scope) -> int:
         """Add `amount` to the salience of what is `scope`'s own, or nobody's; never below zero. Returns how many were
-        found, with what an earlier router may have written: it is more salient if it turns out to be there."""
+        found."""
         found = 0
         with self._database.transaction():
             for id in dict.fromkeys(ids):
                 entry = self._find(id)
-                left_over = self._left_over(id, scope) if entry is None else None
                 if entry is not None and scope.may_change(entry.owner, entry.home):
                     self._earn(msgspec.structs.replace(entry, salience=_added(entry.salience, amount)))
-                elif left_over is not None:
-                    salience = _added(left_over.salience, amount)
-                    self._execute("UPDATE records SET salience = ? WHERE seq = ?", (salience, left_over.seq))
-                else:
-                    continue
-                found += 1
+                    found += 1
         return found
 
     def strike(self, tier: str, ids: Iterable[str]) -> None:
@@ -299,35 +282,17 @@ class Catalog(Lookup):
 
     def begin_recovery(self) -> None:
         """Right after the start: what was being moved stays where it was, and its copies go once it was seen there; of
-        a batch that cannot become true any more, nothing is.
+        what was being written nothing is true, since it was not acknowledged.
 
         The move may have ended: this catalog may be a copy that was put back."""
         with self._database.transaction():
-            rows = self._execute("SELECT DISTINCT batch FROM records WHERE home IS NULL AND found = 0")
-            for (batch,) in list(rows):
-                self._give_up_batch(batch)
+            for entry in self._reserved():
+                self._refuse(entry)
             self._execute(
                 "UPDATE strays SET kind = iif(id IN (SELECT id FROM records WHERE home IS NOT NULL), ?, ?)"
-                " WHERE kind = ? AND id NOT IN (SELECT id FROM records WHERE home IS NULL)",
+                " WHERE kind = ?",
                 (Stray.SUPERSEDED, Stray.UNWANTED, Stray.PENDING),
             )
-
-    def recover_reservations(self, tier: str, found: Mapping[str, bool], vectors: Vectors = NO_VECTORS) -> int:
-        """What `tier` turned out to hold of the writes that a crash interrupted.
-
-        A batch becomes true if all of it is where it was to be written, once all of its tiers have been asked, and if
-        nobody else was given one of its keys meanwhile; else nothing of it does. Returns how many records became true.
-        """
-        with self._database.transaction():
-            batches = set()
-            for id, there in found.items():
-                batch = self._execute("SELECT batch FROM records WHERE id = ? AND home IS NULL", (id,)).get
-                if batch is not None:
-                    batches.add(batch)
-                    self._execute("UPDATE records SET found = ? WHERE id = ?", (there, id))
-                    seq = self._execute("SELECT seq FROM records WHERE id = ?", (id,)).get
-                    self._index(seq, tier, vectors.get(id))
-            return sum(map(self._finish, batches))
 
     def adopt(self, entries: Iterable[Entry], vectors: Vectors = NO_VECTORS) -> tuple[int, list[Entry]]:
         """Take records that a tier was found to hold into the account, forgotten ones excepted.
@@ -535,14 +500,10 @@ class Catalog(Lookup):
                         (self._no[tier], id, Stray.UNWANTED, owner, key),
                     )
                     taken.unwanted += 1
-            for batch in () if is_behind else old.reservations():
-                if not all(entry.home in self._tiers for entry in batch.entries):
-                    continue
-                self.reserve(batch.entries, [])
-                taken.interrupted += len(batch.entries)
-                if not batch.may_be_true:
-                    self._give_up_batch(self._reservations)
-            self._earlier_reservations = self._reservations
+            for entry in () if is_behind else old.reservations():
+                if entry.home in self._tiers:
+                    self._refuse(entry)
+                    taken.interrupted += 1
             taken.redo = [(tier, draft) for tier, draft in old.redo() if tier in self._tiers]
         return taken
 
@@ -607,63 +568,26 @@ class Catalog(Lookup):
     def _note_forgotten(self, entry: Entry, now: int) -> None:
         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (entry.id, present(entry.owner), now))
 
-    def _finish(self, batch: int) -> int:
-        found = [
-            found for (found,) in self._execute("SELECT found FROM records WHERE batch = ? AND home IS NULL", (batch,))
-        ]
-        if None in found and 0 not in found:
-            return 0  # another of its tiers has not been asked yet
-        entries = self._batch(batch)
-        taken = any(e.key is not None and self.by_key(e.owner, e.key) is not None for e in entries)
-        if all(found) and not taken:
-            for entry in entries:
-                self._know_width(self._indexed_width(self._settle_home(entry)))
-            return len(entries)
-        self._give_up_batch(batch)
-        return 0
-
-    def _give_up_batch(self, batch: int) -> None:
-        """Nothing of it becomes true."""
-        for entry in self._batch(batch):
-            self._delete(entry)
-            self._refuse(entry)
-
-    def _batch(self, batch: int) -> list[Entry]:
-        """The reserved records of a batch."""
-        rows = self._execute(f"SELECT {COLUMNS}, destination FROM records WHERE batch = ? AND home IS NULL", (batch,))
+    def _reserved(self) -> list[Entry]:
+        """The records that are being written, each with the tier where to."""
+        rows = self._execute(f"SELECT {COLUMNS}, destination FROM records WHERE home IS NULL")
         return [row_entry(row, self._name[row[-1]]) for row in rows]
 
     def _refuse(self, entry: Entry) -> None:
         """What was reserved does not become true; its copy goes, now, or when it lands at last."""
+        self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (entry.id,))
         self._note(entry, entry.home, Stray.UNWANTED)
-        if self._tiers[entry.home].url is not None:
+        tier = self._tiers.get(entry.home)
+        if tier is None or tier.url is not None:  # None: it is not managed any more, and may be again
             self._note_forgotten(entry, self._clock)
 
-    def is_left_over_of(self, scope: Scope, id: str) -> bool:
-        """Whether this is what an earlier router was writing for `scope` when it died, and may be a record."""
-        return self._left_over(id, scope) is not None
-
     def knows_of(self, scope: Scope, id: str) -> bool:
-        """Whether `id` is that of a record which `scope` sees, was that of one which it might forget, or may yet turn
-        out to be one's."""
+        """Whether `id` is that of a record which `scope` sees, or was that of one which it might forget."""
         entry = self._find(id)
-        if (entry is not None and self.sees(scope, entry)) or self._left_over(id, scope) is not None:
+        if entry is not None and self.sees(scope, entry):
             return True
         noted = "SELECT owner FROM strays WHERE id = ? AND kind = ? UNION ALL SELECT by FROM forgotten WHERE id = ?"
         return any(scope.holds(absent_or(owner)) for (owner,) in self._execute(noted, (id, Stray.ASIDE, id)))
-
-    def _left_over(self, id: str, scope: Scope) -> Entry | None:
-        """What an earlier router was writing when it died, and may be a record, if `scope` may change it."""
-        reserved = f"SELECT {COLUMNS}, destination FROM records WHERE id = ? AND home IS NULL AND batch <= ?"
-        row = next(self._execute(reserved, (id, self._earlier_reservations)), None)
-        entry = None if row is None else row_entry(row, self._name[row[-1]])
-        return entry if entry is not None and scope.may_change(entry.owner, entry.home) else None
-
-    def _drop_reservation(self, entry: Entry) -> None:
-        batch = self._execute("SELECT batch FROM records WHERE seq = ?", (entry.seq,)).get
-        self._delete(entry)
-        self._note(entry, entry.home, Stray.UNWANTED)
-        self._finish(batch)  # the rest of it may have waited for this one only
 
     def _drop_set_aside(self, id: str, scope: Scope, now: int) -> list[Entry]:
         """A record that was set aside is forgotten like any other; returns it as far as it is known."""

@@ -317,16 +317,9 @@ class Lookup(Accounts):
         return {id for id in ids if self._execute(f"{lives} UNION ALL {noted} LIMIT 1", (id, no)).get is not None}
 
     def has_notes(self, tier: str) -> bool:
-        """Whether a call to `tier` may have been under way when this catalog was last in use: a write that is reserved,
-        a copy that may exist, or a record that `tier` has yet to catch up with."""
-        return bool(self.strays(tier, "", 1) or self.unfinished(tier) or self.redo_in(tier))
-
-    def unfinished(self, tier: str) -> list[Entry]:
-        """What a crash left under way at `tier`: the records reserved there that may become true."""
-        reserved = self._execute(
-            f"SELECT {COLUMNS} FROM records WHERE home IS NULL AND destination = ? AND found IS NULL", (self._no[tier],)
-        )
-        return [row_entry(row, tier) for row in reserved]
+        """Whether a call to `tier` may have been under way when this catalog was last in use: a copy that may exist, or
+        a record that `tier` has yet to catch up with."""
+        return bool(self.strays(tier, "", 1) or self.redo_in(tier))
 
     def _arms(self, selection: Selection) -> list[Condition]:
         """Disjoint queries that make up a selection, each along one index in the order of time."""

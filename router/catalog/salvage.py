@@ -9,7 +9,7 @@ Rules:
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import apsw
 import msgspec
@@ -20,13 +20,6 @@ from router.catalog.schema import APPLICATION, SCHEMA
 from router.database import Damaged, DatabaseError
 
 _UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
-
-
-class Interrupted(NamedTuple):
-    """A batch that was being written: its records, with the tiers that were told. `may_be_true`: if those hold it."""
-
-    entries: list[Entry]
-    may_be_true: bool
 
 
 class Salvage:
@@ -100,7 +93,7 @@ class Salvage:
         what = "what records have earned"
         yield from self._rows(what, f"{columns}, created_at", "records", "seq", "home IS NOT NULL")
         if self._has("earned"):
-            born = "created_at" if self._has("earned", "created_at") else "NULL"
+            born = "created_at" if self._has("created_at", of="earned") else "NULL"
             yield from self._rows(what, f"{columns}, {born}", "earned", "id")
 
     def forgotten(self) -> Iterator[tuple[str, str, int]]:
@@ -139,21 +132,16 @@ class Salvage:
             if no in names:
                 yield (names[no], *stray)
 
-    def reservations(self) -> list[Interrupted]:
-        """The batches that were being written. Of a damaged file none: of one that is half there nobody could tell what
-        it takes to be true."""
+    def reservations(self) -> list[Entry]:
+        """The records that were being written, each with the tier where to; none of a damaged file, and of one of an
+        earlier version only those that it had not acknowledged: what the tiers hold of the others is found there."""
         if self.damage is not None:
             self.told.append("which writes were under way is not taken from a damaged file")
             return []
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
-        batches: dict[int, Interrupted] = {}
-        rows = self._rows(
-            "writes under way", f"{COLUMNS}, destination, batch, found", "records", "batch, seq", "home IS NULL"
-        )
-        for *account, no, batch, found in rows:
-            interrupted = batches.setdefault(batch, Interrupted([], may_be_true=found != 0))
-            interrupted.entries.append(row_entry(tuple(account), names.get(no, "")))
-        return list(batches.values())
+        given_up = "home IS NULL AND found = 0" if self._has("found", of="records") else "home IS NULL"
+        rows = self._rows("writes under way", f"{COLUMNS}, destination", "records", "seq", given_up)
+        return [row_entry(tuple(account), names.get(no, "")) for *account, no in rows]
 
     def _look(self, path: Path) -> None:
         assert self._connection is not None
@@ -172,12 +160,15 @@ class Salvage:
             remedy = "what can still be read of it comes along"
             self.told.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
 
-    def _has(self, table: str, column: str | None = None) -> bool:
+    def _has(self, name: str, *, of: str | None = None) -> bool:
+        """Whether there is a table of this name, or a column `of` a table."""
         if self._connection is None:
             return False
+        there = "SELECT 1 FROM sqlite_schema WHERE name = ?1"
+        if of is not None:
+            there = "SELECT 1 FROM pragma_table_info(?2) WHERE name = ?1"
         try:
-            there = "SELECT 1 FROM pragma_table_info(?) WHERE name = coalesce(?, name) LIMIT 1"
-            return self._connection.execute(there, (table, column)).get is not None
+            return self._connection.execute(there, (name,) if of is None else (name, of)).get is not None
         except apsw.Error:
             return False
 

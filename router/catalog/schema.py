@@ -177,4 +177,19 @@ SCHEMA: Final = (
     -- When the record was created that has earned this: another one of its id has not. NULL where that was not noted.
     ALTER TABLE earned ADD COLUMN created_at INTEGER;
     """,
+    """
+    -- What was being written when a router ended was not acknowledged, and the next one gives it up. The version before
+    -- acknowledged a new record when its reservation was durable, and a power cut may have left no more than that: such
+    -- a record is found by a scan of its tier. A batch with replacements (found = 0) was not acknowledged so.
+    UPDATE tiers SET scanned = 0
+        WHERE no IN (SELECT destination FROM records WHERE home IS NULL AND found IS NOT 0);
+    DELETE FROM strays
+        WHERE (tier, id) IN (SELECT destination, id FROM records WHERE home IS NULL AND found IS NOT 0);
+    DELETE FROM forgotten WHERE id IN (SELECT id FROM records WHERE home IS NULL AND found IS NOT 0);
+    DELETE FROM records WHERE home IS NULL AND found IS NOT 0;
+    DROP INDEX record_by_reservation;
+    ALTER TABLE records DROP COLUMN found;
+    ALTER TABLE records DROP COLUMN batch;
+    CREATE INDEX record_by_reservation ON records (key, owner) WHERE home IS NULL;
+    """,
 )

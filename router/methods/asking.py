@@ -33,7 +33,7 @@ from router.config import Tier
 from router.fusion import Ranking, lexical, reciprocal_rank
 from router.methods.selecting import Filter, owner_for, unaccounted, unanswered
 from router.nearest import MAX_NEAREST
-from router.tiers.copies import INTERRUPTED, Copies, Untrusted, raw_json
+from router.tiers.copies import Copies, Untrusted, raw_json
 from router.tiers.lifting import delegable
 from router.tiers.link import TierDown
 from router.tiers.mounts import Mounts
@@ -207,32 +207,15 @@ class Asking:
 
     # --- what nobody can tell yet
 
-    def unaccounted(self, tiers: Sequence[Tier], scope: Scope) -> dict[str, str]:
-        """Those of the tiers that may hold what `scope` would see and nobody knows of, by their names, and why."""
+    def unaccounted(self, tiers: Sequence[Tier]) -> dict[str, str]:
+        """Those of the tiers that may hold what nobody knows of, by their names, and why."""
         managed = [tier.name for tier in tiers if tier not in self._mounts]
-        return {name: self._why(name) for name in managed if not self._catalog.is_accounted(name, scope)}
+        return {name: self._copies.why_unaccounted(name) for name in managed if not self._catalog.is_scanned(name)}
 
-    def refuse_unaccounted(self, tiers: Sequence[Tier], scope: Scope) -> None:
-        """Raises INTERNAL_ERROR if one of the tiers may hold what `scope` would see and nobody knows of."""
-        for name in self.unaccounted(tiers, scope):
-            raise self._unknown(name)
-
-    def refuse_unaccounted_key(self, tiers: Sequence[Tier], scope: Scope, key: str) -> None:
-        """Raises INTERNAL_ERROR if one of the tiers may hold a record at this key, of the caller's or nobody's, that
-        nobody knows of."""
-        for tier in tiers:
-            if tier not in self._mounts and not self._catalog.is_scanned(tier.name):
-                raise self._unknown(tier.name)
-        awaited = self._catalog.awaited_at(scope.owner, key)
-        if awaited is not None:
-            raise self._unknown(awaited)
-
-    def _unknown(self, tier: str) -> A2MError:
-        is_up = self._copies.link(tier).status == "up"
-        return unaccounted(tier, self._why(tier)) if is_up else unanswered(tier, self._why(tier), 1.0)
-
-    def _why(self, tier: str) -> str:
-        return INTERRUPTED if self._catalog.is_looked_into(tier) else self._copies.why_unaccounted(tier)
+    def refuse_unaccounted(self, tiers: Sequence[Tier]) -> None:
+        """Raises INTERNAL_ERROR if one of the tiers may hold what nobody knows of."""
+        for name, why in self.unaccounted(tiers).items():
+            raise unaccounted(name, why) if self._copies.link(name).status == "up" else unanswered(name, why, 1.0)
 
     # --- recalls
 

@@ -16,7 +16,6 @@ from router.a2m.server import Caller
 from router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from router.methods.reading import Degraded, Former, Records
 from router.methods.selecting import CHANGING
-from router.tiers.copies import INTERRUPTED
 from router.tiers.link import UNACCOUNTED, Refused
 
 _repeats = Repeats(logging.getLogger(__name__))
@@ -28,7 +27,7 @@ _UNAVAILABLE: Final = "unavailable"
 # reasons that are the router's own words
 _OURS: Final = frozenset(
     {
-        *(UNACCOUNTED, INTERRUPTED, "unsettled", CHANGING, OVERLOADED, STOPPING, DISK_FULL, FILE_HELD, FILE_GONE),
+        *(UNACCOUNTED, "unsettled", CHANGING, OVERLOADED, STOPPING, DISK_FULL, FILE_HELD, FILE_GONE),
         *(NO_VECTORS, OTHER_WIDTH, NOT_AS_WRITTEN),
     }
 )

@@ -190,7 +190,7 @@ class Readings:
         tiers = [tier for tier in in_question if tier.name not in barred]
         with self._catalog.readers.reading() as read:
             question = self._as_of(question, tiers, read)
-            unaccounted = self._asking.unaccounted(tiers, scope)
+            unaccounted = self._asking.unaccounted(tiers)
             lists, degraded = self._answers(tiers, await outcomes(self._asking.recalls(question)))
             # from here on nothing is waited for: the catalog is as it is when the answer is complete
             self._asking.overlay(lists, question)
@@ -210,7 +210,7 @@ class Readings:
         ]
         degraded += [*differing, *(Degraded(name, CROWDED) for name in question.crowded)]
         degraded += [Degraded(name, why.reason) for name, why in barred.items()]
-        return Records(records, self._with_unaccounted(tiers, degraded, scope, unaccounted))
+        return Records(records, self._with_unaccounted(tiers, degraded, unaccounted))
 
     async def timeline(self, params: Timeline, scope: Scope) -> Records:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
@@ -231,12 +231,12 @@ class Readings:
             embeddings=params.embeddings,
         )
         with self._catalog.readers.reading() as read:
-            unaccounted = self._asking.unaccounted(tiers, scope)
+            unaccounted = self._asking.unaccounted(tiers)
             look = self._matching(question, read) if where.rest else self._known_and_mounted(question)
             placed, degraded = await look
         placed.sort(key=itemgetter(0))
         records = [record for _, record in placed]
-        missing = self._with_unaccounted(tiers, degraded, scope, unaccounted)
+        missing = self._with_unaccounted(tiers, degraded, unaccounted)
         return Records(records[-limit:] if limit is not None else records, missing)
 
     async def _known_and_mounted(self, question: Question) -> "_Part":
@@ -322,7 +322,7 @@ class Readings:
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
         tiers = [tier for tier in tiers_in_question(params.tier, where, self._settings) if tier not in self._mounts]
-        self._asking.refuse_unaccounted(tiers, scope)
+        self._asking.refuse_unaccounted(tiers)
         selection = Selection(
             tiers=[tier.name for tier in tiers], scope=scope, where=where.known, key_prefix=params.key_prefix
         )
@@ -351,7 +351,7 @@ class Readings:
             for _ in range(_LOOKS):
                 entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
                 if entry is None or entry.owner != scope.owner:
-                    self._asking.refuse_unaccounted_key(self._settings.managed, scope, params.key)
+                    self._asking.refuse_unaccounted(self._settings.managed)
                 if entry is None:
                     return Fetched(None)
                 records, missing = await self._read(
@@ -453,12 +453,12 @@ class Readings:
                 raise down.error()
 
     def _with_unaccounted(
-        self, tiers: Sequence[Tier], degraded: Sequence[Degraded], scope: Scope, before: Mapping[str, str]
+        self, tiers: Sequence[Tier], degraded: Sequence[Degraded], before: Mapping[str, str]
     ) -> list[Degraded] | None:
         """The tiers that an answer had to do without, and those that held what was not accounted for, `before` it was
         looked for or since."""
         silent = {down.tier for down in degraded}
-        unaccounted = {**before, **self._asking.unaccounted(tiers, scope)}
+        unaccounted = {**before, **self._asking.unaccounted(tiers)}
         return [*degraded, *(Degraded(*each) for each in unaccounted.items() if each[0] not in silent)] or None
 
     def _homes(

@@ -47,7 +47,7 @@ class Resolving:
         if (params.query, params.tier, params.where, params.key_prefix) == (None,) * 4:
             return params.ids or []
         managed = [tier for tier in tiers if tier not in self._mounts]
-        self._asking.refuse_unaccounted(managed, scope)
+        self._asking.refuse_unaccounted(managed)
         question = Question(
             tiers=managed, scope=scope, where=where, key_prefix=params.key_prefix, query=params.query or None
         )

@@ -19,7 +19,6 @@ from router.methods.selecting import sight_of
 from router.moves import Moved, Moves
 from router.passes import Passes, Report, Stayed
 from router.policy import Unit
-from router.tiers.copies import INTERRUPTED
 from router.tiers.mounts import Mounts
 
 
@@ -114,8 +113,6 @@ class Upkeep:
         finally:
             if promoted:
                 self._tell_promoted(scope, target, promoted)
-        if not promoted and reason is None and any(self._catalog.is_left_over_of(scope, id) for id in params.ids):
-            reason = INTERRUPTED
         if not promoted and reason is not None:
             sentence = f"nothing could be moved to {target!r}: {reason}"
             raise _broken(sentence) if is_broken else _refused(sentence, reason, tier)

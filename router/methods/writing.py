@@ -1,8 +1,9 @@
 """memory/remember and memory/forget: how records come to be, are replaced, and go (§4.2, §4.5).
 
 A new record is two notes around one call: it is reserved before its tier hears of it, and becomes true when the tier
-has it. What replaces a record is true when it is noted, and its tier catches up. All of a batch becomes true in one
-step, or nothing of it does. A forget never waits for a tier that need not be asked: it is true when it is noted.
+has it; it is acknowledged when that is durable. What was only reserved when a router ended is given up by the next.
+What replaces a record is true when it is noted, and its tier catches up. All of a batch becomes true in one step, or
+nothing of it does. A forget never waits for a tier that need not be asked: it is true when it is noted.
 
 Conditions (`if_revision`) are looked at under the claim, so of several writers who have seen the same revision one is
 first, and the others are refused. No tier hears of them.
@@ -177,7 +178,6 @@ class Writing:
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
         self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
-        self._changed()  # the rest of a batch may have waited for what is forgotten
         try:
             await self._catalog.synced()
         except OSError as failure:
@@ -320,7 +320,7 @@ class Writing:
         draft = slot.last
         assert draft.key is not None, "a condition is about a key"
         if page is None:
-            self._asking.refuse_unaccounted_key(self._settings.managed, Scope(draft.owner), draft.key)
+            self._asking.refuse_unaccounted(self._settings.managed)
         elif (page.owner, page.key) != (draft.owner, draft.key):
             raise not_at_key(slot.places[-1], draft, f"there is a record with the id {page.id!r}")
         error = unmet(slot, page)
@@ -357,6 +357,7 @@ class Writing:
         reserved = is_true = False
         try:
             await self._check_known(plan)
+            self._check_counted(new)
             await self._make_way(new + [r.entry for r in replacements])
             await self._refuse_what_is_there(plan)
             if self._is_outdated(plan) or self._is_overtaken(replacements):
@@ -364,7 +365,7 @@ class Writing:
             _check(still)
             with self._width(drafts):
                 if new:
-                    self._catalog.reserve(new, replacements)
+                    self._catalog.reserve(new)
                     reserved = True
                     failures = await self._tell_tiers(
                         [(draft, entry.home) for _, draft, entry in plan.new], are_all=not replacements
@@ -379,9 +380,8 @@ class Writing:
                 lost = self._catalog.commit_write(new, replacements, vectors, redo)
                 is_true = True
                 self._tell_written(plan, lost)
-            if replacements or self._catalog.behind(entry.id for _, _, entry in plan.known):
-                # recovery finds new records at their tiers, but a replacement is nowhere else yet
-                await self._catalog.synced()
+            # what is acknowledged outlives a power cut; so must what is known: the disk may have refused it before
+            await self._catalog.synced()
         except InTheWay:
             return False
         except OSError as failure:
@@ -449,16 +449,15 @@ class Writing:
             for unkept in (await self._copies.write_seen(entry.home, [draft])).values():
                 raise TierDown(entry.home, unkept, 60.0, None)
 
+    def _check_counted(self, new: Iterable[Entry]) -> None:
+        """Raises TierDown where a tier may hold, or be about to do, what an earlier router was writing when its power
+        was cut, under the id or the owner's key of one of these."""
+        for entry in new:
+            if entry.home in self._catalog.uncounted:
+                raise TierDown(entry.home, self._copies.why_unaccounted(entry.home), 1.0, None)
+
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""
-        for entry in entries:
-            taken = None
-            if self._catalog.is_reserved(entry.id):
-                taken = f"{entry.id!r}"
-            elif entry.key is not None and self._catalog.is_key_left_over(entry.owner, entry.key):
-                taken = f"the key {entry.key!r}"
-            if taken is not None:  # by what may have been acknowledged
-                raise TierDown(entry.home, f"an interrupted write of {taken} has not been looked into yet", 1.0, None)
         for tier, there in _by_home(entries).items():
             self._sweeper.check(tier)
             try:
@@ -522,8 +521,8 @@ class Writing:
                 self._widths += Counter()  # drops what has come down to zero
 
     async def _tell_tiers(self, written: Sequence[tuple[Draft, str]], *, are_all: bool) -> list[Failure]:
-        """Write to all tiers at once; meanwhile what was reserved just now becomes durable. Before that, where one call
-        is not all of the batch: after a power cut a part of it could be all that is left."""
+        """Write to all tiers at once. What was reserved becomes durable before that, where one call is not all of the
+        batch: else, after a power cut, a part of it could be all that is left, and a scan would find it."""
         by_tier: dict[str, list[Draft]] = {}
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
@@ -533,10 +532,10 @@ class Writing:
         is_one = len(calls) == 1 and all(self._copies.is_one_call(tier, drafts) for tier, drafts in by_tier.items())
         if not (are_all and is_one):
             await self._catalog.synced()
-        found = await outcomes([*calls, self._catalog.synced])
+        found = await outcomes(calls)
         return [
             failure if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS else _as_down(tier, failure)
-            for tier, failure in zip([*by_tier, "catalog"], found, strict=False)
+            for tier, failure in zip(by_tier, found, strict=True)
             if failure is not None
         ]
 

@@ -6,7 +6,7 @@ from router.config import Settings
 from router.tiers.link import Link
 
 
-def unready(settings: Settings, links: Mapping[str, Link], is_accounted: Callable[[str], bool]) -> str | None:
+def unready(settings: Settings, links: Mapping[str, Link], is_scanned: Callable[[str], bool]) -> str | None:
     """Why calls cannot be answered at present, in one sentence; None if they can.
 
     What counts are the tiers that the file requires; if it requires none, the one that takes writes by default. Such a
@@ -14,13 +14,13 @@ def unready(settings: Settings, links: Mapping[str, Link], is_accounted: Callabl
 
     Args:
         links: one for each tier, by its name.
-        is_accounted: whether all that a managed tier holds is accounted for.
+        is_scanned: whether all that a managed tier holds is accounted for.
     """
     required = [tier for tier in settings.tiers if tier.required] or [tier for tier in [settings.working] if tier]
     for tier in required:
         link = links[tier.name]
         if link.status != "up":
             return f"{tier.name} is {link.status}"  # why, in whatever words, is for the log
-        if not tier.mount and not is_accounted(tier.name):
+        if not tier.mount and not is_scanned(tier.name):
             return f"{tier.name} is up, but what it holds is not taken into the account yet"
     return None

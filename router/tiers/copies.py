@@ -52,8 +52,6 @@ _ALL: Final = 1 << 31
 # Characters of a text that an error quotes.
 _EXCERPT: Final = 20
 
-# Why nobody can tell of some of what a tier holds.
-INTERRUPTED: Final = "a write there was interrupted, and waits for another tier to be looked into"
 
 # how a tier is spoken to of which nothing is known yet: it is down, and will not hear it
 _UNKNOWN: Final = Manner(native=True, vectors=True)

@@ -72,14 +72,12 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         strays: three bits a tier and record: the kind.
         forgotten: the ids that were forgotten.
         redo: 0, or one more than the tier that has yet to catch up with what replaced the keyed record.
-        doomed: those reserved that cannot become true by what a tier holds after a crash.
     """
 
     records: int = 0
     strays: int = 0
     forgotten: int = 0
     redo: int = 0
-    doomed: int = 0
 
     def home(self, id: int) -> int | None:
         code = self.records >> 4 * id & 15
@@ -113,10 +111,6 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         wanted = mask | (1 << A | 1 << D) if record_names(mask) & KEY else mask
         return sum(1 << id for id in members(wanted) if self.stray(tier, id))
 
-    def left_over(self, tier: int, claimed: int) -> int:
-        """What was being written to a tier when a router died, may become true, and nobody is at work on."""
-        return sum(1 << id for id in IDS if self.reserved(id) == tier) & ~self.doomed & ~claimed
-
     def is_behind(self, id: int) -> bool:
         """Whether the record's tier has yet to catch up with what replaced it."""
         return id == A and self.redo > 0
@@ -139,10 +133,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return self.note(tier, mask, NONE)
 
     def _put(self, id: int, code: int) -> "Book":
-        book = msgspec.structs.replace(self, records=self.records & ~(15 << 4 * id) | code << 4 * id)
-        if book.doomed >> id & 1:
-            book = msgspec.structs.replace(book, doomed=book.doomed & ~(1 << id))
-        return book
+        return msgspec.structs.replace(self, records=self.records & ~(15 << 4 * id) | code << 4 * id)
 
     def enter(self, id: int, tier: int, content: int) -> "Book":
         """The record lives there, whatever was noted of it."""
@@ -152,11 +143,11 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         """Nothing is left to catch up with for the record."""
         return msgspec.structs.replace(self, redo=0) if self.is_behind(id) else self
 
-    def reserve(self, tier: int, mask: int, *, doomed: bool = False) -> "Book":
+    def reserve(self, tier: int, mask: int) -> "Book":
         book = self.note(tier, mask, PENDING)
         for id in members(mask):
             book = book._put(id, 7 + tier)
-        return msgspec.structs.replace(book, doomed=mask) if doomed else book
+        return book
 
     def settle_home(self, id: int, tier: int) -> "Book":
         book = self.enter(id, tier, 1).strike(tier, 1 << id)
@@ -199,9 +190,8 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book.strike(target, mask).note(source, mask, kind)
 
     def forget(self, id: int, *, noted: bool = True) -> "Book":
-        """A record, or a reservation that was left over, is struck out, and every copy of it is unwanted."""
-        home = self.home(id)
-        where = self.reserved(id) if home is None else home
+        """A record is struck out, and every copy of it is unwanted."""
+        where = self.home(id)
         book = self._put(id, 0)._caught_up(id)
         if not noted:
             return book
@@ -227,29 +217,16 @@ class Book(msgspec.Struct, frozen=True, gc=False):
                 book = book._put(id, 0)._caught_up(id)
         return book
 
-    def begin_recovery(self, *, noted: bool = True, remote: bool = False) -> "Book":
-        """What was being moved stays; its copies go when it was seen. Of a batch that cannot become true, nothing does.
-        Without `noted` the notes of copies are dropped."""
+    def begin_recovery(self, *, noted: bool = True, gives_up: bool = True, remote: bool = False) -> "Book":
+        """What was being moved stays; its copies go when it was seen. What was being written is given up; else
+        it is as if it had never been heard of. Without `noted` the notes of copies are dropped."""
         book = self
-        for id in members(book.doomed):
-            where = book.reserved(id)
-            assert where is not None, "only what is reserved is doomed"
-            book = book._refuse(id, where, remote)
         for tier in TIERS:
             for id in IDS:
-                if book.stray(tier, id) == PENDING and book.reserved(id) is None:
+                if book.reserved(id) == tier:
+                    book = book._refuse(id, tier, remote) if gives_up else book._put(id, 0).strike(tier, 1 << id)
+                elif book.stray(tier, id) == PENDING:
                     book = book.note(tier, 1 << id, book._kind_given_up(id) if noted else NONE)
-        return book
-
-    def recover(self, tier: int, looked_into: int, found: int, *, remote: bool = False) -> "Book":
-        """What a tier turned out to hold of the writes that a crash interrupted."""
-        book = self
-        for id in members(looked_into & ~self.doomed):
-            if book.reserved(id) != tier:
-                continue
-            taken = id in KEYED and any(book.home(other) is not None for other in KEYED)
-            there = content_in(found, id) == 1 and not taken
-            book = book.settle_home(id, tier) if there else book._refuse(id, tier, remote)
         return book
 
     def adopt(self, tier: int, held: int) -> "Book":
@@ -296,8 +273,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
             if home is not None:
                 told.append(f"{ID_NAMES[id]}{self.content(id)} in {TIER_NAMES[home]}")
             elif reserved is not None:
-                doomed = ", not to become true after a crash" if self.doomed >> id & 1 else ""
-                told.append(f"{ID_NAMES[id]} reserved in {TIER_NAMES[reserved]}{doomed}")
+                told.append(f"{ID_NAMES[id]} reserved in {TIER_NAMES[reserved]}")
         told += [
             f"{ID_NAMES[id]} {KIND_NAMES[self.stray(tier, id)]} in {TIER_NAMES[tier]}"
             for tier in TIERS

@@ -21,7 +21,6 @@ from tests.explorer.accounts import (
     content_in,
     ids_in,
     members,
-    only,
     with_content,
     written,
 )
@@ -71,7 +70,7 @@ class Faults:
     # --- tiers that come back, calls that land late, faults
 
     def _welcomes(self, state: State) -> Iterator[Step]:
-        """What a crash left under way at a tier is looked into when it comes up, and what it holds is counted."""
+        """What a tier holds is counted when it comes up."""
         for tier in TIERS:
             m = Moment(state)
             if not m.is_up(tier) or m.welcomed >> tier & 1 or self._walks.is_held(m, tier):
@@ -81,19 +80,6 @@ class Faults:
                 self._end_the_scan(m, tier, m.looking[tier] - LOSING)
                 yield m.step("the router", f"has taken {TIER_NAMES[tier]} into the account, as far as it is there")
                 continue
-            if m.looking[tier] == ASKED:
-                left = book.left_over(tier, 0)
-                if left & m.claimed():
-                    continue  # until nobody is at work on it
-                if left:
-                    m.look(tier, left << 8 | only(m.held[tier], left))
-                    m.events.append(("lands", tier, RECALL, left))
-                    yield m.step("the router", f"looks for {written(left)} in {TIER_NAMES[tier]}")
-                    continue
-            else:
-                left, found = divmod(m.looking[tier], 1 << 8)
-                after = book.recover(tier, left, found, remote=self._scenario.outlives)
-                m.commit("recover_reservations", after)
             missing = 0
             if self._design.counts and not m.counted >> tier & 1:
                 m.commit("adopt", m.book.adopt(tier, m.held[tier]))
@@ -208,7 +194,9 @@ class Faults:
                 m.forgetting = IDLE if m.forgetting == IDLE else OVER
                 m.reading = None
                 m.journal = (survived,)
-                after = survived.begin_recovery(noted=self._design.keeps_notes, remote=self._scenario.outlives)
+                after = survived.begin_recovery(
+                    noted=self._design.keeps_notes, gives_up=self._design.gives_up, remote=self._scenario.outlives
+                )
                 m.commit("begin_recovery", after)
                 m.welcomed = m.counted = 0
                 m.looking = (ASKED, ASKED)

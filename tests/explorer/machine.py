@@ -8,7 +8,7 @@ Rougher than the router, and why that loses nothing that is looked for here:
 - a tier may be had to catch up, again, whenever the record is free, without a wait; one at a time, too;
 - a read that has failed may be asked once more whenever its tier is up;
 - what comes back altered when it was written a second time is done anew; no tier alters anything here;
-- a tier that comes back is looked into in two steps, its scan included; in three where something is not there.
+- a tier that comes back is scanned in one step; in two where something is not there.
 """
 
 from collections.abc import Iterator

@@ -66,7 +66,7 @@ _KINDS: Final = {
 # the catalog's changes that the model knows
 CHANGES: Final = (
     *("reserve", "commit_write", "abandon", "end_redo", "note_copies", "flip", "give_up", "strike"),
-    *("come_home", "forget", "begin_recovery", "recover_reservations", "adopt", "lose", "decide_groups"),
+    *("come_home", "forget", "begin_recovery", "adopt", "lose", "decide_groups"),
 )
 
 
@@ -84,9 +84,8 @@ def book_of(catalog: Catalog) -> Book:
             # what replaces a record has the next revision
             book = book.enter(id, TIER_NAMES.index(entry.home), 1 + entry.revision)
     for tier in TIERS:
-        may_become_true = {entry.id for entry in catalog.unfinished(TIER_NAMES[tier])}
         for name in catalog.accounted(TIER_NAMES[tier], filter(catalog.is_reserved, ID_NAMES)):
-            book = book.reserve(tier, 1 << ID_NAMES.index(name), doomed=name not in may_become_true)
+            book = book.reserve(tier, 1 << ID_NAMES.index(name))
         if catalog.redo_in(TIER_NAMES[tier]):
             book = msgspec.structs.replace(book, redo=1 + tier)
     for tier in TIERS:

@@ -28,14 +28,10 @@ def wrong_in(state: State, scenario: Scenario, design: Design) -> str | None:
         return "a part of a batch has become true, and the rest has not"
     for id in members(state.told & ALL & ~state.begun & ~state.lost):
         name = ID_NAMES[id]
-        home, reserved = book.home(id), book.reserved(id)
+        home = book.home(id)
         if home is None:
-            if reserved is None:
-                return f"{name} was acknowledged, and is not known any more (rule 1)"
-            unknown = state.starting or (design.accounts_for_reservations and not state.counted >> reserved & 1)
-            if state.up >> reserved & 1 and not unknown:
-                return f"{name} was acknowledged, and a read that begins now misses it (rules 1, 11)"
-        elif state.up >> home & 1 and not (design.serves_redo and book.is_behind(id)):
+            return f"{name} was acknowledged, and is not known any more (rule 1)"
+        if state.up >> home & 1 and not (design.serves_redo and book.is_behind(id)):
             copy = content_in(state.held[home], id)
             if not copy:
                 return f"{name} was acknowledged, and is not in its home, {TIER_NAMES[home]} (rule 1)"

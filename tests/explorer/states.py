@@ -42,8 +42,8 @@ ASKED, SILENT = -1, -2
 # the home, before, of what was written since a read began
 NOWHERE: Final = 3
 
-# what a tier is seen to hold when it is welcomed: nothing was asked yet (ASKED), or the writes that are looked for and
-# what was found of them; from LOSING on, those that a scan has not found where they live
+# what a tier is seen to hold when it is welcomed: nothing was asked yet (ASKED); from LOSING on, those records that a
+# scan has not found where they live
 LOSING: Final = 1 << 16
 
 # what happened, for those who compare it with a real run: a tier did what it was asked, a commit, the end of a read

@@ -47,7 +47,7 @@ MOVE: Final = (
     "let go",
 )
 
-WRITE: Final = (*CLEAR, "reserve", "write the tier", SYNC, "commit the write", "let go")
+WRITE: Final = (*CLEAR, "reserve", "write the tier", "commit the write", SYNC, "answer", "let go")
 WRITE_FAILED: Final = (SYNC, "let go")
 
 # true as soon as it is durable; its tier catches up in its own time, at first under the same claim
@@ -55,7 +55,7 @@ REPLACE: Final = (*CLEAR, "commit the batch", SYNC, "have the tier catch up")
 # a batch that brings a new record as well: the tier is told of a part of it, so its reservation must outlive that
 BATCH: Final = (
     *CLEAR,
-    *("reserve", SYNC, "write the tier", SYNC, "commit the batch", SYNC, "have the tier catch up"),
+    *("reserve", SYNC, "write the tier", "commit the batch", SYNC, "have the tier catch up"),
 )
 
 CATCH_UP: Final = (
@@ -123,8 +123,6 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         notes_the_forgotten: a forget notes the copies.
         keeps_notes: notes of what was under way outlive a crash.
         counts: the start compares what a tier holds with what is accounted for, and takes the rest in.
-        accounts_for_reservations: a tier where an earlier router was writing is not accounted for before that has been
-            looked into: nothing is moved from there, and a read says that it had to do without.
         holds_tiers: after a crash, a tier is left alone until an earlier router's calls cannot land there any more:
             it is not welcomed, and nothing is swept there.
         holds_unnoted: also one for which nothing is noted, since a power cut may have taken the note.
@@ -135,7 +133,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         leaves_what_is_behind: a move leaves a record where it is that its tier has yet to catch up with.
         spares_what_is_behind: what its tier has yet to catch up with is not lost when a scan does not find it;
             `spares_what_was_behind`: nor if its tier had yet to catch up when the scan looked.
-        dooms_batches: a reservation of a batch with a replacement does not become true by what its tier holds.
+        gives_up: what was being written when a router died does not become true by what its tier holds.
     """
 
     move: tuple[str, ...] = MOVE
@@ -155,7 +153,6 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     notes_the_forgotten: bool = True
     keeps_notes: bool = True
     counts: bool = True
-    accounts_for_reservations: bool = True
     holds_tiers: bool = True
     holds_unnoted: bool = True
     holds_back_redo: bool = True
@@ -165,7 +162,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     leaves_what_is_behind: bool = True
     spares_what_is_behind: bool = True
     spares_what_was_behind: bool = True
-    dooms_batches: bool = True
+    gives_up: bool = True
 
     @property
     def programs(self) -> tuple[tuple[str, ...], ...]:

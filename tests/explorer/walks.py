@@ -113,6 +113,7 @@ class Walks:
             "give up the rest": self._give_up,
             "reserve": self._reserve,
             "commit the write": self._commit_the_write,
+            "answer": self._answer,
             "commit the batch": self._commit_the_batch,
             "have the tier catch up": self._have_the_tier_catch_up,
             "see what the tier has yet to catch up with": self._see_what_it_is_behind_with,
@@ -141,10 +142,8 @@ class Walks:
         return self.design.holds_tiers and any(call.by == THE_DEAD and call.tier == tier for call in m.open)
 
     def is_accounted(self, m: Moment, tier: int) -> bool:
-        """Whether nothing that an earlier router wrote there is still to be looked into, and no scan goes on."""
-        if not self.design.accounts_for_reservations or m.counted >> tier & 1:
-            return True
-        return m.looking[tier] < LOSING and m.book.left_over(tier, 0) == 0
+        """Whether no scan goes on there."""
+        return bool(m.counted >> tier & 1) or m.looking[tier] < LOSING
 
     def call_of(self, m: Moment, work: Work) -> tuple[int, str, int, int]:
         """What the line that a worker is at asks of which tier: its method, the ids, and the contents it writes."""
@@ -209,8 +208,6 @@ class Walks:
             names |= GROUP
         if names & m.claimed():
             return
-        if any(book.reserved(id) is not None for id in members(work.ids)):
-            return  # an interrupted write has not been looked into yet; the caller is told so, and nothing was done
         was = 0
         for id in members(work.ids):
             was = with_content(was, id, book.content(id) or 1)
@@ -460,8 +457,7 @@ class Walks:
         return True
 
     def _reserve(self, m: Moment, who: int, work: Work) -> bool:
-        doomed = self.design.dooms_batches and work.program == REPLACING_AND_WRITING
-        m.commit("reserve", m.book.reserve(SOURCE, _new_in(work), doomed=doomed))
+        m.commit("reserve", m.book.reserve(SOURCE, _new_in(work)))
         return True
 
     def _commit_the_write(self, m: Moment, who: int, work: Work) -> bool:
@@ -469,6 +465,9 @@ class Walks:
         for id in members(work.ids):
             book = book.settle_home(id, SOURCE)
         m.commit("commit_write", book)
+        return True
+
+    def _answer(self, m: Moment, who: int, work: Work) -> bool:
         m.told |= work.ids
         return True
 
@@ -535,7 +534,7 @@ class Walks:
         if m.forgetting == IDLE:
             book = m.book
             struck = book.home(id) is not None
-            if struck or (book.reserved(id) is not None and not m.claimed() >> id & 1):
+            if struck:
                 m.commit("forget", book.forget(id, noted=self.design.notes_the_forgotten))
                 m.touched(1 << id)
                 m.begun |= 1 << id
@@ -602,8 +601,7 @@ class Walks:
                 return f"{name} was forgotten, and is in the answer of a read that began after that (rule 11)"
             if id == A and any(content < read.newest for content in shown):
                 return "an old a is in the answer of a read that began after it was replaced (rule 1)"
-            where = {book.reserved(id)} if home is None else {home, before}
-            silent = any(read.got[tier] == SILENT for tier in where if tier is not None)
+            silent = any(read.got[tier] == SILENT for tier in (home, before) if tier is not None)
             if read.must & ~m.begun & ~m.lost & 1 << id and not shown and not silent:
                 return f"{name} was acknowledged, and a read that began after that misses it (rules 1, 11)"
         return None

@@ -22,7 +22,6 @@ from router.a2m.errors import A2MError, Code
 from router.a2m.records import Record
 from router.a2m.timestamps import render
 from router.methods.asking import NO_VECTORS
-from router.tiers.copies import INTERRUPTED
 from tests.clocks import jumping
 from tests.federated import FOUR_TIERS, START, Foreign, Mix, filled, settings_of
 from tests.histories import SHARED, Operation, Run, Shown, Unheard, check_the_tiers
@@ -321,11 +320,9 @@ class Clients(Run):
         told = msgspec.json.decode(await self._raw(method, **params), type=_Told)
         silent = [each.tier for each in told.degraded]
         for down in told.degraded:
-            # what it holds may depend on another one
-            is_troubled = down.reason == INTERRUPTED and self.world.is_troubled(began)
             # the library has no vectors
             is_mute = down == _Degraded(_LIBRARY, NO_VECTORS) and not params.get("query")
-            is_explained = is_troubled or is_mute or self.world.is_tier_troubled(down.tier, began)
+            is_explained = is_mute or self.world.is_tier_troubled(down.tier, began)
             assert is_explained, f"there is no reason for {down}"
         pages = [record for record in told.records if record.tier == _LIBRARY]
         is_cut = len(told.records) == (params.get("limit") or (8 if method == "recall" else None))

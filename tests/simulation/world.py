@@ -277,8 +277,8 @@ class World:
         for tier in self.settings.managed:
             if not catalog.is_scanned(tier.name):
                 return f"{tier.name} is not accounted for"
-            if catalog.unfinished(tier.name):
-                return f"interrupted writes in {tier.name}: {catalog.unfinished(tier.name)}"
+        if catalog._reserved():
+            return f"writes: {catalog._reserved()}"
         if redone(fed):
             return f"replacements: {redone(fed)}"
         if catalog.strays_left():
