@@ -725,8 +725,8 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
     monkeypatch.setattr(Readers, "accepts", accepts_another)
     monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
     monkeypatch.setattr(router.methods.reading, "_still", lambda then, now: list(now))
-    monkeypatch.setattr(router.methods.reading, "is_as_it_is", lambda *_: True)
-    monkeypatch.setattr(router.methods.resolving, "is_as_it_is", lambda *_: True)
+    for module in (router.methods.reading, router.methods.resolving):
+        monkeypatch.setattr(module, "is_as_it_is", lambda *_: True)
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 
 
