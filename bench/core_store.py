@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from backends.serving import run, serve
-from backends.store.server import Server, serving
-from backends.store.store import Store
-from router.a2m.capabilities import METHODS
-from router.a2m.server import Caller
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.server.serving import run, serve
+from a2m_router.protocol.wire.capabilities import METHODS
+from a2m_store.server import Server, serving
+from a2m_store.store import Store
 
 _TOLD: Final = {"protocol": "a2m/0.1", "name": "core-store", "capabilities": ["core"], "methods": METHODS["core"]}
 

@@ -31,9 +31,9 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from a2m_router.protocol.client.child import connect_process
+from a2m_router.protocol.client.client import Peer
 from bench.scaling import words
-from router.a2m.child import connect_process
-from router.a2m.client import Peer
 from tests.processes import end_with
 from tests.progress import progress
 

@@ -28,11 +28,11 @@ from typing import Any, Final, NamedTuple
 
 import anyio
 
+from a2m_router.config.loading import parse
+from a2m_router.daemon.app import Federation, running_federation
+from a2m_router.protocol.server.stdio import LOCAL
+from a2m_router.tiers.starting import links_for
 from bench.scaling import words
-from router.a2m.stdio import LOCAL
-from router.app import Federation, running_federation
-from router.config import parse
-from router.tiers.starting import links_for
 from tests.processes import end_with
 from tests.progress import Bar, progress
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from a2m_router.ranking.fusion import POOL_WEIGHT, Ranking, lexical, reciprocal_rank
 from bench.conversations import given
-from router.fusion import POOL_WEIGHT, Ranking, lexical, reciprocal_rank
 from tests.processes import end_with
 from tests.progress import progress
 

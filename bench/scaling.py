@@ -26,10 +26,10 @@ from typing import Any, Final
 
 import anyio
 
-from router.a2m.stdio import LOCAL
-from router.app import Federation, running_federation
-from router.config import load
-from router.tiers.starting import links_for
+from a2m_router.config.loading import load
+from a2m_router.daemon.app import Federation, running_federation
+from a2m_router.protocol.server.stdio import LOCAL
+from a2m_router.tiers.starting import links_for
 from tests.processes import end_with
 from tests.progress import Bar, progress
 

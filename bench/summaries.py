@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
+from a2m_router.protocol.wire import timestamps
+from a2m_router.protocol.wire.records import Record
+from a2m_router.ranking.text import query_tokens, sentences
+from a2m_router.summaries.rendering import extract, summary_budget
 from bench.conversations import given
-from router.a2m import timestamps
-from router.a2m.records import Record
-from router.rendering import extract, summary_budget
-from router.text import query_tokens, sentences
 from tests.processes import end_with
 
 _ABOUT: Final = "How much a summary keeps of what questions ask for, against simpler choices of the same length."

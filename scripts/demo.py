@@ -35,16 +35,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from router.a2m.child import CannotStart, connect_process, executable
-from router.a2m.client import Peer, Unanswered
-from router.a2m.ending import until_signalled
-from router.a2m.errors import A2MError
-from router.a2m.http_client import connect_http
-from router.a2m.messages import Consolidate, Describe, Forget, Params, Recall, Remember, SessionList, Timeline
-from router.a2m.records import Draft, Record
-from router.a2m.timestamps import render
-from router.config import ConfigError, Settings, load
-from router.drawing import terminal_width, wrapped
+from a2m_router.config.loading import ConfigError, load
+from a2m_router.config.settings import Settings
+from a2m_router.process.drawing import terminal_width, wrapped
+from a2m_router.protocol.client.child import CannotStart, connect_process, executable
+from a2m_router.protocol.client.client import Peer, Unanswered
+from a2m_router.protocol.client.http_client import connect_http
+from a2m_router.protocol.server.ending import until_signalled
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.messages import (
+    Consolidate,
+    Describe,
+    Forget,
+    Params,
+    Recall,
+    Remember,
+    SessionList,
+    Timeline,
+)
+from a2m_router.protocol.wire.records import Draft, Record
+from a2m_router.protocol.wire.timestamps import render
 
 _HERE: Final = Path(__file__).resolve().parent
 _CALL_SECONDS: Final = 60.0

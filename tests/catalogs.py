@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from router.a2m.records import Draft
-from router.catalog.accounts import Replacement
-from router.catalog.catalog import Catalog
-from router.catalog.entries import Entry
-from router.config import Tier
-from router.policy import strength
+from a2m_router.catalog.accounts import Replacement
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry
+from a2m_router.config.settings import Tier
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.ranking.policy import strength
 
 
 def tier(name: str, **fields: Any) -> Tier:

@@ -8,6 +8,7 @@ on both.
 
 import os
 import sys
+from pathlib import Path
 from typing import Final
 from zlib import crc32
 
@@ -28,6 +29,8 @@ BACKENDS: Final = ("asyncio", "trio")
 # each of them would compile all that it imports anew, and that is a third of what it costs to start one.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Servers of the tests are started in other folders.
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 # How long an example takes says nothing about the code on a machine that has other things to do.
 settings.register_profile("here", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -32,14 +32,14 @@ import trio
 from anyio import wait_all_tasks_blocked
 from msgspec import Raw
 
-from backends.store.server import serving
-from backends.store.store import Store
-from router.a2m.errors import A2MError
-from router.a2m.records import Draft, Record, digest, draft_of
-from router.a2m.timestamps import render
-from router.catalog.catalog import Catalog
-from router.catalog.selection import Scope
-from router.config import Settings
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.selection import Scope
+from a2m_router.config.settings import Settings
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.records import Draft, Record, digest, draft_of
+from a2m_router.protocol.wire.timestamps import render
+from a2m_store.server import serving
+from a2m_store.store import Store
 from tests.clocks import Pace, jumping
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import (
@@ -630,7 +630,7 @@ MACHINES: Final = ("router", *TIERS)
 
 
 def _is_routers(name: str) -> bool:
-    return name.startswith("router.")
+    return name.startswith("a2m_router.")
 
 
 def variants(point: Point, torn: int, lesser: Collection[str]) -> Iterator[Variant]:

@@ -13,21 +13,22 @@ from typing import Any
 import anyio
 import msgspec
 
-from backends.store.server import serving
-from backends.store.store import Store
-from router.a2m.child import CannotStart
-from router.a2m.client import Connection, Peer, connect_local
-from router.a2m.errors import A2MError, Code
-from router.a2m.jsonrpc import render_error
-from router.a2m.messages import Forget, Pages, Remember
-from router.a2m.records import Draft, Record
-from router.a2m.server import Caller
-from router.app import Federation, running_federation
-from router.catalog.catalog import Catalog
-from router.config import Settings, Tier, parse
-from router.policy import strength
-from router.tiers.lifting import Told, lowered
-from router.tiers.link import Link
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.config.loading import parse
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.daemon.app import Federation, running_federation
+from a2m_router.protocol.client.child import CannotStart
+from a2m_router.protocol.client.client import Connection, Peer, connect_local
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import render_error
+from a2m_router.protocol.wire.messages import Forget, Pages, Remember
+from a2m_router.protocol.wire.records import Draft, Record
+from a2m_router.ranking.policy import strength
+from a2m_router.tiers.lifting import Told, lowered
+from a2m_router.tiers.link import Link
+from a2m_store.server import serving
+from a2m_store.store import Store
 from tests.servers.core_only import CoreOnly
 
 START = 1_790_000_000_000

@@ -16,10 +16,10 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from router.a2m.errors import A2MError
-from router.a2m.records import Record
-from router.a2m.timestamps import render
-from router.catalog.selection import Scope
+from a2m_router.catalog.selection import Scope
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.timestamps import render
 from tests.federated import (
     ALL_NATIVE,
     FOUR_TIERS,

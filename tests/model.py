@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from router.a2m.records import Record, vector_bytes
-from router.a2m.timestamps import parse
+from a2m_router.protocol.wire.records import Record, vector_bytes
+from a2m_router.protocol.wire.timestamps import parse
 
 # one record: ("new", number) | ("id", id) | ("key", owner, key)
 Object: TypeAlias = tuple[Any, ...]

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from backends.store.batch import Call, carry_out
-from backends.store.drafts import Limits
-from backends.store.server import METHODS
-from backends.store.store import Store
-from router.a2m.errors import A2MError
-from router.a2m.jsonrpc import read_params
-from router.a2m.server import Caller
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.jsonrpc import read_params
+from a2m_store.batch import Call, carry_out
+from a2m_store.drafts import Limits
+from a2m_store.server import METHODS
+from a2m_store.store import Store
 
 LOCAL = Caller(asserts_owner=True)
 ANYBODY = Caller(asserts_owner=False)

@@ -25,23 +25,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from router.a2m.answers import Description, Record
-from router.a2m.client import connect_local
-from router.a2m.errors import A2MError
-from router.a2m.timestamps import UNDATED
-from router.command import cli, exporting, importing, showing
-from router.command.arguments import parser
-from router.command.asking import Asking
-from router.command.exporting import Export, Incomplete, written_whole
-from router.command.importing import Import, NotAnExport, Numbered
-from router.command.streams import Streams, streams
-from router.database import STDIO, Database, InUse, announced
+from a2m_router.command import cli, exporting, importing, showing
+from a2m_router.command.arguments import parser
+from a2m_router.command.asking import Asking
+from a2m_router.command.exporting import Export, Incomplete, written_whole
+from a2m_router.command.importing import Import, NotAnExport, Numbered
+from a2m_router.command.streams import Streams, streams
+from a2m_router.protocol.client.answers import Description, Record
+from a2m_router.protocol.client.client import connect_local
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.timestamps import UNDATED
+from a2m_router.storage.database import STDIO, Database, InUse, announced
 from tests.addresses import reserved_port
 from tests.conformance.small_server import Server, listening
 from tests.federated import Trial, settings_of, trial
 
 ROOT: Final = Path(__file__).parent.parent
-COMMAND: Final = [sys.executable, "-m", "router.command.cli"]
+COMMAND: Final = [sys.executable, "-m", "a2m_router.command.cli"]
 # far more than anything here takes; a hang becomes a failure
 PATIENCE: Final = 60
 ENVIRONMENT: Final = {name: value for name, value in os.environ.items() if not name.startswith("A2M_")}
@@ -151,7 +151,7 @@ def stdio(methods: str) -> str:
 
 
 def store(path: Path) -> str:
-    return f"{sys.executable} -m backends.store.cli {path}"
+    return f"{sys.executable} -m a2m_store.cli {path}"
 
 
 # --- commands, one by one
@@ -452,7 +452,7 @@ def test_a_terminal_shows_tables_and_obeys_nobody(call: Callable[..., Called], m
 HEAVY: Final = {"aiohttp", "httpcore", "httpx", "h2", "trio", "uvloop", "uvicorn", "starlette", "psutil"}
 LOADED: Final = """
 import json, sys
-from router.command import cli
+from a2m_router.command import cli
 code = cli.main(sys.argv[1:])
 print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 """
@@ -477,12 +477,15 @@ def test_a_call_of_a_router_that_runs_loads_no_more_than_it_needs(over: str, tmp
     code, modules = json.loads(called.stderr)
     assert code == 0
     assert {module.partition(".")[0] for module in modules} & (HEAVY | {"rich"}) == set()
-    assert {module for module in modules if module.startswith("router.")} & {"router.app", "router.opening"} == set()
+    assert {module for module in modules if module.startswith("a2m_router.")} & {
+        "a2m_router.daemon.app",
+        "a2m_router.daemon.opening",
+    } == set()
 
 
 def test_a_terminal_needs_only_what_draws_besides() -> None:
     with small() as (_, url):
-        draws = f"from router.command import cli\ncli.main(['describe', '--http', {url!r}])\n"
+        draws = f"from a2m_router.command import cli\ncli.main(['describe', '--http', {url!r}])\n"
         said = "import sys\nprint(' '.join({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
         leader, follower = pty.openpty()
         with subprocess.Popen(
@@ -1070,7 +1073,7 @@ command = ["a2m-store", "working.db"]
 def serving(config: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A router that serves HTTP."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "router.cli", "--config", str(config), "--http", "127.0.0.1:0"],
+        [sys.executable, "-m", "a2m_router.daemon.cli", "--config", str(config), "--http", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
         env={**ENVIRONMENT, "A_TOKEN": "open-sesame"},
     )
@@ -1145,7 +1148,7 @@ def test_a_router_that_nobody_can_join_is_named(
     config = tmp_path / "federation.toml"
     config.write_text(FEDERATION)
     with subprocess.Popen(
-        [sys.executable, "-m", "router.cli", "--config", str(config)],
+        [sys.executable, "-m", "a2m_router.daemon.cli", "--config", str(config)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -1241,7 +1244,7 @@ def test_what_is_announced_is_read_for_as_long_as_the_file_is_held(tmp_path: Pat
 def test_what_a_dead_process_announced_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     program = (
-        "import sys; from pathlib import Path; from router.database import Database\n"
+        "import sys; from pathlib import Path; from a2m_router.storage.database import Database\n"
         "held = Database(Path(sys.argv[1]), ['CREATE TABLE t (x)'], application=b'test', holder='a-test')\n"
         "held.announce('http://127.0.0.1:9/'); print('ready', flush=True); sys.stdin.read()"
     )

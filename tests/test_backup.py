@@ -26,15 +26,15 @@ import msgspec
 import psutil
 import pytest
 
-from backends.store.backups import Backups, State
-from backends.store.store import Store
-from router import snapshots
-from router.a2m.errors import A2MError, Code
-from router.a2m.jsonrpc import render_error
-from router.a2m.messages import Backup, Describe
-from router.a2m.server import Caller
-from router.backing_up import INCOMPLETE, MANIFEST
-from router.database import Database
+from a2m_router.backup.backing_up import INCOMPLETE, MANIFEST
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import render_error
+from a2m_router.protocol.wire.messages import Backup, Describe
+from a2m_router.storage import snapshots
+from a2m_router.storage.database import Database
+from a2m_store.backups import Backups, State
+from a2m_store.store import Store
 from tests.federated import FOUR_TIERS, LOCAL, Foreign, Trial, at_once, settings_of, trial
 from tests.servers.core_only import CoreOnly
 from tests.test_last_calls import Said
@@ -68,7 +68,7 @@ def held(folder: Path) -> str:
     """For a router whose copy of its catalog waits as long as there is a file "hold" in a folder; it is there now."""
     (folder / "hold").touch()
     return f"""
-from router import snapshots
+from a2m_router.storage import snapshots
 import os, time
 step = snapshots.Copying._step
 held = {str(folder / "hold")!r}
@@ -83,8 +83,8 @@ def waiting_store(folder: Path, before: str) -> list[str]:
     code = f"""
 import sys, time
 from pathlib import Path
-from router import snapshots
-from backends.store import cli, store
+from a2m_router.storage import snapshots
+from a2m_store import cli, store
 wait, waits = Path({str(folder / "wait")!r}), Path({str(folder / "waits")!r})
 does = {owner}.{name}
 def waited(self):

@@ -17,11 +17,11 @@ import msgspec
 import msgspec.inspect
 import pytest
 
-from router.a2m import messages
-from router.a2m.capabilities import METHODS
-from router.a2m.errors import A2MError, Code
-from router.a2m.records import Draft
-from router.a2m.server import Caller
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire.capabilities import METHODS
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.records import Draft
 from tests.federated import LOCAL, Trial, held_by, settings_of, trial
 
 asynchronous = pytest.mark.anyio
@@ -641,7 +641,7 @@ def router(federation: Path) -> list[str]:
 
 
 def store(federation: Path) -> list[str]:
-    return [sys.executable, "-m", "backends.store.cli", str(federation.with_name("store.db"))]
+    return [sys.executable, "-m", "a2m_store.cli", str(federation.with_name("store.db"))]
 
 
 @contextmanager

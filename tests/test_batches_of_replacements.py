@@ -13,8 +13,8 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from router.a2m.errors import A2MError, Code
-from router.catalog.syncing import Syncing
+from a2m_router.catalog.syncing import Syncing
+from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.clocks import simulated
 from tests.federated import (
     ALL_NATIVE,

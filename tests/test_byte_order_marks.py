@@ -9,11 +9,11 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from backends.chaos.plan import read_plan
-from router.a2m.jsonrpc import MalformedMessage, Reply, parse_reply, parse_request
-from router.a2m.lines import BYTE_ORDER_MARK, LineSplitter
-from router.command.importing import Numbered
-from router.config import load
+from a2m_chaos.plan import read_plan
+from a2m_router.command.importing import Numbered
+from a2m_router.config.loading import load
+from a2m_router.protocol.wire.jsonrpc import MalformedMessage, Reply, parse_reply, parse_request
+from a2m_router.protocol.wire.lines import BYTE_ORDER_MARK, LineSplitter
 
 PATIENCE: Final = 60
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.a2m.equality import text_atom
-from router.a2m.records import Draft
-from router.catalog.accounts import Replacement
-from router.catalog.catalog import Catalog
-from router.catalog.entries import Entry, Stray
-from router.catalog.lookup import Selection
-from router.catalog.selection import Scope
-from router.database import DatabaseError
+from a2m_router.catalog.accounts import Replacement
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.selection import Scope
+from a2m_router.protocol.wire.equality import text_atom
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.storage.database import DatabaseError
 from tests.catalogs import NAMES, TIERS, content_of, entry, move, opened, replace, rewritten, tier, write
 
 ALL = Scope()

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import Raw
 
-from router.a2m.equality import parse_where
-from router.a2m.timestamps import render
-from router.catalog.accounts import Replacement
-from router.catalog.catalog import Catalog
-from router.catalog.claims import Claim, Name, group_name, id_name, key_name
-from router.catalog.entries import Entry, Stray
-from router.catalog.lookup import Selection
-from router.catalog.selection import Scope
-from router.config import Tier
-from router.policy import strength
+from a2m_router.catalog.accounts import Replacement
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.claims import Claim, Name, group_name, id_name, key_name
+from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.selection import Scope
+from a2m_router.config.settings import Tier
+from a2m_router.protocol.wire.equality import parse_where
+from a2m_router.protocol.wire.timestamps import render
+from a2m_router.ranking.policy import strength
 from tests.catalogs import NAMES, content_of, entry, opened, rewritten
 from tests.catalogs import TIERS as ALL_ON_PIPES
 

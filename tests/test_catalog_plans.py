@@ -9,11 +9,11 @@ from typing import Any
 import apsw
 import pytest
 
-from router.a2m.equality import text_atom
-from router.catalog.catalog import Catalog
-from router.catalog.entries import Entry
-from router.catalog.lookup import Selection
-from router.catalog.selection import Scope
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.selection import Scope
+from a2m_router.protocol.wire.equality import text_atom
 from tests.catalogs import NAMES, entry, move, opened, replace, rewritten, write
 
 MINE = Scope("a")

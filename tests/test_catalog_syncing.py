@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from router.catalog.syncing import Syncing
-from router.database import Database
+from a2m_router.catalog.syncing import Syncing
+from a2m_router.storage.database import Database
 from tests.federated import settings_of, trial
 
 pytestmark = pytest.mark.anyio

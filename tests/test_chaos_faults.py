@@ -24,17 +24,17 @@ from zlib import crc32
 import anyio
 import pytest
 
-from backends.chaos.faults import KINDS
-from backends.store.server import serving
-from backends.store.store import Store
-from router.a2m.client import NoAnswer, Peer, connect_local
-from router.a2m.errors import A2MError
-from router.a2m.http_client import HttpClient, connect_http
-from router.a2m.http_exchange import Answer, Posting
-from router.app import running_federation
-from router.tiers import backoff
-from router.tiers.link import Link
-from router.tiers.starting import links_for
+from a2m_chaos.faults import KINDS
+from a2m_router.daemon.app import running_federation
+from a2m_router.protocol.client.client import NoAnswer, Peer, connect_local
+from a2m_router.protocol.client.http_client import HttpClient, connect_http
+from a2m_router.protocol.client.http_exchange import Answer, Posting
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.tiers import backoff
+from a2m_router.tiers.link import Link
+from a2m_router.tiers.starting import links_for
+from a2m_store.server import serving
+from a2m_store.store import Store
 from tests.federated import Clock, Trial, held_by, settings_of
 
 pytestmark = [pytest.mark.anyio]
@@ -94,9 +94,9 @@ class Log(logging.Handler):
 @pytest.fixture
 def log() -> Iterator[Log]:
     handler = Log()
-    logging.getLogger("router").addHandler(handler)
+    logging.getLogger("a2m_router").addHandler(handler)
     yield handler
-    logging.getLogger("router").removeHandler(handler)
+    logging.getLogger("a2m_router").removeHandler(handler)
 
 
 class World:
@@ -278,10 +278,10 @@ class Shared:
 @pytest.fixture(scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
     handler = Log()
-    logging.getLogger("router").addHandler(handler)
+    logging.getLogger("a2m_router").addHandler(handler)
     async with AsyncExitStack() as undo:
         yield Shared(tmp_path_factory.mktemp("shared"), undo, handler)
-    logging.getLogger("router").removeHandler(handler)
+    logging.getLogger("a2m_router").removeHandler(handler)
 
 
 def do(fault: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.chaos import memory_files
-from backends.chaos.memory_files import CannotCarry, MemoryFiles
+from a2m_chaos import memory_files
+from a2m_chaos.memory_files import CannotCarry, MemoryFiles
 
 FOLDER = "plan"
 

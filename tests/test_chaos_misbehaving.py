@@ -10,10 +10,10 @@ from typing import Any, get_args
 import anyio
 import pytest
 
-from backends.chaos import altering
-from backends.chaos.faults import KINDS, FaultName
-from backends.chaos.misbehaving import misbehave
-from backends.chaos.plan import Fault
+from a2m_chaos import altering
+from a2m_chaos.faults import KINDS, FaultName
+from a2m_chaos.misbehaving import misbehave
+from a2m_chaos.plan import Fault
 from tests.clocks import jumping
 
 pytestmark = pytest.mark.anyio

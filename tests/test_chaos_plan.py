@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.chaos.faults import KINDS, WRITES, Behind, Front, Kind
-from backends.chaos.plan import Fault, Plan, PlanError, defaults_of, parse_plan, read_plan
-from backends.chaos.schedule import Applied, Count, Schedule
+from a2m_chaos.faults import KINDS, WRITES, Behind, Front, Kind
+from a2m_chaos.plan import Fault, Plan, PlanError, defaults_of, parse_plan, read_plan
+from a2m_chaos.schedule import Applied, Count, Schedule
 
 REMEMBER = "memory/remember"
 

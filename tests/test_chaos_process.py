@@ -19,15 +19,15 @@ import httpx
 import psutil
 import pytest
 
-from backends.chaos import cli
-from backends.chaos.altering import Call
-from backends.chaos.faults import KINDS
-from backends.chaos.misbehaving import GoOn
-from backends.chaos.over_stdio import _Line, _Out
-from backends.chaos.plan import Fault, Plan
-from backends.chaos.running import Run
-from tests.conformance.client import Stdio
-from tests.conformance.running import State, judged
+from a2m_chaos import cli
+from a2m_chaos.altering import Call
+from a2m_chaos.faults import KINDS
+from a2m_chaos.misbehaving import GoOn
+from a2m_chaos.over_stdio import _Line, _Out
+from a2m_chaos.plan import Fault, Plan
+from a2m_chaos.running import Run
+from a2m_router.conformance.client import Stdio
+from a2m_router.conformance.running import State, judged
 from tests.servers.bindings import over_http
 
 CHAOS: Final = str(Path(sys.executable).with_name("a2m-chaos"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.catalog.claims import Claim, Claims, Name, group_name, id_name, key_name
+from a2m_router.catalog.claims import Claim, Claims, Name, group_name, id_name, key_name
 
 NAMES = [id_name("x"), id_name("\0"), key_name(None, "k"), key_name("", "k"), group_name("a", "g")]
 

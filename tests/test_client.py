@@ -22,15 +22,23 @@ import msgspec
 import psutil
 import pytest
 
-from router.a2m import child as child_module
-from router.a2m.child import CannotStart, connect_process
-from router.a2m.client import AnswerTooLong, Connection, ConnectionLost, NoAnswer, Settled, connect_local, tending
-from router.a2m.errors import A2MError
-from router.a2m.http_client import HttpClient, HttpFailure, connect_http
-from router.a2m.http_exchange import Answer, Posting
-from router.a2m.jsonrpc import Notification
-from router.a2m.lines import LineSplitter
-from router.a2m.server import Caller
+from a2m_router.protocol.client import child as child_module
+from a2m_router.protocol.client.child import CannotStart, connect_process
+from a2m_router.protocol.client.client import (
+    AnswerTooLong,
+    Connection,
+    ConnectionLost,
+    NoAnswer,
+    Settled,
+    connect_local,
+    tending,
+)
+from a2m_router.protocol.client.http_client import HttpClient, HttpFailure, connect_http
+from a2m_router.protocol.client.http_exchange import Answer, Posting
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.jsonrpc import Notification
+from a2m_router.protocol.wire.lines import LineSplitter
 from tests.addresses import reserved_port
 from tests.clocks import simulated
 from tests.deadlines import Deadline
@@ -299,7 +307,7 @@ async def test_a_message_that_is_too_long_ends_the_connection() -> None:
 async def test_a_server_in_this_process_is_reached_as_any_other(
     monkeypatch: pytest.MonkeyPatch, deadline: Deadline
 ) -> None:
-    monkeypatch.setattr("router.a2m.client._GRACE", 0.1)
+    monkeypatch.setattr("a2m_router.protocol.client.client._GRACE", 0.1)
 
     async def answer(message: bytes, caller: Caller) -> bytes | None:
         call = json.loads(message)

@@ -17,8 +17,8 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from router.a2m.errors import A2MError, Code
-from router.catalog.syncing import Syncing
+from a2m_router.catalog.syncing import Syncing
+from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.clocks import simulated
 from tests.federated import (
     Mix,
@@ -432,7 +432,7 @@ async def test_of_four_writers_with_twenty_increments_each_none_is_lost(servers:
 
 ADDER: Final = """
 import sys
-from router import A2MError, blocking
+from a2m_router import A2MError, blocking
 
 url, name, turns = sys.argv[1:]
 with blocking.connect(url) as memory:

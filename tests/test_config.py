@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.config import ConfigError, Serve, Settings, Summarizer, Tier, check_bind, host_port, load, parse
-from router.table import duration, size
-from router.tokens import fresh_token
+from a2m_router.config.loading import ConfigError, check_bind, host_port, load, parse
+from a2m_router.config.settings import Serve, Settings, Summarizer, Tier
+from a2m_router.config.table import duration, size
+from a2m_router.daemon.tokens import fresh_token
 
 BASE = Path("/home/of/the/file")
 DIGEST = "ab" * 32

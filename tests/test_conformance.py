@@ -19,16 +19,16 @@ from typing import ClassVar
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from router.a2m.stdio import LOCAL
-from router.app import running_federation
-from router.config import load
-from router.tiers.starting import links_for
-from tests.conformance.__main__ import main
-from tests.conformance.checking import CHECKS, Check, Target
-from tests.conformance.client import Client, Http, InProcess, NoAnswer, Stdio
-from tests.conformance.report import checks_of
-from tests.conformance.running import ALL_CHECKS, SECTIONS, Outcome, State, outcome, outcomes
-from tests.conformance.sentences import COUNTS, KEY_WORDS, SENTENCES
+from a2m_router.config.loading import load
+from a2m_router.conformance.__main__ import main
+from a2m_router.conformance.checking import CHECKS, Check, Target
+from a2m_router.conformance.client import Client, Http, InProcess, NoAnswer, Stdio
+from a2m_router.conformance.report import checks_of
+from a2m_router.conformance.running import ALL_CHECKS, SECTIONS, Outcome, State, outcome, outcomes
+from a2m_router.conformance.sentences import COUNTS, KEY_WORDS, SENTENCES
+from a2m_router.daemon.app import running_federation
+from a2m_router.protocol.server.stdio import LOCAL
+from a2m_router.tiers.starting import links_for
 from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
 

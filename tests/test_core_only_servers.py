@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.conformance.checking import READ_ONLY, Target
-from tests.conformance.client import Client, Http, InProcess, Stdio, rendered
-from tests.conformance.running import Outcome, State, outcomes
+from a2m_router.conformance.checking import READ_ONLY, Target
+from a2m_router.conformance.client import Client, Http, InProcess, Stdio, rendered
+from a2m_router.conformance.running import Outcome, State, outcomes
 from tests.servers import javascript
 from tests.servers.bindings import over_http
 from tests.servers.core_only import CoreOnly, main

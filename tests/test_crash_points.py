@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.a2m.records import Draft
+from a2m_router.protocol.wire.records import Draft
 from tests.crashing import (
     KINDS,
     Fact,

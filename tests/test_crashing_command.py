@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.catalog.catalog import Catalog
+from a2m_router.catalog.catalog import Catalog
 from tests.crashing import KINDS, Tally, Way, carried_out, running, scenes
 from tests.crashing_command import Outcome, asked_for, main, parts_of, what_came_of
 

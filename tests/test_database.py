@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import router.database
-from router.catalog.schema import APPLICATION, SCHEMA
-from router.database import Damaged, Database, DatabaseError, Migration, damaged
+import a2m_router.storage.database
+from a2m_router.catalog.schema import APPLICATION, SCHEMA
+from a2m_router.storage.database import Damaged, Database, DatabaseError, Migration, damaged
 from tests.catalogs import entry, opened, write
 
 STEPS: tuple[Migration, ...] = (
@@ -170,7 +170,7 @@ def test_a_missing_folder_is_made(tmp_path: Path) -> None:
 def test_a_file_in_use_by_another_process_is_refused_and_the_sentence_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.database, "_HANDOVER_SECONDS", 0.1)
+    monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 0.1)
     path = tmp_path / "catalog.db"
     with holder(path) as process:
         told = refusal(path, SCHEMA, APPLICATION)
@@ -180,7 +180,7 @@ def test_a_file_in_use_by_another_process_is_refused_and_the_sentence_names_it(
 
 
 def test_a_process_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.database, "_HANDOVER_SECONDS", 30.0)
+    monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 30.0)
     path = tmp_path / "catalog.db"
     with ThreadPoolExecutor(1) as pool, holder(path) as process:
         starting = pool.submit(lambda: database(path, SCHEMA, APPLICATION).close())
@@ -203,7 +203,7 @@ def test_a_process_that_was_killed_leaves_the_file_free_and_its_commits_there(tm
 
 
 def test_one_file_is_not_opened_twice_in_one_process_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.database, "_HANDOVER_SECONDS", 0.0)
+    monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 0.0)
     with closing(database(tmp_path / "catalog.db")):
         assert f"in use by a-test (process {os.getpid()})" in refusal(tmp_path / "catalog.db")
 
@@ -336,7 +336,7 @@ def test_a_full_disk_is_told_once_and_so_is_its_end(
     with closing(database(path)) as store:
         for _ in range(2):
             caplog.clear()
-            monkeypatch.setattr(router.database, "QUIET", 1e6)
+            monkeypatch.setattr(a2m_router.storage.database, "QUIET", 1e6)
             most = store.connection.pragma("page_count")
             store.connection.pragma("max_page_count", most)
             for _ in range(3):
@@ -347,7 +347,7 @@ def test_a_full_disk_is_told_once_and_so_is_its_end(
             store.connection.pragma("max_page_count", most + 100)
             for value in range(4):
                 if value == 2:
-                    monkeypatch.setattr(router.database, "QUIET", 0.0)
+                    monkeypatch.setattr(a2m_router.storage.database, "QUIET", 0.0)
                     assert len(caplog.messages) == 1  # it may be on the brink
                 with store.transaction():
                     store.connection.execute("INSERT INTO first VALUES (?)", (value,))

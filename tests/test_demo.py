@@ -168,7 +168,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
     )
     options = ["--config", str(tmp_path / "federation.toml"), "--http", "127.0.0.1:0", "--log-level", "warning"]
     with subprocess.Popen(
-        [sys.executable, "-m", "router.cli", *options],
+        [sys.executable, "-m", "a2m_router.daemon.cli", *options],
         stderr=subprocess.PIPE,
         text=True,
         cwd=SCRIPTS.parent,

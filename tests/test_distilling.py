@@ -12,10 +12,10 @@ from anyio import wait_all_tasks_blocked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import router.passes
-from router.a2m.errors import A2MError, Code
-from router.a2m.records import Record
-from router.rendering import extract, summary_budget
+import a2m_router.placement.passes
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.records import Record
+from a2m_router.summaries.rendering import extract, summary_budget
 from tests.clocks import simulated
 from tests.federated import (
     FOUR_TIERS,
@@ -280,7 +280,7 @@ async def test_without_a_summarizer_everything_stays_and_goes_on_when_there_is_o
 
 @anyio_test
 async def test_a_pass_in_the_background_rests_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.passes, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(a2m_router.placement.passes, "_FIRST_WAIT", 0.01)
     failing = Failing("")
     thinker = Thinker(failing)
     async with thinking(thinker, settings_of(DISTIL, policy="background")) as fed:

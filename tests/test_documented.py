@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from router.a2m.errors import A2MError, Code
+from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.federated import FOUR_TIERS, Foreign, Mix, Steered, method_of, settings_of, trial
 from tests.servers.core_only import CoreOnly
 from tests.test_last_calls import Said

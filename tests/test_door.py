@@ -17,14 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.a2m.http import Refusal
-from router.a2m.server import Caller
-from router.cli import main
-from router.config import Principal, Settings, Tier, parse
-from router.database import announced
-from router.serve.door import admission
-from router.serve.readiness import unready
-from router.tokens import checked_owner, fresh_token, principal
+from a2m_router.config.loading import parse
+from a2m_router.config.settings import Principal, Settings, Tier
+from a2m_router.daemon.cli import main
+from a2m_router.daemon.serve.door import admission
+from a2m_router.daemon.serve.readiness import unready
+from a2m_router.daemon.tokens import checked_owner, fresh_token, principal
+from a2m_router.protocol.server.http import Refusal
+from a2m_router.protocol.server.server import Caller
+from a2m_router.storage.database import announced
 
 COMMAND: Final = str(Path(sys.executable).with_name("a2m-router"))
 STORE: Final = str(Path(sys.executable).with_name("a2m-store"))

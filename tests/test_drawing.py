@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from router.drawing import blocks, fields, table, wrapped
+from a2m_router.process.drawing import blocks, fields, table, wrapped
 
 ROOT: Final = Path(__file__).parent.parent
 ENVIRONMENT: Final = {
@@ -161,8 +161,8 @@ command = ["a2m-store", "procedural.db"]
 """
 TIERS: Final = ("working", "episodic", "semantic", "procedural", "records", "status")
 SAID: Final = "The quarterly infrastructure report mentions international responsibilities"
-A2M: Final = (sys.executable, "-m", "router.command.cli")
-ROUTER: Final = (sys.executable, "-m", "router.cli")
+A2M: Final = (sys.executable, "-m", "a2m_router.command.cli")
+ROUTER: Final = (sys.executable, "-m", "a2m_router.daemon.cli")
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from router.a2m.errors import A2MError
-from router.tiers.lifting import RESERVED, VERSION
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.tiers.lifting import RESERVED, VERSION
 from tests.federated import Foreign, Mix, settings_of, trial
 from tests.servers.core_only import CoreOnly
 from tests.servers.habits import HABITS

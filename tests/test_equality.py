@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from router.a2m.equality import NULL, atom, integer_of, members, number_atom, parse_where, text_atom, text_of
+from a2m_router.protocol.wire.equality import (
+    NULL,
+    atom,
+    integer_of,
+    members,
+    number_atom,
+    parse_where,
+    text_atom,
+    text_of,
+)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=4)
 values = st.recursive(

@@ -12,8 +12,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.a2m.event_log import UNDERWAY, EventLog, Follower, Polled
-from router.a2m.events import Event, Place, SessionClosed, Sight, Written
+from a2m_router.protocol.server.event_log import UNDERWAY, EventLog, Follower, Polled
+from a2m_router.protocol.wire.events import Event, Place, SessionClosed, Sight, Written
 
 _TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
 

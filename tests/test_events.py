@@ -25,16 +25,16 @@ from anyio import wait_all_tasks_blocked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.store.server import serving
-from backends.store.store import Store
-from router.a2m.descriptors import DescriptorSink, DescriptorSource
-from router.a2m.errors import A2MError, Code
-from router.a2m.event_log import EventLog
-from router.a2m.events import Consolidated, Event, Forgotten, Place, Promoted, Sight, Written, named
-from router.a2m.messages import Params
-from router.a2m.server import Answering, Caller, Dispatcher, Method
-from router.a2m.stdio import serve_lines
-from router.a2m.watching import Watching
+from a2m_router.process.descriptors import DescriptorSink, DescriptorSource
+from a2m_router.protocol.server.event_log import EventLog
+from a2m_router.protocol.server.server import Answering, Caller, Dispatcher, Method
+from a2m_router.protocol.server.stdio import serve_lines
+from a2m_router.protocol.server.watching import Watching
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.events import Consolidated, Event, Forgotten, Place, Promoted, Sight, Written, named
+from a2m_router.protocol.wire.messages import Params
+from a2m_store.server import serving
+from a2m_store.store import Store
 from tests import histories as h
 from tests.clocks import Pace, jumping, simulated
 from tests.federated import FOUR_TIERS, LOCAL, Clock, Steered, Task, Trial, at_once, method_of, settings_of, trial

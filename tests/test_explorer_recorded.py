@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from router.a2m.client import Connection
-from router.catalog.catalog import Catalog
-from router.catalog.readers import Readers
-from router.methods.writing import Writing
-from router.moves import Moves
-from router.sweeping import Sweeper
-from router.tiers.copies import Copies
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.readers import Readers
+from a2m_router.methods.writing import Writing
+from a2m_router.placement.moves import Moves
+from a2m_router.placement.sweeping import Sweeper
+from a2m_router.protocol.client.client import Connection
+from a2m_router.tiers.copies import Copies
 from tests.clocks import simulated
 from tests.explorer.accounts import A, B
 from tests.explorer.recording import TWO_TIERS, Followed, Left, Recorder

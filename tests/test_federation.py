@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.a2m.errors import A2MError, Code
+from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.federated import trial
 
 pytestmark = pytest.mark.anyio

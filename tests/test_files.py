@@ -16,14 +16,14 @@ from typing import Any, Final
 import anyio
 import pytest
 
-import router.database
-from router.a2m.connecting import connect_command
-from router.a2m.errors import FILE_GONE, FILE_HELD, A2MError
-from router.a2m.memory import Memory
-from router.catalog import accounts
-from router.config import load
-from router.database import Database, DatabaseError, announced
-from router.opening import open_federation
+import a2m_router.storage.database
+from a2m_router.catalog import accounts
+from a2m_router.config.loading import load
+from a2m_router.daemon.opening import open_federation
+from a2m_router.protocol.client.connecting import connect_command
+from a2m_router.protocol.client.memory import Memory
+from a2m_router.protocol.wire.errors import FILE_GONE, FILE_HELD, A2MError
+from a2m_router.storage.database import Database, DatabaseError, announced
 from tests.holding import held
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +124,7 @@ async def test_others_are_served_while_a_change_waits_for_another_program(tmp_pa
 async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.database")
+    caplog.set_level(logging.INFO, "a2m_router.storage.database")
     state = tmp_path / "router.db"
     async with remembering(tmp_path) as memory:
         with held(state):
@@ -139,7 +139,7 @@ async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
             await memory.recall("first")  # cannot be counted, which is no reason to refuse it
         assert [record.content for record in (await memory.timeline()).records] == ["the first"]
         await memory.remember("the second")
-        said = [record.getMessage() for record in caplog.records if record.name == "router.database"]
+        said = [record.getMessage() for record in caplog.records if record.name == "a2m_router.storage.database"]
         assert said == [
             f"{state}: {FILE_HELD}; nothing is written until it lets go",
             f"{state}: no other program holds the file any more",
@@ -202,7 +202,7 @@ def test_nobody_waits_in_a_change_for_another_program(tmp_path: Path) -> None:
 def test_a_start_beside_another_program_that_holds_the_file_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.database, "_BUSY", 1)
+    monkeypatch.setattr(a2m_router.storage.database, "_BUSY", 1)
     path = tmp_path / "notes.db"
     database(path).close()
     with held(path), pytest.raises(DatabaseError, match=f"notes.db: cannot be opened: {FILE_HELD}$"):
@@ -345,7 +345,7 @@ def test_a_program_that_ends_without_its_file_says_so_in_a_sentence(tmp_path: Pa
 
 
 def test_a_file_behind_a_link_has_one_lock_by_whatever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.database, "_HANDOVER_SECONDS", 0.0)
+    monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 0.0)
     (tmp_path / "there").mkdir()
     real, link = tmp_path / "there" / "notes.db", tmp_path / "link.db"
     folder = tmp_path / "folder"

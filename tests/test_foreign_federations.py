@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pytest
 
-from router.a2m.errors import A2MError, Code
-from tests.conformance.checking import same
-from tests.conformance.client import Stdio
-from tests.conformance.running import ALL_CHECKS, State
+from a2m_router.conformance.checking import same
+from a2m_router.conformance.client import Stdio
+from a2m_router.conformance.running import ALL_CHECKS, State
+from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.federated import Foreign
 from tests.servers.habits import HABITS
 from tests.servers.lying import LIES

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.a2m.records import vector_bytes
-from router.a2m.vectors import indexed
+from a2m_router.protocol.wire.records import vector_bytes
+from a2m_router.protocol.wire.vectors import indexed
 from tests.federated import Foreign, settings_of, trial
 from tests.test_rules import examples, run
 

@@ -12,8 +12,8 @@ import anyio
 import pytest
 from msgspec import Raw
 
-from router.a2m.errors import NOT_AS_WRITTEN, A2MError, Code
-from router.catalog.entries import entry_of
+from a2m_router.catalog.entries import entry_of
+from a2m_router.protocol.wire.errors import NOT_AS_WRITTEN, A2MError, Code
 from tests.federated import (
     Foreign,
     Mix,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.a2m.vectors import similarity
-from router.fusion import Ranking, by_similarity, lexical, reciprocal_rank
-from router.text import query_tokens, tokens
+from a2m_router.protocol.wire.vectors import similarity
+from a2m_router.ranking.fusion import Ranking, by_similarity, lexical, reciprocal_rank
+from a2m_router.ranking.text import query_tokens, tokens
 
 ids = st.lists(st.sampled_from("abcdefghij"), unique=True)
 weights = st.floats(0.01, 100)

@@ -18,8 +18,8 @@ from typing import Any, Final
 import pytest
 from msgspec import Raw
 
-from router.a2m.jsonrpc import Request, parse_request
-from router.a2m.lines import LineSplitter
+from a2m_router.protocol.wire.jsonrpc import Request, parse_request
+from a2m_router.protocol.wire.lines import LineSplitter
 from tests.fuzz import codec
 from tests.fuzz.__main__ import main
 from tests.fuzz.codec import fuzz_codec
@@ -234,9 +234,9 @@ def test_a_finding_is_written_down_with_its_seed_and_its_messages(
 SMALL: Final = """
 import sys
 from msgspec import Raw
-from router.a2m.errors import A2MError
-from router.a2m.jsonrpc import MalformedMessage, parse_request, render_error, render_result
-from router.a2m.lines import LineSplitter
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.jsonrpc import MalformedMessage, parse_request, render_error, render_result
+from a2m_router.protocol.wire.lines import LineSplitter
 from tests.fuzz.generating import MAX_MESSAGE
 
 fault = sys.argv[1]

@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
-from router.a2m.records import Record
-from router.a2m.timestamps import render
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.timestamps import render
 from tests.federated import START
 from tests.model import Model, Object, Selector, Version
 

@@ -10,11 +10,11 @@ from typing import Final
 
 import pytest
 
-from backends.chaos.plan import PlanError, read_plan
-from router.a2m.child import executable
-from router.a2m.paths import expanded
-from router.config import ConfigError, load
-from router.opening import open_federation
+from a2m_chaos.plan import PlanError, read_plan
+from a2m_router.config.loading import ConfigError, load
+from a2m_router.daemon.opening import open_federation
+from a2m_router.process.paths import expanded
+from a2m_router.protocol.client.child import executable
 
 pytestmark = pytest.mark.anyio
 

@@ -16,16 +16,17 @@ import httpx
 import msgspec
 import pytest
 
-from router.a2m.http import CannotListen, HttpServer, application, serve_http
-from router.a2m.repeats import Repeats
-from router.a2m.server import Caller
-from router.serve.door import admission
+from a2m_router.daemon.serve.door import admission
+from a2m_router.process.repeats import Repeats
+from a2m_router.protocol.server.http import CannotListen, HttpServer, application, serve_http
+from a2m_router.protocol.server.server import Caller
 from tests.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
 
 pytestmark = pytest.mark.anyio
 
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "memory/describe"}
 JSON = {"Content-Type": "application/json"}
+HTTP = "a2m_router.protocol.server.http"
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -267,7 +268,7 @@ async def test_what_is_no_bearer_is_not_called_a_token_and_not_repeated(shown: s
 async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_token(
     headers: dict[str, str], word: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.a2m.http._repeats", Repeats(logging.getLogger("router.a2m.http")))
+    monkeypatch.setattr(f"{HTTP}._repeats", Repeats(logging.getLogger(HTTP)))
     async with served(app(principals=[ALICE])) as client:
         for _ in range(9):
             await client.post("/", json=CALL, headers=headers)
@@ -279,7 +280,7 @@ async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_tok
 async def test_who_asks_whether_it_is_alive_is_in_the_log_only_with_a_wrong_token(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.a2m.http._repeats", Repeats(logging.getLogger("router.a2m.http")))
+    monkeypatch.setattr(f"{HTTP}._repeats", Repeats(logging.getLogger(HTTP)))
     page = {"Origin": "https://app.example"}
     async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
         for path in ("/healthz", "/readyz"):
@@ -535,7 +536,7 @@ async def test_calls_under_way_are_answered_when_the_server_stops(by: str) -> No
 async def test_a_connection_that_never_finishes_its_request_does_not_keep_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.a2m.http._GRACE", 1)
+    monkeypatch.setattr("a2m_router.protocol.server.http._GRACE", 1)
     async with anyio.create_task_group() as tasks:
         server = HttpServer(app(), "127.0.0.1", 0)
         _, port = await tasks.start(server.serve)

@@ -23,11 +23,11 @@ from hypothesis import given, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 from uvicorn.server import ServerState
 
-from router.a2m.http import application, serve_http
-from router.a2m.http_connection import Connection, ConnectionConfig
-from router.a2m.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
-from router.a2m.server import Caller
-from router.serve.door import admission
+from a2m_router.daemon.serve.door import admission
+from a2m_router.protocol.server.http import application, serve_http
+from a2m_router.protocol.server.http_connection import Connection, ConnectionConfig
+from a2m_router.protocol.server.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
+from a2m_router.protocol.server.server import Caller
 
 PATIENCE = 20  # far more than anything here takes; a hang becomes a failure
 SOON = 0.4  # an idle_timeout that passes soon, and in which a busy machine can still send a request

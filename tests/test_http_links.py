@@ -31,12 +31,12 @@ import pytest
 import trustme
 from anyio.streams.tls import TLSListener
 
-from router.a2m.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, Unanswered
-from router.a2m.errors import A2MError
-from router.a2m.http_client import HttpClient, HttpFailure, connect_http
-from router.config import parse
-from router.tiers.link import Link, TierDown
-from router.tiers.starting import links_for
+from a2m_router.config.loading import parse
+from a2m_router.protocol.client.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, Unanswered
+from a2m_router.protocol.client.http_client import HttpClient, HttpFailure, connect_http
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.tiers.link import Link, TierDown
+from a2m_router.tiers.starting import links_for
 from tests.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
 from tests.deadlines import Deadline
 
@@ -895,7 +895,7 @@ async def test_a_json_rpc_server_of_something_else_says_so(tmp_path: Path) -> No
 async def test_a_server_that_answers_nothing_is_not_told_to_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.tiers.link._GREETING", 0.1)
+    monkeypatch.setattr("a2m_router.tiers.link._GREETING", 0.1)
 
     async def reply(_: Request) -> bytes:
         await anyio.sleep_forever()

@@ -13,11 +13,11 @@ from typing import Any
 import apsw
 import pytest
 
-from router.a2m.errors import A2MError
-from router.catalog.catalog import Catalog
-from router.catalog.schema import SCHEMA
-from router.methods.writing import Writing
-from router.tiers.copies import Copies
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.schema import SCHEMA
+from a2m_router.methods.writing import Writing
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.tiers.copies import Copies
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import Foreign, Mix, trial
 from tests.test_rebuild import rebuilt
@@ -58,7 +58,7 @@ batches = pytest.mark.parametrize(
 
 
 def is_routers(name: str) -> bool:
-    return name.startswith("router.")
+    return name.startswith("a2m_router.")
 
 
 def ends(photograph: Photograph) -> Iterator[Files]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 from msgspec import Raw
 
-from router.a2m.records import Record
+from a2m_router.protocol.wire.records import Record
 from tests.kill.__main__ import main
 from tests.kill.account import Account, Found, Version, Wrong
 from tests.kill.processes import MARK, TIERS, Processes

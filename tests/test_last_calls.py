@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from router.a2m.errors import STOPPING, Code
+from a2m_router.protocol.wire.errors import STOPPING, Code
 from tests.addresses import reserved_port
 from tests.test_model import serving
 from tests.test_router_process import PATIENCE, Router, end_of_input, running, terminate
@@ -26,7 +26,7 @@ COMMAND: Final = str(Path(sys.executable).with_name("a2m"))
 
 # the same router, which waits less for calls that it cannot end
 HURRIED: Final = (
-    "app._LAST_CALLS_SECONDS, app._LAST_WORDS_SECONDS = 0.3, 0.3; from router.tiers import link; link._KEPT = 0.1"
+    "app._LAST_CALLS_SECONDS, app._LAST_WORDS_SECONDS = 0.3, 0.3; from a2m_router.tiers import link; link._KEPT = 0.1"
 )
 
 FEDERATION: Final = """
@@ -258,7 +258,7 @@ def test_an_export_that_spans_a_restart_goes_on(tmp_path: Path) -> None:
 
 def test_an_answer_that_nobody_takes_does_not_end_in_a_traceback(tmp_path: Path) -> None:
     """Its connection is broken when its time is over, as if its client had hung up."""
-    hurried = f"{HURRIED}; from router.a2m import http; http._GRACE = 0.3"
+    hurried = f"{HURRIED}; from a2m_router.protocol import http; http._GRACE = 0.3"
     (tmp_path / "federation.toml").write_text(FEDERATION.format(model=""))
     (tmp_path / "faults.toml").write_text("seed = 1\n")
     with running(tmp_path / "federation.toml", "--http", "127.0.0.1:0", hurried=hurried) as router:

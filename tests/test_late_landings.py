@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
-from router.a2m.errors import A2MError
-from router.a2m.http_client import SETTLING
-from router.a2m.jsonrpc import parse_request, read_params
-from router.a2m.messages import Remember
+from a2m_router.protocol.client.http_client import SETTLING
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.jsonrpc import parse_request, read_params
+from a2m_router.protocol.wire.messages import Remember
 from tests.clocks import simulated
 from tests.federated import FOUR_TIERS, LOCAL, Steered, Task, Trial, assert_nothing_under_way, settings_of, trial
 from tests.test_rules_restart import photograph

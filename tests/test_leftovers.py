@@ -12,7 +12,7 @@ import anyio.abc
 import psutil
 import pytest
 
-from router.tiers.leftovers import end_leftovers, mark_of
+from a2m_router.tiers.leftovers import end_leftovers, mark_of
 
 pytestmark = pytest.mark.anyio
 
@@ -55,8 +55,8 @@ async def test_a_process_with_the_mark_is_ended(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("router.tiers.leftovers._BY_ITSELF", 0.05)
-    monkeypatch.setattr("router.tiers.leftovers._TERMINATED", terminated)
+    monkeypatch.setattr("a2m_router.tiers.leftovers._BY_ITSELF", 0.05)
+    monkeypatch.setattr("a2m_router.tiers.leftovers._TERMINATED", terminated)
     mark = mark_of(tmp_path / "router.db", "working")
     async with running(code, mark) as process:
         with anyio.fail_after(PATIENCE):
@@ -67,7 +67,7 @@ async def test_a_process_with_the_mark_is_ended(
 
 
 async def test_a_process_that_ends_by_itself_is_left_to_do_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.tiers.leftovers._BY_ITSELF", PATIENCE)
+    monkeypatch.setattr("a2m_router.tiers.leftovers._BY_ITSELF", PATIENCE)
     mark = mark_of(tmp_path / "router.db", "working")
     async with running(ENDS_BY_ITSELF, mark) as process, anyio.create_task_group() as tasks:
 
@@ -82,7 +82,7 @@ async def test_a_process_that_ends_by_itself_is_left_to_do_so(tmp_path: Path, mo
 
 
 async def test_what_it_has_started_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.tiers.leftovers._BY_ITSELF", 0.05)
+    monkeypatch.setattr("a2m_router.tiers.leftovers._BY_ITSELF", 0.05)
     mark = mark_of(tmp_path / "router.db", "working")
     # a shell that has gone, and left a server of its own behind, in a session of that one's own
     inner = f"import os; os.setsid(); {MUST_BE_TOLD}"

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, UnsetType
 
-from router.a2m.equality import parse_where
-from router.a2m.errors import A2MError, Code
-from router.a2m.matching import FIELDS, matches
-from router.a2m.records import Draft, Record, digest, record_of
-from router.a2m.timestamps import UNDATED
-from router.catalog.catalog import Catalog
-from router.config import parse
-from router.tiers.lifting import (
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.config.loading import parse
+from a2m_router.protocol.wire.equality import parse_where
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.matching import FIELDS, matches
+from a2m_router.protocol.wire.records import Draft, Record, digest, record_of
+from a2m_router.protocol.wire.timestamps import UNDATED
+from a2m_router.tiers.lifting import (
     RESERVED,
     VERSION,
     Lifted,
@@ -33,8 +33,8 @@ from router.tiers.lifting import (
     shows_metadata,
     unescaped,
 )
-from router.tiers.profile import CannotServe, Profile
-from router.tiers.starting import links_for
+from a2m_router.tiers.profile import CannotServe, Profile
+from a2m_router.tiers.starting import links_for
 from tests.federated import Foreign, Mix, Steered, Trial, redone, settings_of, trial
 from tests.servers import javascript
 from tests.servers.core_only import CoreOnly

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.a2m.budget import budget, left
-from router.a2m.child import CannotStart, connect_process
-from router.a2m.client import Connection, Settled, connect_local
-from router.a2m.errors import A2MError, unanswered_in
-from router.a2m.server import Caller
-from router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
-from router.tiers.link import PATIENCE, Link, LinkStatus, Overloaded, TierDown
-from router.tiers.profile import BadProfile, Store, read_profile
-from router.tiers.room import Room
+from a2m_router.process.budget import budget, left
+from a2m_router.protocol.client.child import CannotStart, connect_process
+from a2m_router.protocol.client.client import Connection, Settled, connect_local
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError, unanswered_in
+from a2m_router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
+from a2m_router.tiers.link import PATIENCE, Link, LinkStatus, Overloaded, TierDown
+from a2m_router.tiers.profile import BadProfile, Store, read_profile
+from a2m_router.tiers.room import Room
 from tests.clocks import simulated
 
 DESCRIBED: dict[str, Any] = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": ["core"]}
@@ -159,7 +159,7 @@ async def test_a_lost_tier_is_connected_again(caplog: pytest.LogCaptureFixture) 
         assert failure.value.settled is None
         await link.wait_up()
         assert changes == ["up", "down", "up"]
-    assert [record.getMessage() for record in caplog.records if record.name == "router.tiers"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "a2m_router.tiers"] == [
         "episodic is up: a tier's server",
         "episodic is down: it was killed by SIGKILL",
         "episodic is up: a tier's server",

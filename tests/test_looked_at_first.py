@@ -11,9 +11,9 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-import router.recovery
-from router.a2m.errors import A2MError
-from router.tiers.profile import CannotServe
+import a2m_router.placement.recovery
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.tiers.profile import CannotServe
 from tests.clocks import simulated
 from tests.disk import Files
 from tests.federated import (
@@ -177,7 +177,7 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
 async def test_a_refused_start_has_changed_nothing_though_a_look_failed_before(
     tmp_path: Path, mix: Mix, noted: Noted, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    monkeypatch.setattr("router.app._WELCOME_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.daemon.app._WELCOME_SECONDS", 0.01)
     await is_later(tmp_path, mix, noted)
     before = held(tmp_path)
     weather = Failing("working", "timeline", times)
@@ -194,7 +194,7 @@ async def test_a_refused_start_has_changed_nothing_though_a_look_failed_before(
 async def test_a_refused_start_is_unknown_to_every_store_so_that_the_newer_catalog_can_be_brought_back(
     tmp_path: Path, mix: Mix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.app._WELCOME_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.daemon.app._WELCOME_SECONDS", 0.01)
     newer = await is_later(tmp_path, mix, forgotten)
     for times in (0, 1):
         copy = copied(tmp_path)
@@ -211,7 +211,7 @@ async def test_a_refused_start_removes_nothing_from_other_tiers_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is noted of a tier that no later start has written to may be untrue all the same."""
-    monkeypatch.setattr("router.app._WELCOME_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.daemon.app._WELCOME_SECONDS", 0.01)
     mix, steer = MIXES["all lesser"], Steered()
     async with trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed:
         await fed.call("remember", records=[{**T, "tier": "semantic"}])
@@ -392,7 +392,7 @@ async def test_a_shared_store_of_which_all_is_seen_at_once_is_not_read_through_f
 async def test_how_much_a_scan_has_found_of_others_is_known_to_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.recovery, "_WIDEST", 100)
+    monkeypatch.setattr(a2m_router.placement.recovery, "_WIDEST", 100)
     folder = await two_on_one_store(tmp_path, first=3, then=150, last=150)
     assert await scans_of(folder) == []
 
@@ -402,7 +402,7 @@ async def test_a_store_that_pages_is_read_through_where_its_newest_show_too_few_
 ) -> None:
     folder = await two_on_one_store(tmp_path, first=3, then=150, last=0)
     assert await scans_of(folder) == []  # the widened look has shown them
-    monkeypatch.setattr(router.recovery, "_WIDEST", 100)
+    monkeypatch.setattr(a2m_router.placement.recovery, "_WIDEST", 100)
     assert len(await scans_of(folder)) == 1
 
 

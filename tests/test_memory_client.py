@@ -17,21 +17,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import router
-from router import blocking
-from router.a2m import answers
-from router.a2m.answers import BadAnswer, Description, Record
-from router.a2m.child import CannotStart
-from router.a2m.client import ConnectionLost, NoAnswer, Settled, connect_local, settled
-from router.a2m.errors import A2MError, Code
-from router.a2m.http import application, serve_http
-from router.a2m.memory import RESET, Memory
-from router.a2m.questions import NewRecord, Prompt
-from router.a2m.server import Answering, Caller
-from router.config import ConfigError, Principal
-from router.database import DatabaseError
-from router.serve.door import admission
-from router.tiers.profile import CannotServe
+import a2m_router
+from a2m_router import blocking
+from a2m_router.config.loading import ConfigError
+from a2m_router.config.settings import Principal
+from a2m_router.daemon.serve.door import admission
+from a2m_router.protocol.client import answers
+from a2m_router.protocol.client.answers import BadAnswer, Description, Record
+from a2m_router.protocol.client.child import CannotStart
+from a2m_router.protocol.client.client import ConnectionLost, NoAnswer, Settled, connect_local, settled
+from a2m_router.protocol.client.memory import RESET, Memory
+from a2m_router.protocol.client.questions import NewRecord, Prompt
+from a2m_router.protocol.server.http import application, serve_http
+from a2m_router.protocol.server.server import Answering, Caller
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.storage.database import DatabaseError
+from a2m_router.tiers.profile import CannotServe
 from tests.conformance.small_server import Server
 from tests.federated import Trial, trial
 from tests.servers.habits import HABITS
@@ -39,7 +40,7 @@ from tests.servers.habits import HABITS
 pytestmark = pytest.mark.anyio
 
 ROOT: Final = Path(__file__).parent.parent
-STORE: Final = [sys.executable, "-m", "backends.store.cli"]
+STORE: Final = [sys.executable, "-m", "a2m_store.cli"]
 SMALL: Final = [sys.executable, "-c", "from tests.conformance.small_server import Server; Server().serve_stdio()"]
 FEDERATION: Final = """
 state = "router.db"
@@ -470,7 +471,7 @@ async def federation_at(folder: Path, text: str = FEDERATION) -> Path:
 async def test_a_federation_is_opened_in_the_program_itself(tmp_path: Path) -> None:
     path = await federation_at(tmp_path)
     for content in ("the first life", "the second life"):
-        async with router.open_federation(path, owner="alice") as memory:
+        async with a2m_router.open_federation(path, owner="alice") as memory:
             await memory.remember(content, tier="semantic")
             last = (await memory.recall("life")).records
     assert {(one.content, one.owner) for one in last} == {("the first life", "alice"), ("the second life", "alice")}
@@ -479,7 +480,7 @@ async def test_a_federation_is_opened_in_the_program_itself(tmp_path: Path) -> N
 async def test_what_is_raised_in_the_block_comes_out_as_it_is(tmp_path: Path) -> None:
     path = await federation_at(tmp_path)
     with pytest.raises(A2MError) as refused:
-        async with router.open_federation(path) as memory:
+        async with a2m_router.open_federation(path) as memory:
             await memory.recall("x", tier="nowhere")
     assert refused.value.code == Code.UNKNOWN_TIER
 
@@ -487,18 +488,18 @@ async def test_what_is_raised_in_the_block_comes_out_as_it_is(tmp_path: Path) ->
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_federation_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
-        async with router.open_federation(tmp_path / "nothing.toml"):
+        async with a2m_router.open_federation(tmp_path / "nothing.toml"):
             pass
     path = await federation_at(tmp_path)
-    async with router.open_federation(path) as memory:
+    async with a2m_router.open_federation(path) as memory:
         with pytest.raises(DatabaseError, match="in use by"):
-            async with router.open_federation(path):
+            async with a2m_router.open_federation(path):
                 pass
         await memory.remember("x", tier="semantic")
     async for file in anyio.Path(tmp_path).glob("semantic.db*"):
         await file.unlink()
     with pytest.raises(CannotServe, match="another store is behind this tier"):
-        async with router.open_federation(path):
+        async with a2m_router.open_federation(path):
             pass
 
 
@@ -507,21 +508,21 @@ async def test_the_file_and_its_programs_see_the_environment_that_is_given(tmp_p
         tmp_path, FEDERATION + '[[serve.principals]]\nowner = "alice"\ntoken_env = "ONLY_IN_THE_TEST"\n'
     )
     with pytest.raises(ConfigError, match="token_env: the environment variable ONLY_IN_THE_TEST is not set"):
-        async with router.open_federation(path, environ={}):
+        async with a2m_router.open_federation(path, environ={}):
             pass
 
 
 async def test_a_store_is_reached_behind_its_command(tmp_path: Path) -> None:
-    async with router.connect_command([*STORE, str(tmp_path / "a.db")]) as memory:
+    async with a2m_router.connect_command([*STORE, str(tmp_path / "a.db")]) as memory:
         [id] = await memory.remember("hello", key="k")
         found = await memory.fetch("k")
         assert found is not None
         assert found.id == id
     with pytest.raises(CannotStart, match="there is no such program"):
-        async with router.connect_command(["/no/such/program"]):
+        async with a2m_router.connect_command(["/no/such/program"]):
             pass
-    with pytest.raises(router.Unanswered, match="status 1"):
-        async with router.connect_command(["false"]):
+    with pytest.raises(a2m_router.Unanswered, match="status 1"):
+        async with a2m_router.connect_command(["false"]):
             pass
 
 
@@ -533,7 +534,7 @@ async def test_events_come_by_themselves_to_the_callback(tmp_path: Path) -> None
         raise RuntimeError("a callback that fails does not end the connection")
 
     with arrived, events:
-        async with router.connect_command(SMALL, cwd=ROOT, on_notification=hand_on) as memory:
+        async with a2m_router.connect_command(SMALL, cwd=ROOT, on_notification=hand_on) as memory:
             described = await memory.describe()
             assert described.events is not None
             assert described.events.push
@@ -551,7 +552,8 @@ async def test_the_routers_events_come_by_themselves(tmp_path: Path) -> None:
     event = None
     arrived, events = anyio.create_memory_object_stream[dict[str, Any]](10)
     with arrived, events:
-        async with router.open_federation(await federation_at(tmp_path), on_notification=arrived.send_nowait) as memory:
+        federation = await federation_at(tmp_path)
+        async with a2m_router.open_federation(federation, on_notification=arrived.send_nowait) as memory:
             described = await memory.describe()
             if described.events is not None and described.events.push:
                 await memory.subscribe()
@@ -585,8 +587,8 @@ async def test_a_server_is_reached_over_http() -> None:
     async with (
         trial() as fed,
         over_http(fed, alice="open sesame", bob="geheim") as url,
-        router.connect(url, "open sesame") as alice,
-        router.connect(url, token="geheim") as bob,
+        a2m_router.connect(url, "open sesame") as alice,
+        a2m_router.connect(url, token="geheim") as bob,
     ):
         await alice.remember("alice's cat", tier="semantic")
         await bob.remember("bob's cat", tier="semantic")
@@ -594,8 +596,8 @@ async def test_a_server_is_reached_over_http() -> None:
         with pytest.raises(A2MError) as refused:
             await alice.for_owner("bob").recall("cat")
         assert refused.value.code == Code.SCOPE_DENIED
-        with pytest.raises(router.Unanswered, match="401"):
-            async with router.connect(url, "open says me"):
+        with pytest.raises(a2m_router.Unanswered, match="401"):
+            async with a2m_router.connect(url, "open says me"):
                 pass
 
 
@@ -603,21 +605,21 @@ async def test_a_server_is_reached_over_http() -> None:
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8778", "ftp://x/", "http://", "http://[", "http://x:99999999/"])
 async def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="expected a URL"):
-        async with router.connect(url):
+        async with a2m_router.connect(url):
             pass
 
 
 @pytest.mark.parametrize("token", ["", "secret\nX-Owner: bob", " secret", "sécret"])
 async def test_a_token_that_no_header_can_carry_is_not_quoted(token: str) -> None:
     with pytest.raises(ValueError, match="the token") as refused:
-        async with router.connect("http://127.0.0.1:1/", token):
+        async with a2m_router.connect("http://127.0.0.1:1/", token):
             pass
     assert "cret" not in str(refused.value)
 
 
 async def test_a_server_that_is_not_there_is_said_in_a_sentence() -> None:
-    with pytest.raises(router.Unanswered, match="cannot be reached"):
-        async with router.connect("http://127.0.0.1:1/", "secret") as memory:
+    with pytest.raises(a2m_router.Unanswered, match="cannot be reached"):
+        async with a2m_router.connect("http://127.0.0.1:1/", "secret") as memory:
             await memory.describe()
 
 
@@ -636,7 +638,7 @@ def test_the_blocking_memory_has_the_same_methods_with_the_same_parameters() -> 
         name: list(s.parameters.values()) for name, s in finished.items()
     }
     for name in ("connect", "connect_command", "open_federation"):
-        assert inspect.signature(getattr(blocking, name)) == inspect.signature(getattr(router, name))
+        assert inspect.signature(getattr(blocking, name)) == inspect.signature(getattr(a2m_router, name))
 
 
 def test_scripts_use_a_store_without_async(tmp_path: Path) -> None:
@@ -673,29 +675,31 @@ def test_scripts_watch_without_async() -> None:
 
 
 def test_all_that_is_offered_is_there() -> None:
-    for name in router.__all__:
-        assert getattr(router, name) is not None
-    assert router.Memory is Memory
-    assert set(router.__all__) <= set(dir(router))
+    for name in a2m_router.__all__:
+        assert getattr(a2m_router, name) is not None
+    assert a2m_router.Memory is Memory
+    assert set(a2m_router.__all__) <= set(dir(a2m_router))
     with pytest.raises(AttributeError, match="no attribute 'memory_of_things'"):
-        _ = router.memory_of_things
+        _ = a2m_router.memory_of_things
 
 
 def test_a_part_can_be_used_without_loading_the_whole() -> None:
     program = (
-        "import sys, router.a2m.client, router.a2m.server, router.database\n"
-        "assert not {'router.app', 'router.config', 'router.catalog', 'httpx'} & set(sys.modules), sys.modules\n"
-        "from router import A2MError\n"
-        "assert 'router.app' not in sys.modules\n"
-        "from router import open_federation, blocking\n"
-        "assert 'router.app' in sys.modules and blocking.open_federation\n"
+        "import sys\n"
+        "import a2m_router.protocol.client.client, a2m_router.protocol.server.server, a2m_router.storage.database\n"
+        "late = {'a2m_router.daemon.app', 'a2m_router.config.loading', 'a2m_router.catalog', 'httpx'}\n"
+        "assert not late & set(sys.modules), sys.modules\n"
+        "from a2m_router import A2MError\n"
+        "assert 'a2m_router.daemon.app' not in sys.modules\n"
+        "from a2m_router import open_federation, blocking\n"
+        "assert 'a2m_router.daemon.app' in sys.modules and blocking.open_federation\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 async def test_no_token_is_in_a_repr() -> None:
-    with contextlib.suppress(router.Unanswered):
-        async with router.connect("http://127.0.0.1:1/", "very-secret") as memory:
+    with contextlib.suppress(a2m_router.Unanswered):
+        async with a2m_router.connect("http://127.0.0.1:1/", "very-secret") as memory:
             assert "very-secret" not in repr(memory)
     assert "very-secret" not in repr(Memory(Fake(), owner="alice"))
 

@@ -20,12 +20,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-import router.methods.asking
-from router.a2m.errors import A2MError, Code
-from router.a2m.matching import FIELDS
-from router.a2m.records import Record
-from router.a2m.timestamps import render
-from router.a2m.vectors import similarity
+import a2m_router.methods.asking
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.matching import FIELDS
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.timestamps import render
+from a2m_router.protocol.wire.vectors import similarity
 from tests import histories as h
 from tests import test_rules as rules
 from tests import two_worlds as w
@@ -565,7 +565,7 @@ async def test_a_record_leaves_as_it_was_replaced(tier: str, method: str, after:
 async def test_a_tier_that_refuses_to_catch_up_is_asked_until_it_does(
     tier: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.redoing, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(a2m_router.placement.redoing, "_FIRST_WAIT", 0.0)
     steer = Steered()
     async with trial(CALM, servers=KEYED, weather=steer) as fed:
         await fed.call("remember", records=[{**FIRST, "tier": tier}, {"content": "other", "tier": tier}])
@@ -596,7 +596,7 @@ class Altering(CoreOnly):
 
 
 async def test_what_a_tier_alters_is_as_it_was_given_and_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.redoing, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(a2m_router.placement.redoing, "_FIRST_WAIT", 0.0)
     async with trial(CALM, servers={"working": Foreign(kind=Altering)}) as fed:
         await fed.call("remember", records=[FIRST, {"content": "other"}])
         server = fed.servers["working"]
@@ -867,7 +867,7 @@ def test_what_is_found_is_what_a_plain_model_says(
                 await finds(fed, kept, question, meant, limit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router.methods.asking, "_FEW", few)
+        patch.setattr(a2m_router.methods.asking, "_FEW", few)
         run(loop, scenario)
 
 

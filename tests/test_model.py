@@ -25,8 +25,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config import Summarizer
-from router.model import MAX_ANSWER, MAX_QUOTED, MAX_WAIT, ModelFailed, connect_model
+from a2m_router.config.settings import Summarizer
+from a2m_router.summaries.model import MAX_ANSWER, MAX_QUOTED, MAX_WAIT, ModelFailed, connect_model
 from tests.addresses import reserved_port
 
 TOKEN = "sk-s3cret/of+ours"

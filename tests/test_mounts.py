@@ -30,15 +30,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from backends.rag import server as rag
-from backends.rag.service import Result, ServiceFailure, ServiceSilent
-from router.a2m.errors import A2MError, Code
-from router.a2m.server import Caller
-from router.a2m.timestamps import UNDATED, parse, render
-from router.methods.asking import NO_VECTORS, OTHER_WIDTH
-from tests.conformance.checking import Target, same
-from tests.conformance.client import InProcess, Stdio
-from tests.conformance.running import ALL_CHECKS, State, outcomes
+from a2m_rag import server as rag
+from a2m_rag.service import Result, ServiceFailure, ServiceSilent
+from a2m_router.conformance.checking import Target, same
+from a2m_router.conformance.client import InProcess, Stdio
+from a2m_router.conformance.running import ALL_CHECKS, State, outcomes
+from a2m_router.methods.asking import NO_VECTORS, OTHER_WIDTH
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.timestamps import UNDATED, parse, render
 from tests.federated import LOCAL, START, Foreign, Trial, filled, settings_of, told_by, trial
 from tests.servers.core_only import CoreOnly
 from tests.test_rag import Corpus, Moody, server
@@ -677,7 +677,7 @@ async def test_what_a_service_refuses_again_and_again_leaves_its_mount_up() -> N
 
 @pytest.mark.anyio
 async def test_describe_tells_a_mount_s_health_by_its_service_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.tiers.link._LOOKED_LATELY", 0.0)
+    monkeypatch.setattr("a2m_router.tiers.link._LOOKED_LATELY", 0.0)
     service, manual = moody()
     async with mounted(manual) as fed:
         assert (await fed.call("describe"))["tiers"][2]["status"] == "up"
@@ -696,7 +696,7 @@ async def test_describe_tells_a_mount_s_health_by_its_service_s(monkeypatch: pyt
 
 @pytest.mark.anyio
 async def test_describe_does_not_wait_for_a_service_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.methods.table._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.methods.table._LOOK_SECONDS", 0.01)
     held = anyio.Event()
 
     class Held(Moody):
@@ -1177,7 +1177,7 @@ def test_a_chroma_collection_and_a_search_endpoint_stand_beside_memory(tmp_path:
         pages.add(ids=[*ENTRIES], documents=[*texts], embeddings=[*vectors], metadatas=[*metadatas])
     before = content_of(tmp_path / "db")
     (tmp_path / "vectors.py").write_text(EMBED)
-    command = [sys.executable, "-m", "backends.rag.cli"]
+    command = [sys.executable, "-m", "a2m_rag.cli"]
     chroma = [*command, "chroma", "db", "--collection", "pages", "--embed", "vectors:embed", "--timeout", "60"]
     with ExitStack() as stack:
         with site() as url:
@@ -1262,7 +1262,7 @@ timeout = "60s"
 def test_a_search_tool_stands_beside_memory_and_comes_back_when_it_has_died(tmp_path: Path) -> None:
     server = [sys.executable, str(Path(__file__).parent / "servers" / "mcp_search.py"), "--marks", str(tmp_path)]
     near = ["--score", "score", "--min-score", "0.3"]
-    rag = [sys.executable, "-m", "backends.rag.cli", "mcp", "--tool", "search", "--timeout", "60", *near, "--", *server]
+    rag = [sys.executable, "-m", "a2m_rag.cli", "mcp", "--tool", "search", "--timeout", "60", *near, "--", *server]
     config = tmp_path / "federation.toml"
     config.write_text(WITH_A_TOOL.format(tool=json.dumps(rag)))
     router = Stdio([str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)], PATIENCE)
@@ -1289,7 +1289,7 @@ def test_a_search_tool_that_is_dead_is_left_alone(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"import runpy\nrunpy.run_path({str(real)!r}, run_name='__main__')\n")
     server = [sys.executable, str(program), "--marks", str(tmp_path)]
-    rag = [sys.executable, "-m", "backends.rag.cli", "mcp", "--tool", "search", "--timeout", "60", "--", *server]
+    rag = [sys.executable, "-m", "a2m_rag.cli", "mcp", "--tool", "search", "--timeout", "60", "--", *server]
     config = tmp_path / "federation.toml"
     config.write_text(WITH_A_TOOL.format(tool=json.dumps(rag)))
     router = Stdio([str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)], PATIENCE)
@@ -1344,7 +1344,7 @@ def test_a_service_that_hangs_is_left_alone_until_it_is_back(tmp_path: Path) -> 
     site = Hanging()
     with ExitStack() as stack:
         url = stack.enter_context(listening(Route("/search", site.search)))
-        http = [sys.executable, "-m", "backends.rag.cli", "http", "--url", f"{url}/search?q={{query}}"]
+        http = [sys.executable, "-m", "a2m_rag.cli", "http", "--url", f"{url}/search?q={{query}}"]
         http += ["--content", "text", "--timeout", "0.5"]
         config = tmp_path / "federation.toml"
         config.write_text(HANGING.format(http=json.dumps(http)))

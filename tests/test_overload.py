@@ -12,13 +12,13 @@ import httpx
 import msgspec
 import pytest
 
-from router.a2m.client import connect_local
-from router.a2m.errors import A2MError, Code
-from router.a2m.http import application, serve_http
-from router.a2m.http_client import connect_http
-from router.a2m.jsonrpc import parse_request, render_result
-from router.a2m.server import Caller, Gate
-from router.a2m.stdio import serve_lines
+from a2m_router.protocol.client.client import connect_local
+from a2m_router.protocol.client.http_client import connect_http
+from a2m_router.protocol.server.http import application, serve_http
+from a2m_router.protocol.server.server import Caller, Gate
+from a2m_router.protocol.server.stdio import serve_lines
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import parse_request, render_result
 from tests.clocks import simulated
 from tests.federated import FOUR_TIERS, LOCAL, Steered, Task, Trial, assert_nothing_under_way, settings_of, trial
 

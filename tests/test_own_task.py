@@ -12,12 +12,12 @@ import psutil
 import pytest
 from starlette.applications import Starlette
 
-from router.a2m.connecting import connect, connect_command
-from router.a2m.memory import Memory
-from router.a2m.own_task import in_own_task
-from router.config import ConfigError
-from router.database import DatabaseError
-from router.opening import open_federation
+from a2m_router.config.loading import ConfigError
+from a2m_router.daemon.opening import open_federation
+from a2m_router.protocol.client.connecting import connect, connect_command
+from a2m_router.protocol.client.memory import Memory
+from a2m_router.protocol.client.own_task import in_own_task
+from a2m_router.storage.database import DatabaseError
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.a2m.errors import A2MError, Code
+from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.federated import FOUR_TIERS, Trial, settings_of, trial
 from tests.test_backup import made
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.policy import WORTHLESS, Unit, evictions, in_batches, strength
+from a2m_router.ranking.policy import WORTHLESS, Unit, evictions, in_batches, strength
 
 HALF_LIVES = [60, 300, 3600, 86_400]
 

@@ -23,16 +23,16 @@ import apsw
 import msgspec
 import pytest
 
-import router.database
-from backends.store.batch import Call, carry_out
-from backends.store.schema import open_file
-from backends.store.store import Store
-from router.a2m.errors import A2MError, Code
-from router.a2m.messages import Forget, Pages, Reinforce, Remember
-from router.a2m.records import Draft
-from router.catalog.accounts import Replacement
-from router.catalog.selection import Scope
-from router.database import Database
+import a2m_router.storage.database
+from a2m_router.catalog.accounts import Replacement
+from a2m_router.catalog.selection import Scope
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.messages import Forget, Pages, Reinforce, Remember
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.storage.database import Database
+from a2m_store.batch import Call, carry_out
+from a2m_store.schema import open_file
+from a2m_store.store import Store
 from tests.catalogs import entry, opened, rewritten
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import LOCAL, Clock, settings_of, trial
@@ -207,7 +207,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(params=[8, 40, 1000], ids=lambda pages: f"checkpoint at {pages} pages")
 def checkpoints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How long the log grows: from a checkpoint with nearly every call to none at all."""
-    monkeypatch.setattr(router.database, "_CHECKPOINT", request.param)
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", request.param)
     pages: int = request.param
     return pages
 
@@ -256,7 +256,7 @@ def test_a_store_that_does_not_sync_is_found_out(folder: Path, tmp_path: Path, m
 def test_a_store_that_does_not_sync_its_folder_is_found_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.database, "sync_folder", lambda folder: None)
+    monkeypatch.setattr(a2m_router.storage.database, "sync_folder", lambda folder: None)
     with (disk := Disk(folder)).mounted():
         witness = Witness(disk)
         write_to_a_store(folder, witness, calls=3)
@@ -345,7 +345,7 @@ def test_what_cannot_be_read_any_more_is_not_confirmed(folder: Path) -> None:
 def test_a_log_that_is_not_confirmed_does_not_go_into_the_database(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.database, "_CHECKPOINT", 10)
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 10)
     with (disk := Disk(folder)).mounted(), closing(plain(folder / "a.db")) as database:
         monkeypatch.setattr(database, "_checkpoint_at", 30)
         insert(database, *("a" * 3000 for _ in range(5)))
@@ -382,7 +382,7 @@ def test_a_database_that_could_not_be_synced_at_its_end_is_made_durable_when_it_
 def test_syncs_that_fail_now_and_then_cost_nothing_that_was_confirmed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(router.database, "_CHECKPOINT", 15)
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 15)
     chance = random.Random(seed)
     with (disk := Disk(folder)).mounted():
         witness = Witness(disk)
@@ -403,7 +403,7 @@ def test_syncs_that_fail_now_and_then_cost_nothing_that_was_confirmed(
 def test_a_file_is_brought_up_to_date_whole_or_not_at_all(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    monkeypatch.setattr(router.database, "_CHECKPOINT", 15)
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 15)
     path = folder / "a.db"
     asked = Asked(path)
     asked.remember(*({"content": f"content {n} " + "x" * 500, "embedding": [1.0, n]} for n in range(40)))
@@ -472,7 +472,7 @@ def test_a_full_disk_costs_a_store_nothing_and_it_goes_on_when_there_is_room(fol
 def test_a_disk_that_is_full_when_the_log_goes_into_the_database_costs_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.database, "_CHECKPOINT", 10)
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 10)
     with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
         disk.room = lambda name: name != "a.db"  # the log has its place already
         ids = [f"r{n}" for n in range(10)]

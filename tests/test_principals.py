@@ -21,17 +21,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.a2m.capabilities import METHODS
-from router.a2m.errors import A2MError, Code
-from router.a2m.event_log import Feed
-from router.a2m.events import Forgotten, Place, Sight, named
-from router.a2m.http import application, serve_http
-from router.a2m.jsonrpc import render_call, render_error
-from router.a2m.messages import Describe
-from router.a2m.server import Caller
-from router.config import ConfigError, Settings, parse
-from router.serve import rights
-from router.serve.door import admission
+from a2m_router.config.loading import ConfigError, parse
+from a2m_router.config.settings import Settings
+from a2m_router.daemon.serve import rights
+from a2m_router.daemon.serve.door import admission
+from a2m_router.protocol.server.event_log import Feed
+from a2m_router.protocol.server.http import application, serve_http
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.capabilities import METHODS
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.events import Forgotten, Place, Sight, named
+from a2m_router.protocol.wire.jsonrpc import render_call, render_error
+from a2m_router.protocol.wire.messages import Describe
 from tests import two_worlds as w
 from tests.federated import FOUR_TIERS, START, Steered, Task, Trial, Weather, at_once, method_of, settings_of, trial
 from tests.histories import restless

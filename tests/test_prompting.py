@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.a2m.errors import A2MError, Code
-from router.a2m.timestamps import UNDATED
-from router.config import Settings, parse
-from router.model import Model
+from a2m_router.config.loading import parse
+from a2m_router.config.settings import Settings
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.timestamps import UNDATED
+from a2m_router.summaries.model import Model
 from tests.federated import FOUR_TIERS, LOCAL, Task, Trial, assert_nothing_under_way, contents, settings_of, trial
 from tests.test_model import PATIENCE, TOKEN, Endpoint, answer, completion, error, serving
 from tests.test_summaries import refused

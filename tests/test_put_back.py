@@ -22,16 +22,16 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from backends.store.store import Store
-from router.a2m.errors import A2MError
-from router.a2m.messages import Enrol
-from router.a2m.server import Caller
-from router.catalog.catalog import Catalog
-from router.catalog.entries import Entry
-from router.catalog.selection import Scope
-from router.rebuilding import Rebuilt
-from router.tiers.link import Link
-from router.tiers.profile import CannotServe
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.selection import Scope
+from a2m_router.placement.rebuilding import Rebuilt
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.messages import Enrol
+from a2m_router.tiers.link import Link
+from a2m_router.tiers.profile import CannotServe
+from a2m_store.store import Store
 from tests.catalogs import opened
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.federated import (

@@ -30,25 +30,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from backends.rag import moments
-from backends.rag.filling import filled
-from backends.rag.headers import headers_from
-from backends.rag.mapping import FIELDS, Path, Paths, records
-from backends.rag.over_python import PythonService, python_service
-from backends.rag.server import Limits, Server
-from backends.rag.service import CannotStart, Result, ServiceFailure, ServiceSilent, told
-from backends.rag.threads import Threads
-from backends.rag.thresholds import NearService, Threshold
-from router.a2m.equality import parse_where
-from router.a2m.matching import matches
-from router.a2m.records import Record
-from router.a2m.stdio import LOCAL
-from router.a2m.timestamps import UNDATED, parse, render
+from a2m_rag import moments
+from a2m_rag.filling import filled
+from a2m_rag.headers import headers_from
+from a2m_rag.mapping import FIELDS, Path, Paths, records
+from a2m_rag.over_python import PythonService, python_service
+from a2m_rag.server import Limits, Server
+from a2m_rag.service import CannotStart, Result, ServiceFailure, ServiceSilent, told
+from a2m_rag.threads import Threads
+from a2m_rag.thresholds import NearService, Threshold
+from a2m_router.conformance.__main__ import main as conformance
+from a2m_router.conformance.checking import Target
+from a2m_router.conformance.client import InProcess
+from a2m_router.conformance.running import State, outcomes
+from a2m_router.protocol.server.stdio import LOCAL
+from a2m_router.protocol.wire.equality import parse_where
+from a2m_router.protocol.wire.matching import matches
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.timestamps import UNDATED, parse, render
 from tests.addresses import reserved_port
-from tests.conformance.__main__ import main as conformance
-from tests.conformance.checking import Target
-from tests.conformance.client import InProcess
-from tests.conformance.running import State, outcomes
 
 PATHS = Paths(
     content=Path("content"),
@@ -59,7 +59,7 @@ PATHS = Paths(
     role=Path("role"),
     group=Path("group"),
 )
-COMMAND = [sys.executable, "-m", "backends.rag.cli"]
+COMMAND = [sys.executable, "-m", "a2m_rag.cli"]
 # far more than anything here takes; a hang becomes a failure
 PATIENCE = 60
 
@@ -1083,7 +1083,7 @@ def test_mistakes_at_the_start_are_sentences(
 
 def ended(arguments: list[str]) -> int | str | None:
     """How the command ends in this process."""
-    from backends.rag.cli import main
+    from a2m_rag.cli import main
 
     try:
         return main(arguments)

@@ -24,17 +24,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from backends.rag import over_http
-from backends.rag.cli import main
-from backends.rag.mapping import Path, Paths
-from backends.rag.over_http import Endpoint, HttpService, connect_http
-from backends.rag.server import Limits, Server
-from router.a2m.stdio import LOCAL
+from a2m_rag import over_http
+from a2m_rag.cli import main
+from a2m_rag.mapping import Path, Paths
+from a2m_rag.over_http import Endpoint, HttpService, connect_http
+from a2m_rag.server import Limits, Server
+from a2m_router.protocol.server.stdio import LOCAL
 from tests.addresses import UNKNOWN_HOST, ask_no_name_server
 from tests.test_rag import answer, contents, refused
 
 PATIENCE = 60
-COMMAND = [sys.executable, "-m", "backends.rag.cli", "http"]
+COMMAND = [sys.executable, "-m", "a2m_rag.cli", "http"]
 TOKEN = "a-token-that-is-nobody's-business"
 
 PAGES = [

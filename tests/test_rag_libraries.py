@@ -14,16 +14,16 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from backends.rag.chroma import chroma_service
-from backends.rag.langchain import langchain_service
-from backends.rag.llamaindex import llamaindex_service
-from backends.rag.mapping import THE_REST, Path, Paths
-from backends.rag.over_python import Embedding
-from backends.rag.qdrant import QdrantService, qdrant_service
-from backends.rag.server import Limits, Server
-from backends.rag.service import CannotStart, Service
-from backends.rag.threads import Threads
-from backends.rag.thresholds import NearService, Threshold
+from a2m_rag.chroma import chroma_service
+from a2m_rag.langchain import langchain_service
+from a2m_rag.llamaindex import llamaindex_service
+from a2m_rag.mapping import THE_REST, Path, Paths
+from a2m_rag.over_python import Embedding
+from a2m_rag.qdrant import QdrantService, qdrant_service
+from a2m_rag.server import Limits, Server
+from a2m_rag.service import CannotStart, Service
+from a2m_rag.threads import Threads
+from a2m_rag.thresholds import NearService, Threshold
 from tests.addresses import reserved_port
 from tests.test_rag import answer, ask, contents, refused
 
@@ -93,7 +93,7 @@ def test_no_library_is_loaded_that_is_not_used(tmp_path: FilePath) -> None:
         "    wanted = ('chromadb', 'qdrant_client', 'langchain_core', 'llama_index', 'mcp', 'jsonschema')\n"
         "    return ['loaded: ' + name for name in wanted if name in sys.modules]\n"
     )
-    command = [sys.executable, "-m", "backends.rag.cli", "python", "loaded:search"]
+    command = [sys.executable, "-m", "a2m_rag.cli", "python", "loaded:search"]
     call = {"jsonrpc": "2.0", "id": 1, "method": "memory/recall", "params": {"query": "x"}}
     environment = {"PYTHONPATH": str(FilePath.cwd())}
     done = subprocess.run(

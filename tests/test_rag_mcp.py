@@ -24,16 +24,16 @@ from hypothesis import strategies as st
 from mcp import MCPError
 from mcp.types import ListToolsResult, Tool
 
-from backends.rag import over_mcp
-from backends.rag.cli import main
-from backends.rag.mapping import Path, Paths
-from backends.rag.mcp_tools import Call, asking, results_in
-from backends.rag.over_mcp import connect_mcp
-from backends.rag.server import Limits, Server
-from backends.rag.service import CannotStart, ServiceFailure
-from router.a2m.child import StderrLines
+from a2m_rag import over_mcp
+from a2m_rag.cli import main
+from a2m_rag.mapping import Path, Paths
+from a2m_rag.mcp_tools import Call, asking, results_in
+from a2m_rag.over_mcp import connect_mcp
+from a2m_rag.server import Limits, Server
+from a2m_rag.service import CannotStart, ServiceFailure
+from a2m_router.conformance.__main__ import main as conformance
+from a2m_router.protocol.client.child import StderrLines
 from tests.addresses import reserved_port
-from tests.conformance.__main__ import main as conformance
 from tests.test_rag import ask, contents, refused, unanswered
 
 PATIENCE = 60
@@ -50,7 +50,7 @@ def anyio_backend() -> str:
 on_one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 TOKEN = "a-token-that-is-nobody's-business"
 PROGRAM: Final = [sys.executable, str(FilePath(__file__).parent / "servers" / "mcp_search.py")]
-COMMAND: Final = [sys.executable, "-m", "backends.rag.cli", "mcp"]
+COMMAND: Final = [sys.executable, "-m", "a2m_rag.cli", "mcp"]
 
 PATHS = Paths(
     content=Path("content || text"),
@@ -768,7 +768,7 @@ def test_a_stderr_that_nobody_reads_stops_no_server(tmp_path: FilePath) -> None:
 def test_whoever_starts_it_is_told_why_its_server_is_dead() -> None:
     rag = shlex.join([*COMMAND, "--tool", "search", "--", sys.executable, "-c", DEAD])
     done = subprocess.run(
-        [sys.executable, "-m", "router.command.cli", "--stdio", rag, "recall", "x"],
+        [sys.executable, "-m", "a2m_router.command.cli", "--stdio", rag, "recall", "x"],
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.catalog.entries import Entry
-from router.catalog.readers import Readers, Reading
+from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.readers import Readers, Reading
 
 TIERS = ["working", "episodic", "semantic"]
 IDS = ["x", "y", ""]

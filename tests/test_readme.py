@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.client import Stdio
-from tests.conformance.running import State, judged
+from a2m_router.conformance.client import Stdio
+from a2m_router.conformance.running import State, judged
 from tests.test_router_process import PATIENCE, federation, on_http, post
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +67,7 @@ def test_the_page_that_is_edited_from_python_has_every_edit(tmp_path: Path) -> N
 
 def test_the_check_that_is_shown_is_what_comes(tmp_path: Path) -> None:
     shutil.copy(ROOT / "federation.toml", tmp_path)
-    command = [sys.executable, "-m", "router.cli", "--config", str(tmp_path / "federation.toml"), "--check"]
+    command = [sys.executable, "-m", "a2m_router.daemon.cli", "--config", str(tmp_path / "federation.toml"), "--check"]
     done = subprocess.run([*command, "--log-level", "warning"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     [shown] = re.findall(r"^\$ a2m-router --check --log-level warning\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)

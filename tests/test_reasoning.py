@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.reasoning import without_reasoning
+from a2m_router.summaries.reasoning import without_reasoning
 
 TAGS = ("think", "thinking", "reasoning", "thought", "THINK", "Think", "seed:think")
 FINAL = "<|channel|>final<|message|>"

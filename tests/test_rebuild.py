@@ -17,21 +17,21 @@ from typing import Any
 import msgspec
 import pytest
 
-import router.database
-from backends.store.server import serving
-from backends.store.store import Store
-from router.a2m.child import CannotStart
-from router.a2m.client import Peer, connect_local
-from router.catalog import exchanging
-from router.catalog.catalog import Catalog
-from router.catalog.exchanging import REBUILDING
-from router.config import Settings
-from router.database import Damaged, DatabaseError, InUse
-from router.policy import strength
-from router.rebuilding import Rebuilt, print_rebuilt, rebuild
-from router.recovery import Recovery
-from router.tiers.link import Link
-from router.tiers.profile import CannotServe
+import a2m_router.storage.database
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.rebuild import exchanging
+from a2m_router.catalog.rebuild.exchanging import REBUILDING
+from a2m_router.config.settings import Settings
+from a2m_router.placement.rebuilding import Rebuilt, print_rebuilt, rebuild
+from a2m_router.placement.recovery import Recovery
+from a2m_router.protocol.client.child import CannotStart
+from a2m_router.protocol.client.client import Peer, connect_local
+from a2m_router.ranking.policy import strength
+from a2m_router.storage.database import Damaged, DatabaseError, InUse
+from a2m_router.tiers.link import Link
+from a2m_router.tiers.profile import CannotServe
+from a2m_store.server import serving
+from a2m_store.store import Store
 from tests.federated import Clock, Foreign, Hold, Steered, Trial, redone, settings_of, trial
 from tests.servers.core_only import CoreOnly
 from tests.test_rules_restart import crash, photograph
@@ -236,8 +236,8 @@ async def test_what_was_forgotten_while_its_tier_was_down_does_not_come_back(tmp
 async def test_without_the_notes_of_the_old_catalog_it_does_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.catalog.salvage.Salvage.forgotten", lambda self: iter(()))
-    monkeypatch.setattr("router.catalog.salvage.Salvage.unwanted", lambda self: iter(()))
+    monkeypatch.setattr("a2m_router.catalog.rebuild.salvage.Salvage.forgotten", lambda self: iter(()))
+    monkeypatch.setattr("a2m_router.catalog.rebuild.salvage.Salvage.unwanted", lambda self: iter(()))
     with pytest.raises(AssertionError):
         await test_what_was_forgotten_while_its_tier_was_down_does_not_come_back(tmp_path)
 
@@ -312,7 +312,7 @@ async def test_a_tier_that_is_down_is_named_and_nothing_has_changed(tmp_path: Pa
 
 
 async def test_a_running_router_keeps_its_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.database, "_HANDOVER_SECONDS", 0.0)
+    monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 0.0)
     async with running(tmp_path):
         with pytest.raises(InUse):
             await rebuilt(tmp_path)

@@ -15,15 +15,15 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
-import router.recovery
-from backends.store.store import Store
-from router.a2m.errors import A2MError
-from router.a2m.messages import Remember
-from router.a2m.records import Draft
-from router.a2m.timestamps import render
-from router.catalog.catalog import Catalog, Decided
-from router.catalog.entries import Stray
-from router.checking import print_check
+import a2m_router.placement.recovery
+from a2m_router.catalog.catalog import Catalog, Decided
+from a2m_router.catalog.entries import Stray
+from a2m_router.daemon.checking import print_check
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.messages import Remember
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.protocol.wire.timestamps import render
+from a2m_store.store import Store
 from tests.catalogs import entry, opened, replace, rewritten
 from tests.federated import (
     LOCAL,
@@ -255,7 +255,7 @@ async def started(folder: Path) -> list[str]:
 async def test_a_start_with_nothing_new_looks_at_a_few_of_the_newest_however_many_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.recovery, "_WITNESSES", 3)
+    monkeypatch.setattr(a2m_router.placement.recovery, "_WITNESSES", 3)
     await write_some(tmp_path)
     steer = Steered()
     async with trial(CALM, folder=tmp_path, weather=steer):

@@ -21,9 +21,10 @@ import anyio
 import httpx
 import pytest
 
-from router.a2m.server import Caller, Refusal
-from router.config import ConfigError, Settings, parse
-from router.serve.reloading import Door
+from a2m_router.config.loading import ConfigError, parse
+from a2m_router.config.settings import Settings
+from a2m_router.daemon.serve.reloading import Door
+from a2m_router.protocol.server.server import Caller, Refusal
 
 ROUTER: Final = str(Path(sys.executable).with_name("a2m-router"))
 # far more than anything here takes; a hang becomes a failure

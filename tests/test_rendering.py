@@ -14,9 +14,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.a2m import timestamps
-from router.a2m.records import Record
-from router.rendering import (
+from a2m_router.protocol.wire import timestamps
+from a2m_router.protocol.wire.records import Record
+from a2m_router.ranking.text import query_tokens, sentences
+from a2m_router.summaries.rendering import (
     NOTHING,
     PROMPT_INSTRUCTIONS,
     STYLES,
@@ -28,7 +29,6 @@ from router.rendering import (
     render,
     summary_budget,
 )
-from router.text import query_tokens, sentences
 
 START = timestamps.parse("2026-07-28T23:59:59.000Z")
 
@@ -343,8 +343,8 @@ def test_a_summary_depends_on_nothing_but_content_and_time(given_: list[Record],
 
 def test_another_hash_seed_gives_the_same_text() -> None:
     program = (
-        "from router.a2m.records import Record\n"
-        "from router.rendering import extract, render\n"
+        "from a2m_router.protocol.wire.records import Record\n"
+        "from a2m_router.summaries.rendering import extract, render\n"
         "words = ['tea', 'ghent', 'whale', 'paint', 'moved', 'cat', 'dog', 'bird']\n"
         "said = [' '.join(words[(n * k) % 8] + str(n % 5) for k in range(1, 6)) + '.' for n in range(60)]\n"
         "at = '2026-07-28T10:15:30.123Z'\n"

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from router.a2m import repeats
-from router.a2m.repeats import Repeats
+from a2m_router.process import repeats
+from a2m_router.process.repeats import Repeats
 
 
 class Clock:
@@ -21,7 +21,7 @@ def test_a_sentence_is_said_again_only_after_a_pause(
     caplog.set_level(logging.INFO)
     clock = Clock()
     monkeypatch.setattr(repeats, "time", clock)
-    log = Repeats(logging.getLogger("router.test"))
+    log = Repeats(logging.getLogger("a2m_router.test"))
     for _ in range(200):
         clock.now += 1.0
         log.say(logging.WARNING, "it is full")
@@ -35,7 +35,7 @@ def test_a_sentence_is_said_again_only_after_a_pause(
 def test_what_is_remembered_does_not_grow_with_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(repeats, "time", clock)
-    log = Repeats(logging.getLogger("router.test"))
+    log = Repeats(logging.getLogger("a2m_router.test"))
     for number in range(10_000):
         clock.now += 1.0
         log.say(logging.DEBUG, f"sentence {number}")

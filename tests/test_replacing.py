@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from router.a2m.errors import DISK_FULL, A2MError, Code
-from router.a2m.jsonrpc import render_error
-from router.a2m.records import Draft
-from router.catalog.syncing import Syncing
+from a2m_router.catalog.syncing import Syncing
+from a2m_router.protocol.wire.errors import DISK_FULL, A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import render_error
+from a2m_router.protocol.wire.records import Draft
 from tests.clocks import simulated
 from tests.federated import (
     ALL_NATIVE,

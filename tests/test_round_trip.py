@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.a2m.records import vector_bytes
+from a2m_router.protocol.wire.records import vector_bytes
 from tests.federated import FOUR_TIERS, Trial, held_by, settings_of, trial
 
 PATIENCE = 60

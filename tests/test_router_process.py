@@ -21,16 +21,17 @@ import httpx
 import psutil
 import pytest
 
-from router import cli, database
-from router.a2m.errors import Code
+from a2m_router.daemon import cli
+from a2m_router.protocol.wire.errors import Code
+from a2m_router.storage import database
 
 COMMAND: Final = str(Path(sys.executable).with_name("a2m-router"))
 STORE: Final = str(Path(sys.executable).with_name("a2m-store"))
 
 # the same router, with less patience for those who never answer: that it gives them up can be seen sooner
 HURRIED: Final = """
-from router import app, cli
-from router.a2m import child
+from a2m_router.daemon import app, cli
+from a2m_router.protocol.client import child
 {}
 raise SystemExit(cli.main())
 """

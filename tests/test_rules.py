@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from router.a2m.records import Record, vector_bytes
-from router.a2m.timestamps import parse, render
+from a2m_router.protocol.wire.records import Record, vector_bytes
+from a2m_router.protocol.wire.timestamps import parse, render
 from tests import histories as h
 from tests.federated import (
     ALL_NATIVE,
@@ -515,7 +515,7 @@ NOISY = """
 import os, sys
 sys.stderr.buffer.write(b'{"jsonrpc":"2.0","id":1,"result":{}}\\n\\xff\\x00 what a day\\nno newline')
 sys.stderr.flush()
-os.execv(sys.executable, [sys.executable, "-m", "backends.store.cli", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "a2m_store.cli", *sys.argv[1:]])
 """
 
 
@@ -528,7 +528,7 @@ def router_process(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
         text = text.replace('command = ["-"]', f"command = {command.replace('TIER', tier)}", 1)
     (folder / "federation.toml").write_text(f'state = "router.db"\n[limits]\nmax_message = "64KiB"\n{text}')
     process = subprocess.Popen(
-        [sys.executable, "-m", "router.cli", "--config", str(folder / "federation.toml")],
+        [sys.executable, "-m", "a2m_router.daemon.cli", "--config", str(folder / "federation.toml")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

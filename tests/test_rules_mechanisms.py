@@ -15,24 +15,24 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
-import backends.store.store
-import router.methods.asking
-import router.methods.reading
-import router.methods.resolving
-import router.methods.writing
-import router.moves
-import router.tiers.copies
-from backends.store.drafts import Limits
-from router.a2m.errors import A2MError, Code
-from router.catalog.catalog import Catalog
-from router.catalog.claims import Claim, Claims, id_name
-from router.catalog.entries import Entry
-from router.catalog.readers import Readers, Reading
-from router.methods.asking import Question
-from router.methods.writing import Writing
-from router.moves import Moves
-from router.settling import Settling
-from router.sweeping import Sweeper
+import a2m_router.methods.asking
+import a2m_router.methods.reading
+import a2m_router.methods.resolving
+import a2m_router.methods.writing
+import a2m_router.placement.moves
+import a2m_router.tiers.copies
+import a2m_store.store
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.claims import Claim, Claims, id_name
+from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.readers import Readers, Reading
+from a2m_router.methods.asking import Question
+from a2m_router.methods.writing import Writing
+from a2m_router.placement.moves import Moves
+from a2m_router.placement.settling import Settling
+from a2m_router.placement.sweeping import Sweeper
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_store.drafts import Limits
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -214,7 +214,7 @@ async def test_a_copy_that_is_not_in_its_records_home_is_never_shown() -> None:
 
 async def test_a_reader_that_takes_any_copy_sees_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Readers, "accepts", lambda *_: True)
-    monkeypatch.setattr(router.methods.reading, "is_as_it_is", lambda *_: True)
+    monkeypatch.setattr(a2m_router.methods.reading, "is_as_it_is", lambda *_: True)
     await goes_wrong(a_copy_that_is_not_at_home)
 
 
@@ -403,7 +403,7 @@ async def test_a_tier_that_keeps_old_content_for_an_id_is_made_to_take_the_true_
 
 
 async def test_a_move_that_does_not_compare_takes_any_content_for_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.tiers.copies, "digest", lambda record: b"")
+    monkeypatch.setattr(a2m_router.tiers.copies, "digest", lambda record: b"")
     await goes_wrong(a_target_that_holds_the_id_with_other_content)
 
 
@@ -575,7 +575,7 @@ async def test_a_request_cancelled_between_the_tiers_answer_and_the_commit_is_ca
 
 async def test_without_the_shield_the_reservation_has_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     open_scope = SimpleNamespace(CancelScope=lambda **_: anyio.CancelScope(), fail_after=anyio.fail_after)
-    monkeypatch.setattr(router.methods.writing, "anyio", open_scope)
+    monkeypatch.setattr(a2m_router.methods.writing, "anyio", open_scope)
     await goes_wrong(a_write_cancelled_between_answer_and_commit)
 
 
@@ -724,8 +724,8 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
 
     monkeypatch.setattr(Readers, "accepts", accepts_another)
     monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
-    monkeypatch.setattr(router.methods.reading, "_still", lambda then, now: list(now))
-    for module in (router.methods.reading, router.methods.resolving):
+    monkeypatch.setattr(a2m_router.methods.reading, "_still", lambda then, now: list(now))
+    for module in (a2m_router.methods.reading, a2m_router.methods.resolving):
         monkeypatch.setattr(module, "is_as_it_is", lambda *_: True)
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 
@@ -749,7 +749,7 @@ async def test_a_promotion_does_not_take_what_was_written_since_under_an_id_that
 async def test_closing_a_conversation_does_not_take_what_was_written_since_under_an_id_of_its(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(router.moves, "_ROUND", 1)
+    monkeypatch.setattr(a2m_router.placement.moves, "_ROUND", 1)
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         for id in ["one", "two"]:
@@ -1024,7 +1024,7 @@ async def test_copies_left_behind_do_not_hide_what_lives_there_where_their_home_
 async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(router.methods.asking, "_MOST", 50)
+    monkeypatch.setattr(a2m_router.methods.asking, "_MOST", 50)
     async with trial(patient(), servers={"semantic": Foreign()}) as fed:
         meant = [{"content": f"old {n}", "tier": "semantic", "metadata": {"m": 1}} for n in range(3)]
         newer = [{"content": f"newer {n}", "tier": "semantic"} for n in range(30)]
@@ -1053,7 +1053,7 @@ async def test_what_moves_on_is_found_in_a_lesser_tier_that_has_to_be_asked_for_
 async def test_what_is_not_meant_does_not_hide_the_rest_though_it_fills_all_that_a_store_tells_at_once(
     filled_by: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends.store.store, "Limits", lambda: Limits(max_recall_limit=4))
+    monkeypatch.setattr(a2m_store.store, "Limits", lambda: Limits(max_recall_limit=4))
     steer = Steered()
     asked = {"limit": 3, "where": {"m": 1, "tier": "semantic"}, **params}
     better = {"content": "alpha", "embedding": [1.0, 0.0], "metadata": {"m": 1}, "tier": "semantic"}

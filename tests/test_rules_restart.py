@@ -13,17 +13,17 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
-import router.database
-import router.tiers.copies
-from backends.store.store import Store
-from router.a2m.errors import A2MError
-from router.a2m.messages import Remember
-from router.a2m.records import Draft
-from router.catalog.catalog import Catalog
-from router.database import DatabaseError
-from router.policy import strength
-from router.recovery import Recovery
-from router.tiers.profile import CannotServe
+import a2m_router.storage.database
+import a2m_router.tiers.copies
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.placement.recovery import Recovery
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.messages import Remember
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.ranking.policy import strength
+from a2m_router.storage.database import DatabaseError
+from a2m_router.tiers.profile import CannotServe
+from a2m_store.store import Store
 from tests.federated import (
     LOCAL,
     Clock,
@@ -401,7 +401,7 @@ async def a_store_that_brings_a_past(folder: Path) -> None:
 async def test_a_store_that_brings_a_past_is_adopted_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router.tiers.copies, "_PAGE", 3)
+    monkeypatch.setattr(a2m_router.tiers.copies, "_PAGE", 3)
     await a_store_that_brings_a_past(tmp_path)
 
 
@@ -518,5 +518,5 @@ async def a_second_router_on_the_same_file(folder: Path) -> None:
 
 
 async def test_one_router_has_a_state_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.database, "_HANDOVER_SECONDS", 0.0)
+    monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 0.0)
     await a_second_router_on_the_same_file(tmp_path)

@@ -16,9 +16,9 @@ from typing import Any, Final
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from router.catalog.salvage import Salvage
-from router.methods import asking
-from router.tiers.profile import CannotServe
+from a2m_router.catalog.rebuild.salvage import Salvage
+from a2m_router.methods import asking
+from a2m_router.tiers.profile import CannotServe
 from tests.disk import Files
 from tests.federated import FOUR_TIERS, Foreign, Mix, Trial, contents, settings_of, told_by, trial
 from tests.servers.core_only import CoreOnly

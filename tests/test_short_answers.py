@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from router.a2m.errors import A2MError, Code
-from router.tiers.copies import Copies
-from router.tiers.link import AnswerTooLong
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.link import AnswerTooLong
 from tests.federated import FOUR_TIERS, Foreign, Steered, Task, filled, lose, settings_of, trial
 from tests.servers.core_only import CoreOnly
 

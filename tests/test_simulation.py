@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import trio
 
-from backends.chaos.faults import KINDS
-from router.catalog.claims import id_name
+from a2m_chaos.faults import KINDS
+from a2m_router.catalog.claims import id_name
 from tests.clocks import jumping
 from tests.federated import Steered, Task, method_of, settings_of, trial
 from tests.simulation.tiers import FAULTS

@@ -16,9 +16,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from router.a2m.descriptors import standard_streams
-from router.a2m.stderr import UnblockedStderr, unblocked_stderr
-from router.logs import _Json, _Text
+from a2m_router.daemon.logs import _Json, _Text
+from a2m_router.process.descriptors import standard_streams
+from a2m_router.process.stderr import UnblockedStderr, unblocked_stderr
 from tests.addresses import reserved_port
 
 # seconds, and far more than anything here takes; a hang becomes a failure
@@ -301,7 +301,7 @@ def test_a_stderr_that_is_stuck_stays_away_after_the_block(unread: Unread, monke
     unread.fill()
     stuck = os.fdopen(unread.writing, "w", closefd=False)
     monkeypatch.setattr(sys, "stderr", stuck)
-    monkeypatch.setattr("router.a2m.stderr._LAST_LINES", 0.01)
+    monkeypatch.setattr("a2m_router.process.stderr._LAST_LINES", 0.01)
     with unblocked_stderr():
         print("inside", file=sys.stderr)
     assert sys.stderr is not stuck

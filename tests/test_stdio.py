@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.a2m.descriptors import DescriptorSink, DescriptorSource
-from router.a2m.lines import LineSplitter
-from router.a2m.server import Caller
-from router.a2m.stdio import serve_lines
+from a2m_router.process.descriptors import DescriptorSink, DescriptorSource
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.server.stdio import serve_lines
+from a2m_router.protocol.wire.lines import LineSplitter
 
 pytestmark = pytest.mark.anyio
 
@@ -226,11 +226,11 @@ async def test_a_fifty_megabyte_line_then_a_good_one() -> None:
 
 
 SERVER = """
-    from router.a2m.descriptors import open_missing_streams
+    from a2m_router.process.descriptors import open_missing_streams
     open_missing_streams()
 
     import sys, os, subprocess, anyio
-    from router.a2m.stdio import serve_stdio
+    from a2m_router.protocol.server.stdio import serve_stdio
 
     async def answer(message, caller):
         print("a stray print")

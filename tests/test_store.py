@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from backends.store.batch import carry_out
-from backends.store.drafts import Limits
-from backends.store.filters import beneath
-from backends.store.store import Store
-from router.a2m.errors import A2MError, Code
-from router.a2m.timestamps import render
-from router.database import DatabaseError
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.timestamps import render
+from a2m_router.storage.database import DatabaseError
+from a2m_store.batch import carry_out
+from a2m_store.drafts import Limits
+from a2m_store.filters import beneath
+from a2m_store.store import Store
 from tests.store_calls import ANYBODY, START, Asked
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import Raw
 
-from router.a2m.errors import Code
-from router.a2m.timestamps import parse, render
-from router.text import query_tokens, tokens
+from a2m_router.protocol.wire.errors import Code
+from a2m_router.protocol.wire.timestamps import parse, render
+from a2m_router.ranking.text import query_tokens, tokens
 from tests.store_calls import Asked
 
 odd = st.sampled_from(["", "a", "b", "\0", "a\0b", "\U0001f600", "é", "e\u0301", "A", "\u202e", "a b"])

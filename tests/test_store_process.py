@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-COMMAND = [sys.executable, "-m", "backends.store.cli"]
+COMMAND = [sys.executable, "-m", "a2m_store.cli"]
 # far more than anything here takes; a hang becomes a failure
 PATIENCE = 60
 

@@ -6,10 +6,10 @@ import anyio
 import msgspec
 import pytest
 
-from backends.store.server import serving
-from backends.store.store import Store
-from router.a2m.errors import Code
-from router.a2m.server import Answering
+from a2m_router.protocol.server.server import Answering
+from a2m_router.protocol.wire.errors import Code
+from a2m_store.server import serving
+from a2m_store.store import Store
 from tests.store_calls import LOCAL, Clock
 
 MODES = pytest.mark.parametrize(("backend", "threads"), [("asyncio", True), ("trio", False)])

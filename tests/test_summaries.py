@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tests.federated
-from router.a2m.errors import A2MError, Code
-from router.a2m.records import Record, digest
-from router.app import running_federation
-from router.summarizing import Extracts, Summarizer
+from a2m_router.daemon.app import running_federation
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.records import Record, digest
+from a2m_router.summaries.summarizing import Extracts, Summarizer
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,

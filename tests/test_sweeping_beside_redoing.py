@@ -8,10 +8,10 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from router.a2m.records import Record
-from router.catalog.entries import Entry
-from router.redoing import Redoing
-from router.sweeping import Sweeper
+from a2m_router.catalog.entries import Entry
+from a2m_router.placement.redoing import Redoing
+from a2m_router.placement.sweeping import Sweeper
+from a2m_router.protocol.wire.records import Record
 from tests.federated import Foreign, Steered, contents, trial
 from tests.test_rules_restart import CALM, photograph
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from snowballstemmer.english_stemmer import EnglishStemmer
 
-from router.text import MAX_TOKEN, STOP_WORDS, query_tokens, sentences, tokens
+from a2m_router.ranking.text import MAX_TOKEN, STOP_WORDS, query_tokens, sentences, tokens
 
 # Scripts, marks, symbols and separators that meet in real texts, and those that meet only in hostile ones.
 LETTERS = "abcdeinorstyz ABCDEINORSTYZ éèñüçÅøßİı ΣσςЖж שלום العربية हिन्दी ไทย 猫漢字カナがぱ한국어 ﬁ½²①ｶﾞ"

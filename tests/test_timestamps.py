@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.a2m.connecting import connect_command
-from router.a2m.equality import parse_where
-from router.a2m.errors import A2MError
-from router.a2m.matching import matches
-from router.a2m.memory import Memory
-from router.a2m.records import Record
-from router.a2m.timestamps import moment, normalised, parse, render
-from router.opening import open_federation
+from a2m_router.daemon.opening import open_federation
+from a2m_router.protocol.client.connecting import connect_command
+from a2m_router.protocol.client.memory import Memory
+from a2m_router.protocol.wire.equality import parse_where
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.matching import matches
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.timestamps import moment, normalised, parse, render
 
 pytestmark = pytest.mark.anyio
 

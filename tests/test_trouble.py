@@ -12,15 +12,15 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from router import app
-from router.a2m.errors import A2MError, Code
-from router.a2m.jsonrpc import parse_request, render_error
-from router.a2m.messages import Promote, Remember
-from router.a2m.records import Draft
-from router.catalog.catalog import Catalog
-from router.catalog.claims import id_name
-from router.catalog.selection import Scope
-from router.tiers import link
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.claims import id_name
+from a2m_router.catalog.selection import Scope
+from a2m_router.daemon import app
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import parse_request, render_error
+from a2m_router.protocol.wire.messages import Promote, Remember
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.tiers import link
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -86,7 +86,11 @@ async def test_a_record_that_the_target_refuses_lets_the_others_go() -> None:
 
 
 def said_of_moves(log: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in log.records if record.name in ("router.moves", "router.passes")]
+    return [
+        record.getMessage()
+        for record in log.records
+        if record.name in ("a2m_router.placement.moves", "a2m_router.placement.passes")
+    ]
 
 
 async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried(
@@ -277,8 +281,8 @@ async def test_a_write_that_failed_for_want_of_room_is_undone_when_there_is_some
 async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("router.settling._FIRST_WAIT", 0.001)
-    caplog.set_level(logging.INFO, "router.settling")
+    monkeypatch.setattr("a2m_router.placement.settling._FIRST_WAIT", 0.001)
+    caplog.set_level(logging.INFO, "a2m_router.placement.settling")
     trials = 0
 
     def counting(abandon: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,7 +294,7 @@ async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
         return counted
 
     def said() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name == "router.settling"]
+        return [record.getMessage() for record in caplog.records if record.name == "a2m_router.placement.settling"]
 
     async with trial() as fed:
         disk = FullDisk(monkeypatch, "commit_write", "abandon")
@@ -363,7 +367,7 @@ async def test_a_forget_that_may_not_outlive_a_power_cut_says_so(monkeypatch: py
 
 
 async def test_a_promotion_that_is_called_off_is_told_as_far_as_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.moves._ROUND", 1)
+    monkeypatch.setattr("a2m_router.placement.moves._ROUND", 1)
     async with trial(settings_of(policy="explicit")) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("a", "b")
         cursor = (await fed.call("events"))["cursor"]

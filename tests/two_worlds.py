@@ -17,10 +17,10 @@ from typing import Any, Final, Literal
 import msgspec
 from hypothesis import strategies as st
 
-from router.a2m.errors import A2MError, Code
-from router.a2m.jsonrpc import render_call
-from router.a2m.server import Caller
-from router.config import Settings
+from a2m_router.config.settings import Settings
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import render_call
 from tests.federated import LOCAL, START, Clock, Trial, Weather, trial
 
 Who = Literal["a", "b", "local"]

@@ -1,4 +1,4 @@
-"""The catalog of the model: what `router.catalog` keeps of four records and two tiers, in four numbers.
+"""The catalog of the model: what `a2m_router.catalog` keeps of four records and two tiers, in four numbers.
 
 A book is a value: each change returns another one, and bears the name of the catalog's method that it stands for.
 """

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
-from router.catalog.accounts import NotedStray
-from router.catalog.catalog import Catalog
-from router.catalog.entries import Entry, Stray
-from router.catalog.readers import Readers, Reading
-from router.recovery import Recovery
+from a2m_router.catalog.accounts import NotedStray
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.readers import Readers, Reading
+from a2m_router.placement.recovery import Recovery
 from tests.explorer.accounts import (
     ASIDE,
     EQUAL,

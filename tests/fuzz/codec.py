@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from router.a2m.errors import A2MError, Code
-from router.a2m.jsonrpc import (
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import (
     NULL_ID,
     MalformedMessage,
     Notification,
@@ -19,7 +19,7 @@ from router.a2m.jsonrpc import (
     render_error,
     render_result,
 )
-from router.a2m.lines import LineSplitter
+from a2m_router.protocol.wire.lines import LineSplitter
 from tests.fuzz.generating import MAX_MESSAGE, PARAMS, Messages, pieces_of
 from tests.fuzz.owing import is_blank, owed, read_answer, shown, strict, suits
 from tests.fuzz.reporting import Advance, Report, Wrong, nowhere

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec import inspect
 
-from router.a2m import messages
-from router.a2m.jsonrpc import MAX_DEPTH
+from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire.jsonrpc import MAX_DEPTH
 
 # small, so that lines beyond it are cheap
 MAX_MESSAGE: Final = 256 * 2**10

@@ -24,7 +24,8 @@ from tests.fuzz.serving import CANARY, FEDERATION, PATIENCE, check_alive, kill, 
 
 # connections to the router on HTTP
 CONNECTIONS: Final = 8
-# what the HTTP door may answer: see router.a2m.http; 204 to a browser's preflight, 501 to a foreign Transfer-Encoding
+# what the HTTP door may answer: see a2m_router.protocol.server.http; 204 to a browser's preflight, 501 to a foreign
+# Transfer-Encoding
 STATUSES: Final = frozenset({200, 202, 204, 400, 401, 403, 404, 405, 408, 413, 415, 421, 431, 501, 503})
 
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from router.a2m.errors import Code
-from router.a2m.jsonrpc import MAX_DEPTH
-from router.a2m.lines import BYTE_ORDER_MARK
+from a2m_router.protocol.wire.errors import Code
+from a2m_router.protocol.wire.jsonrpc import MAX_DEPTH
+from a2m_router.protocol.wire.lines import BYTE_ORDER_MARK
 from tests.fuzz.generating import MAX_MESSAGE
 from tests.fuzz.reporting import Wrong
 

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it; 0 if nothing was found, else 1."""
     options = _parser().parse_args(arguments)
     # that a router which is killed leaves half a line behind is what is wanted here
-    logging.getLogger("router.a2m").setLevel(logging.CRITICAL)
+    logging.getLogger("a2m_router.protocol").setLevel(logging.CRITICAL)
     print(f"seeds {options.seed} to {options.seed + options.rounds - 1}", flush=True)
     began = time.monotonic()
     rounds: list[Round] = []

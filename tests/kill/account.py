@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from router.a2m.records import Record, vector_bytes
+from a2m_router.protocol.wire.records import Record, vector_bytes
 
 FIELDS: Final = ("content", "role", "group", "session", "key", "uri", "media_type")
 

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.a2m.client import NoAnswer, Unanswered
-from router.a2m.errors import A2MError, Code
-from router.a2m.records import Record
+from a2m_router.protocol.client.client import NoAnswer, Unanswered
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.records import Record
 from tests.kill.account import Account, Found, Version, Wrong
 from tests.kill.processes import TIERS, Processes
 

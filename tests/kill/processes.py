@@ -24,9 +24,9 @@ import anyio.abc
 import psutil
 from anyio.streams.text import TextReceiveStream
 
-from router.a2m.child import connect_process
-from router.a2m.client import Peer
-from router.a2m.http_client import connect_http
+from a2m_router.protocol.client.child import connect_process
+from a2m_router.protocol.client.client import Peer
+from a2m_router.protocol.client.http_client import connect_http
 from tests.kill.account import Wrong
 
 TIERS: Final = ("working", "episodic", "semantic")
@@ -43,8 +43,8 @@ ORPHANED: Final = 30.0
 # seconds to land still, which is more than a server hangs here, in place of half a minute.
 _SETTLING: Final = 4.0
 _HURRIED: Final = f"""
-from router import app, cli
-from router.a2m import http_client
+from a2m_router.daemon import app, cli
+from a2m_router.protocol.client import http_client
 app.SETTLING = {_SETTLING}
 http_client.connect_http.__wrapped__.__kwdefaults__["settling"] = {_SETTLING}
 raise SystemExit(cli.main())

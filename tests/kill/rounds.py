@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from router.a2m.records import Record
+from a2m_router.protocol.wire.records import Record
 from tests.kill.account import Wrong
 from tests.kill.clients import Client
 from tests.kill.processes import TIERS, Processes

@@ -16,12 +16,12 @@ import trio
 import trio._core._run
 from trio._core._run import Deadlines
 
-import backends.store.identifiers
-import backends.store.schema
-import router.app
-import router.catalog.accounts
-import router.methods.writing
-import router.tiers.copies
+import a2m_router.catalog.accounts
+import a2m_router.daemon.app
+import a2m_router.methods.writing
+import a2m_router.tiers.copies
+import a2m_store.identifiers
+import a2m_store.schema
 import tests.servers.core_only
 from tests.federated import START, Clock
 
@@ -49,16 +49,16 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
             patches.enter_context(patch.object(owner, name, value))
 
         new_id = _numbered("r")
-        put(router.app, "new_id", new_id)
-        put(router.methods.writing, "new_id", new_id)
+        put(a2m_router.daemon.app, "new_id", new_id)
+        put(a2m_router.methods.writing, "new_id", new_id)
         numbered = _numbered("u")
         uuid = SimpleNamespace(uuid4=numbered)
-        put(backends.store.schema, "uuid", uuid)
-        put(router.tiers.copies, "uuid", uuid)
+        put(a2m_store.schema, "uuid", uuid)
+        put(a2m_router.tiers.copies, "uuid", uuid)
         put(tests.servers.core_only, "uuid", uuid)
         put(tests.servers.core_only, "time", SimpleNamespace(time=lambda: clock() / 1000))
-        put(router.catalog.accounts, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
-        put(backends.store.identifiers, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
+        put(a2m_router.catalog.accounts, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
+        put(a2m_store.identifiers, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
         # with these two trio runs the tasks of each round in an order that the seed decides
         put(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
         put(trio._core._run, "_r", order)

@@ -18,10 +18,10 @@ import anyio
 import msgspec
 import trio
 
-from router.a2m.errors import A2MError, Code
-from router.a2m.records import Record
-from router.a2m.timestamps import render
-from router.methods.asking import NO_VECTORS
+from a2m_router.methods.asking import NO_VECTORS
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.timestamps import render
 from tests.clocks import jumping
 from tests.federated import FOUR_TIERS, START, Foreign, Mix, filled, settings_of
 from tests.histories import SHARED, Operation, Run, Shown, Unheard, check_the_tiers
@@ -150,7 +150,7 @@ class Life:
         world.history = self.history
         world.tell("seed", f"{self._seed}: {self._shape.words}")
         troubles = Troubles(lambda: world.router is None or world.router.dead)
-        logging.getLogger("router").addHandler(troubles)
+        logging.getLogger("a2m_router").addHandler(troubles)
         clients = Clients(world, self.clock, Random(f"clients {self._seed}"))
         try:
             async with anyio.create_task_group() as tasks:
@@ -163,7 +163,7 @@ class Life:
                 assert not troubles.found, troubles.found
                 await world.end()
         finally:
-            logging.getLogger("router").removeHandler(troubles)
+            logging.getLogger("a2m_router").removeHandler(troubles)
             self.operations = clients.operations
             self.deaths = world.deaths
             self.refusals = world.refusals
@@ -453,7 +453,7 @@ def _told(problem: BaseException) -> str | None:
 def live_quietly(seed: int) -> Outcome:
     """A life whose log goes nowhere, but for what it is judged by. Here, and not where the command is, since the
     processes that live side by side load it by this name."""
-    log = logging.getLogger("router")
+    log = logging.getLogger("a2m_router")
     log.setLevel(logging.ERROR)
     log.propagate = False
     return live(seed)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeVar
 
-from router.a2m.timestamps import render
+from a2m_router.protocol.wire.timestamps import render
 from tests import histories as h
 from tests.federated import START
 

@@ -18,16 +18,16 @@ import apsw
 import msgspec
 import trio
 
-import router.nearest
-from router.app import Federation, running_federation
-from router.catalog.catalog import Catalog
-from router.catalog.syncing import Syncing
-from router.config import Settings
-from router.config import Tier as TierSettings
-from router.policy import strength
-from router.rebuilding import rebuild
-from router.summarizing import Extracts
-from router.tiers.link import Link
+import a2m_router.storage.nearest
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.syncing import Syncing
+from a2m_router.config.settings import Settings
+from a2m_router.config.settings import Tier as TierSettings
+from a2m_router.daemon.app import Federation, running_federation
+from a2m_router.placement.rebuilding import rebuild
+from a2m_router.ranking.policy import strength
+from a2m_router.summaries.summarizing import Extracts
+from a2m_router.tiers.link import Link
 from tests.federated import Clock
 from tests.simulation.tiers import Tier
 
@@ -41,14 +41,14 @@ _GRACE: Final = 2.0
 @contextmanager
 def restored(image: bytes | None) -> Iterator[None]:
     """What is opened in memory within this block begins as an image."""
-    load = router.nearest.load
+    load = a2m_router.storage.nearest.load
 
     def loaded(connection: apsw.Connection) -> None:
         if image is not None:
             connection.deserialize("main", image)
         load(connection)
 
-    with patch.object(router.nearest, "load", loaded):
+    with patch.object(a2m_router.storage.nearest, "load", loaded):
         yield
 
 

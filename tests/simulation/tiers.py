@@ -1,6 +1,6 @@
 """The tiers of a simulated federation: servers in this process that work in order, go wrong, die, and come back.
 
-What a fault is called is a2m-chaos's to say (backends/chaos/faults.py). A server may be late, silent, dead or
+What a fault is called is a2m-chaos's to say (backends/a2m_chaos/faults.py). A server may be late, silent, dead or
 unwilling, and what it sends may be spoiled on its way. It may lie where its router looks twice: about copies of what
 lives elsewhere, about what is removed, and, where it is a lesser one, about all that is written. What a native store
 has acknowledged of a record that is nowhere else it keeps: no router could know better. Behind a tier that is remote by
@@ -21,14 +21,14 @@ import anyio.abc
 import msgspec
 import trio
 
-from backends.store.server import serving
-from backends.store.store import Store
-from router.a2m.child import CannotStart
-from router.a2m.client import Connection, Settled, settled, tending
-from router.a2m.errors import A2MError, Code
-from router.a2m.http_client import SETTLING
-from router.a2m.jsonrpc import render_error
-from router.a2m.server import Caller
+from a2m_router.protocol.client.child import CannotStart
+from a2m_router.protocol.client.client import Connection, Settled, settled, tending
+from a2m_router.protocol.client.http_client import SETTLING
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import render_error
+from a2m_store.server import serving
+from a2m_store.store import Store
 from tests.servers.core_only import CoreOnly
 
 # what is done to some calls only
@@ -254,8 +254,8 @@ class Tier:
 class Pipe(anyio.abc.ByteReceiveStream, anyio.abc.ByteSendStream):
     """One way of a connection. What waits in it is received at once.
 
-    The router's end is the real one (router/a2m/client.py); a server's end that is as real would cost as much as all
-    the rest of the simulation, and is tested elsewhere.
+    The router's end is the real one (a2m_router.protocol.client.client); a server's end that is as real would cost as
+    much as all the rest of the simulation, and is tested elsewhere.
     """
 
     def __init__(self) -> None:
@@ -300,7 +300,7 @@ class Pipe(anyio.abc.ByteReceiveStream, anyio.abc.ByteSendStream):
 
 class RemoteConnection(Connection):
     """One on which no answer proves anything of other calls: what was given up is settled by time alone, as it is over
-    HTTP (router/a2m/http_client.py)."""
+    HTTP (router/a2m_router/protocol/client/http_client.py)."""
 
     def __init__(self, tier: Tier) -> None:
         super().__init__(tier.name)

@@ -9,11 +9,11 @@ import anyio
 import msgspec
 import trio
 
-from backends.store.store import Store
-from router.a2m.errors import A2MError
-from router.catalog.claims import Claims
-from router.config import Settings
-from router.tiers.profile import CannotServe
+from a2m_router.catalog.claims import Claims
+from a2m_router.config.settings import Settings
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.tiers.profile import CannotServe
+from a2m_store.store import Store
 from tests.federated import LOCAL, Clock, Foreign, Trial, assert_nothing_under_way, redone
 from tests.histories import Unheard
 from tests.servers.core_only import CoreOnly

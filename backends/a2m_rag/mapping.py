@@ -1,0 +1,308 @@
+"""Results of a service as records (§3.1). Pure.
+
+Rules:
+- A result is a string, which is its content, or an object, from which each field is taken by a path (JMESPath).
+- A record has the id that its path finds, else the service's own, else one made from its content. Of several results
+  with one id, the first is the record: so the same content twice in one answer is one record.
+- A record whose time is not given, or means no moment, is undated, as the wire says that.
+- Metadata is an object, passed on as it is. A path `*` means all members of a result that no other field is.
+- A result that cannot be a record is left out, and why is passed on. If no result of an answer can be one, that is a
+  ServiceFailure: a path that is wrong must not look like a service that has nothing.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+from uuid import UUID
+
+import jmespath
+import msgspec
+from jmespath.exceptions import ArityError, JMESPathError, UnknownFunctionError
+from jmespath.visitor import TreeInterpreter
+from msgspec import UNSET, Raw, UnsetType
+
+from a2m_rag import moments
+from a2m_rag.service import Result, ServiceFailure
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.timestamps import UNDATED, render
+
+THE_REST: Final = "*"
+"""The path of metadata that is all members of a result which no other path takes."""
+
+# a message may be nested 128 deep, and metadata stands some levels inside it
+_DEEPEST: Final = 100
+_LONGEST_SHOWN: Final = 80
+_MOST_NAMES: Final = 12
+
+
+class Path:
+    """A JMESPath expression. Raises ValueError, saying where it is wrong, for what is none."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            self._compiled = jmespath.compile(text)
+            self._compiled.search({})
+        except (UnknownFunctionError, ArityError) as problem:
+            raise ValueError(f"{text!r} is no JMESPath: {problem}") from None
+        except JMESPathError as problem:
+            if not hasattr(self, "_compiled"):
+                raise ValueError(f"{text!r} is no JMESPath: {' '.join(str(problem).split())}") from None
+        except (ValueError, RecursionError) as problem:
+            raise ValueError(f"{text!r} is no JMESPath: {problem}") from None
+
+    def __repr__(self) -> str:
+        return f"Path({self.text!r})"
+
+    def member(self, value: Mapping[str, Any]) -> str | None:
+        """The member of `value` that the path takes, if it takes one whole: `text`, or one of `text || body`."""
+        choices = list(_choices(self._compiled.parsed))
+        if any(choice["type"] != "field" for choice in choices):
+            return None
+        names: list[str] = [choice["value"] for choice in choices]
+        return next((name for name in names if value.get(name)), names[-1])
+
+    def find(self, value: Any) -> Any:
+        """What the path finds, None where there is nothing. Raises ServiceFailure where it does not fit the value."""
+        try:
+            return self._compiled.search(value)
+        except (JMESPathError, RecursionError) as problem:
+            said = " ".join(str(problem).split())
+            raise ServiceFailure(f"the path {self.text!r} cannot be followed: {said}") from None
+
+    def passed_over(self, value: Any) -> list[Any] | None:
+        """For a path that finds an empty list: the elements of a list on its way that all lack what it takes of each,
+        as hits without a `document` do for `hits[].document`. None where there is no such list."""
+        node, find = self._compiled.parsed, TreeInterpreter().visit
+        while node["type"] in ("projection", "flatten") and find(node, value) == []:
+            before = node["children"][0]
+            elements = find(before, value)
+            if node["type"] == "projection" and isinstance(elements, list) and elements:
+                return elements
+            node = before
+        return None
+
+
+def _choices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The parts of a path that are joined by `||`."""
+    if node["type"] != "or_expression":
+        yield node
+        return
+    for child in node["children"]:
+        yield from _choices(child)
+
+
+class Paths(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a result has the fields of a record. What has no path is not there; `metadata` may be THE_REST.
+
+    score: no field of a record; what it takes is no part of THE_REST.
+    """
+
+    content: Path
+    id: Path | None = None
+    created_at: Path | None = None
+    metadata: Path | str | None = None
+    uri: Path | None = None
+    role: Path | None = None
+    group: Path | None = None
+    score: Path | None = None
+
+
+FIELDS: Final = frozenset(("id", "content", "created_at", "role", "metadata", "group", "uri", "embedding"))
+"""The fields that a record may have here; in a `where` every other name is one of metadata's (§5.2)."""
+
+
+def records(
+    results: Sequence[Result], paths: Paths, left_out: Callable[[str], None] = lambda _why: None
+) -> list[Record]:
+    """The records that results are, in their order; fewer where ids repeat, and where a result cannot be a record or is
+    left out.
+
+    Args:
+        left_out: called with one sentence for each result that cannot be a record.
+
+    Raises ServiceFailure if there are results, and none of them can be a record.
+    """
+    found: dict[str, Record] = {}
+    reasons: list[str] = []
+    for place, result in enumerate(results):
+        if result.left_out is not None:
+            continue
+        try:
+            record = _record(result, paths)
+        except ServiceFailure as failure:
+            reasons.append(f"result {place + 1} of {len(results)}: {failure}")
+        else:
+            found.setdefault(record.id, record)
+    if reasons and not found:
+        raise ServiceFailure(reasons[0])
+    for reason in reasons:
+        left_out(reason)
+    return list(found.values())
+
+
+def _record(result: Result, paths: Paths) -> Record:
+    value = result.value
+    if result.unusable is not None:
+        raise ServiceFailure(result.unusable)
+    if isinstance(value, str):
+        content = _encodable("content", value)
+        return Record(
+            id=result.id or _id_of(content), content=content, created_at=UNDATED, embedding=_vector(result.embedding)
+        )
+    if not isinstance(value, Mapping):
+        raise ServiceFailure(f"expected an object or a string, got {shown(value)}")
+    content = _content(value, paths.content)
+    id = _name("id", value, paths.id) or result.id or _id_of(content)
+    made = None if paths.created_at is None else moments.milliseconds(paths.created_at.find(value))
+    return Record(
+        id=_encodable("id", id),
+        content=content,
+        created_at=UNDATED if made is None else render(made),
+        role=_name("role", value, paths.role),
+        group=_name("group", value, paths.group),
+        metadata=_metadata(value, paths),
+        uri=_uri(value, paths.uri),
+        embedding=_vector(result.embedding),
+    )
+
+
+def _content(value: Mapping[str, Any], path: Path) -> str:
+    content = path.find(value)
+    if not isinstance(content, str):
+        raise ServiceFailure(f"expected its content, a string, at {path.text!r}, got {shown(content)}; {has(value)}")
+    return _encodable("content", content)
+
+
+def _name(field: str, value: Mapping[str, Any], path: Path | None) -> str | None:
+    """An id, or something like it; None where it is absent or empty."""
+    found = None if path is None else path.find(value)
+    match found:
+        case None:
+            return None
+        case bool():
+            pass
+        case str():
+            return _encodable(field, found) or None
+        case int() | UUID():
+            return str(found)
+        case Raw():  # a number that is too long to be anything else
+            return bytes(found).decode()
+    assert path is not None
+    raise ServiceFailure(f"expected its {field}, a string or a whole number, at {path.text!r}, got {shown(found)}")
+
+
+def _uri(value: Mapping[str, Any], path: Path | None) -> str | None:
+    found = None if path is None else path.find(value)
+    if found is None or path is None:
+        return None
+    if not isinstance(found, str):
+        raise ServiceFailure(f"expected its uri, a string, at {path.text!r}, got {shown(found)}")
+    return _encodable("uri", found)
+
+
+def _metadata(value: Mapping[str, Any], paths: Paths) -> Raw | UnsetType:
+    path = paths.metadata
+    if path is None:
+        return UNSET
+    if isinstance(path, Path):
+        found = path.find(value)
+        if found is None:
+            return UNSET
+        where = f"at {path.text!r}"
+    else:
+        others = (paths.content, paths.id, paths.created_at, paths.uri, paths.role, paths.group, paths.score)
+        taken = {other.member(value) for other in others if other is not None}
+        found = {name: member for name, member in value.items() if name not in taken}
+        where = "in all that is no other field"
+        if not found:
+            return UNSET
+    if not isinstance(found, Mapping):
+        raise ServiceFailure(f"expected its metadata, an object, {where}, got {shown(found)}")
+    return _json(found, f"its metadata {where}")
+
+
+def _json(value: Mapping[str, Any], what: str) -> Raw:
+    try:
+        if _is_too_deep(value):
+            raise ServiceFailure(f"{what} is nested more than {_DEEPEST} deep")
+        text = msgspec.json.encode(value, enc_hook=_plain)
+        text.decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as problem:
+        raise ServiceFailure(f"{what} is no JSON: {problem}") from None
+    return Raw(text)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for a value that it does not have: the arrays and numbers of libraries, and mappings."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it holds an object of the type {type(value).__name__}")
+
+
+def _is_too_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                inner += each.values()
+            elif isinstance(each, list | tuple):
+                inner += each
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _vector(embedding: Sequence[float] | None) -> list[float] | None:
+    if embedding is None:
+        return None
+    vector = [float(each) for each in embedding]
+    if not all(map(math.isfinite, vector)):
+        raise ServiceFailure("its vector holds what is no finite number")
+    return vector
+
+
+def _id_of(content: str) -> str:
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _encodable(field: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ServiceFailure(f"its {field} holds half of a surrogate pair, which no UTF-8 text can hold") from None
+    return text
+
+
+def has(value: Mapping[str, Any]) -> str:
+    """The names of an object's members, the first dozen of them, as the end of a sentence about it."""
+    if not value:
+        return "it is empty"
+    names = [repr(str(name)[:_LONGEST_SHOWN]) for name in islice(value, _MOST_NAMES)]
+    more = len(value) - len(names)
+    return f"it has {', '.join(names)}" + (f" and {more} more" if more else "")
+
+
+def shown(value: Any) -> str:
+    """What kind of value it is, in JSON's words, and a short one itself."""
+    match value:
+        case None:
+            return "nothing"
+        case bool() | int() | float():
+            return repr(value)[:_LONGEST_SHOWN]
+        case str():
+            return f"the string {value[:_LONGEST_SHOWN]!a}"
+        case Mapping():
+            return "an object"
+        case list():
+            return "a list"
+        case Raw():
+            return "a number that is too long"
+        case _:
+            return f"a {type(value).__name__}"

@@ -1,0 +1,96 @@
+"""What a caller wants to write, checked and made whole (§4.2). Pure: nothing here knows what the store holds."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from a2m_router.protocol.server import vectors
+from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, not_supported, quota
+from a2m_router.protocol.wire.messages import Remember
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.protocol.wire.timestamps import moment, render
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What `describe` declares and every call is held to (§4.1)."""
+
+    max_records_per_call: int = 1_000
+    max_content_length: int = 1_000_000
+    max_recall_limit: int = 4_096
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """Whose call it is. `told_apart`: callers have owners at all; where not, every `owner` is ignored (§6)."""
+
+    told_apart: bool
+    owner: str | None
+
+
+def checked(params: Remember, scope: Scope, limits: Limits, dimensions: int | None) -> list[Draft]:
+    """The drafts of one call with the call's defaults filled in; all are good or the first problem is raised.
+
+    `dimensions`: the width that the store's vectors have, None if it holds none yet; then the first one fixes it.
+    Raises INVALID_PARAMS, CAPABILITY_NOT_SUPPORTED, SCOPE_DENIED, QUOTA_EXCEEDED and EMBEDDING_MISMATCH.
+    """
+    if len(params.records) > limits.max_records_per_call:
+        raise quota("records", limits.max_records_per_call, len(params.records), "records")
+    drafts = [
+        _whole(draft, f"records[{place}]", params.session, scope, limits) for place, draft in enumerate(params.records)
+    ]
+    _check_widths(drafts, dimensions)
+    return drafts
+
+
+def _whole(draft: Draft, where: str, session: str | None, scope: Scope, limits: Limits) -> Draft:
+    if draft.tier is not None:
+        raise not_supported("tiers")
+    if draft.content is None and draft.uri is None and draft.embedding is None:
+        raise invalid_params(where, "expected content, a uri or an embedding")
+    if draft.content is not None and len(draft.content) > limits.max_content_length:
+        raise quota(f"{where}.content", limits.max_content_length, len(draft.content), "characters")
+    for name, text in (("id", draft.id), ("key", draft.key)):
+        if text == "":
+            raise invalid_params(f"{where}.{name}", "expected at least one character; leave it out to have none")
+    if draft.embedding is not None:
+        vectors.check(draft.embedding, f"{where}.embedding")
+    if draft.salience is not None and not math.isfinite(draft.salience):
+        raise invalid_params(f"{where}.salience", "expected a finite number")
+    if draft.created_at is not None:
+        try:
+            draft = replace(draft, created_at=render(moment(draft.created_at)))
+        except ValueError as problem:
+            raise invalid_params(f"{where}.created_at", str(problem)) from None
+    owner = _owner(draft, where, scope)
+    metadata = draft.metadata
+    if metadata is not UNSET:
+        raw = bytes(metadata)
+        if raw == b"null":
+            metadata = UNSET
+        elif not raw.startswith(b"{"):
+            raise invalid_params(f"{where}.metadata", "expected an object")
+    if owner == draft.owner and metadata is draft.metadata and (draft.session is not None or session is None):
+        return draft
+    return replace(draft, owner=owner, metadata=metadata, session=session if draft.session is None else draft.session)
+
+
+def _owner(draft: Draft, where: str, scope: Scope) -> str | None:
+    if not scope.told_apart:
+        return None
+    if draft.owner is None or scope.owner is None:
+        return scope.owner if draft.owner is None else draft.owner
+    if draft.owner != scope.owner:
+        raise A2MError(
+            Code.SCOPE_DENIED,
+            f"{where}.owner: the call is {scope.owner!r}'s and cannot write for {draft.owner!r}",
+        )
+    return draft.owner
+
+
+def _check_widths(drafts: Sequence[Draft], dimensions: int | None) -> None:
+    for place, draft in enumerate(drafts):
+        if draft.embedding is not None:
+            vectors.check_width(draft.embedding, dimensions, f"records[{place}].embedding")
+            dimensions = len(draft.embedding)

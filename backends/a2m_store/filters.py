@@ -1,0 +1,189 @@
+"""`where`, `key_prefix` and the scope of a read, compiled to SQL over the table `record`. Pure.
+
+Rules: names of declared record fields test the field, every other name a top-level member of metadata (§5.2);
+comparing is JSON equality, exactly; a condition that nothing can meet is `0`; values are always bound, and of many
+values one list is bound, so that the text of a statement does not depend on how many there are.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from a2m_router.protocol.wire.equality import NULL, Where, integer_of, number_atom, text_of
+from a2m_router.protocol.wire.timestamps import moment
+
+Value: TypeAlias = str | int | float | bytes | None
+
+# an atom or a name that is longer stands in the index as a hash, which no short one can look like: it has this length
+_LONGEST: Final = 63
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """SQL, and the values bound to it."""
+
+    sql: str
+    values: tuple[Value, ...] = ()
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """What a read may return: all `conditions` hold and, where `owner` is given, the owner is that or none (§6)."""
+
+    conditions: tuple[Condition, ...] = ()
+    owner: str | None = None
+
+    @property
+    def condition(self) -> Condition | None:
+        """The whole filter; None where everything passes."""
+        scope = () if self.owner is None else (Condition("(record.owner = ? OR record.owner IS NULL)", (self.owner,)),)
+        whole = self.conditions + scope
+        return _all(whole) if whole else None
+
+    @property
+    def arms(self) -> list[Condition]:
+        """The filter as disjoint parts, each with one owner: an index holds each in order of time."""
+        if self.owner is None:
+            return [_all(self.conditions)]
+        owners = (Condition("record.owner = ?", (self.owner,)), Condition("record.owner IS NULL"))
+        return [_all((owner, *self.conditions)) for owner in owners]
+
+
+def compiled(where: Where, fields: frozenset[str]) -> tuple[Condition, ...]:
+    """One condition for each name of `where`; `fields` are the record fields that are declared."""
+    return tuple(
+        _FIELDS[name](atoms) if name in fields else _member_is(name, atoms) for name, atoms in sorted(where.items())
+    )
+
+
+def any_id(ids: Sequence[str]) -> Condition:
+    """The record's id is one of `ids`."""
+    return _any("record.id", ids)
+
+
+def beneath(key_prefix: str) -> Condition:
+    """The key is `key_prefix` or beneath it: `a/b` has `a/b` and `a/b/c`, not `a/bc`; the empty one has every key."""
+    if not key_prefix:
+        return Condition("record.key IS NOT NULL")
+    folder = key_prefix.removesuffix("/")
+    # "0" is the character after "/": the keys between the two are those that begin with `folder/`
+    inside = Condition("(record.key >= ? AND record.key < ?)", (folder + "/", folder + "0"))
+    return inside if key_prefix.endswith("/") else _either([Condition("record.key = ?", (key_prefix,)), inside])
+
+
+def short(text: bytes) -> bytes:
+    """A name or an atom as it stands in the index of metadata."""
+    if len(text) <= _LONGEST:
+        return text
+    return hashlib.blake2b(text, digest_size=_LONGEST + 1).digest()
+
+
+def _text(column: str) -> Callable[[Sequence[bytes]], Condition]:
+    return lambda atoms: _test(column, atoms, text_of)
+
+
+def _moment(column: str) -> Callable[[Sequence[bytes]], Condition]:
+    def milliseconds(atom: bytes) -> int | None:
+        try:
+            return moment(text_of(atom) or "")
+        except ValueError:
+            return None  # no record has such a time
+
+    return lambda atoms: _test(column, atoms, milliseconds)
+
+
+def _integer(column: str) -> Callable[[Sequence[bytes]], Condition]:
+    return lambda atoms: _test(column, atoms, integer_of)
+
+
+def _float_of(atom: bytes) -> float | None:
+    if atom[:1] != b"n":
+        return None
+    try:
+        number = float(atom[1:])
+    except ValueError:
+        return None
+    # a number between two floats is equal to neither
+    return number if number - number == 0 and number_atom(number) == atom else None
+
+
+def _metadata(atoms: Sequence[bytes]) -> Condition:
+    # the whole object is hardly ever asked for: computed from the text, row by row
+    present = [atom for atom in atoms if atom != NULL]
+    return _either([_any("json_atom(record.metadata)", present), *_absent("record.metadata", atoms)])
+
+
+def _embedding(atoms: Sequence[bytes]) -> Condition:
+    # vectors are not for equality: only having one and having none are told apart
+    return Condition("record.seq NOT IN (SELECT record FROM vector)") if NULL in atoms else Condition("0")
+
+
+_FIELDS: Final = {
+    **{
+        name: _text(f'record."{name}"')
+        for name in ("id", "content", "role", "group", "owner", "session", "key", "uri", "media_type")
+    },
+    "created_at": _moment("record.created_at"),
+    "accessed_at": _moment("(SELECT access.at FROM access WHERE access.record = record.seq)"),
+    "access_count": _integer("ifnull((SELECT access.count FROM access WHERE access.record = record.seq), 0)"),
+    "revision": _integer("record.revision"),
+    "salience": lambda atoms: _test("record.salience", atoms, _float_of),
+    "metadata": _metadata,
+    "embedding": _embedding,
+}
+
+
+def _member_is(name: str, atoms: Sequence[bytes]) -> Condition:
+    key = short(name.encode())
+    values = [short(atom) for atom in atoms if atom != NULL]
+    tests = []
+    if values:
+        match = _any("atom", values)
+        tests.append(
+            Condition(f"record.seq IN (SELECT record FROM member WHERE name = ? AND {match.sql})", (key, *match.values))
+        )
+    if NULL in atoms:
+        tests.append(Condition("record.seq NOT IN (SELECT record FROM member WHERE name = ?)", (key,)))
+    return _either(tests)
+
+
+def _test(column: str, atoms: Sequence[bytes], read: Callable[[bytes], Value]) -> Condition:
+    values = [value for atom in atoms if (value := read(atom)) is not None]
+    return _either([_any(column, values), *_absent(column, atoms)])
+
+
+def _absent(column: str, atoms: Sequence[bytes]) -> list[Condition]:
+    return [Condition(f"{column} IS NULL")] if NULL in atoms else []
+
+
+def _any(column: str, values: Sequence[Value]) -> Condition:
+    if len(values) < 2:
+        return Condition(f"{column} = ?", tuple(values)) if values else Condition("0")
+    # texts and bytes go through as hex, since SQLite's JSON cannot hold every one of them
+    listed = [
+        each.encode().hex() if isinstance(each, str) else each.hex() if isinstance(each, bytes) else each
+        for each in values
+    ]
+    match values[0]:
+        case str():
+            element = "CAST(unhex(value) AS TEXT)"
+        case bytes():
+            element = "unhex(value)"
+        case _:
+            element = "value"
+    return Condition(f"{column} IN (SELECT {element} FROM json_each(?))", (json.dumps(listed),))
+
+
+def _all(conditions: Iterable[Condition]) -> Condition:
+    parts = list(conditions)
+    sql = " AND ".join(part.sql for part in parts) or "1"
+    return Condition(sql, tuple(value for part in parts for value in part.values))
+
+
+def _either(conditions: Iterable[Condition]) -> Condition:
+    parts = [part for part in conditions if part.sql != "0"]
+    if not parts:
+        return Condition("0")
+    sql = " OR ".join(part.sql for part in parts)
+    return Condition(f"({sql})", tuple(value for part in parts for value in part.values))

@@ -1,0 +1,202 @@
+"""The store as an A2M server, whatever the binding: calls wait in a queue, one worker carries them out in batches.
+
+While another program holds the file, writes stay in the queue, in their order, and what only reads is answered.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.abc import TaskGroup
+
+from a2m_router.protocol.server.event_log import DEFAULT_RETAINED, UNDERWAY, EventLog
+from a2m_router.protocol.server.server import Caller, Dispatcher, Method
+from a2m_router.protocol.server.watching import Watching
+from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire.errors import FILE_HELD, A2MError, stopping
+from a2m_router.protocol.wire.events import Event, Sight
+from a2m_router.protocol.wire.messages import Params
+from a2m_store.backups import Backups
+from a2m_store.batch import Call, carry_out
+from a2m_store.store import CAPABILITIES, Store, enrols, scope_of
+
+# Seconds that a write waits for another program that holds the file, fewer than a router waits for its answer; and
+# between two looks whether it does.
+_PATIENCE: Final = 2.0
+_LOOK: Final = 0.05
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What serves one method, and whether its answer is a promise that must outlive a power cut."""
+
+    params: type[Params]
+    carried_out_by: Callable[[Store, Any, Caller], Any]
+    writes: bool = False
+
+
+# A recall counts accesses, but its answer promises nothing: it waits for no disk.
+METHODS: Final = MappingProxyType(
+    {
+        "memory/describe": Served(messages.Enrol, Store.describe),
+        "memory/remember": Served(messages.Remember, Store.remember, writes=True),
+        "memory/recall": Served(messages.Recall, Store.recall),
+        "memory/timeline": Served(messages.Pages, Store.timeline),
+        "memory/forget": Served(messages.Forget, Store.forget, writes=True),
+        "memory/reinforce": Served(messages.Reinforce, Store.reinforce, writes=True),
+        "memory/fetch": Served(messages.Fetch, Store.fetch),
+        "memory/session/list": Served(messages.SessionList, Store.session_list),
+        "memory/session/close": Served(messages.SessionClose, Store.session_close),
+    }
+)
+
+
+@asynccontextmanager
+async def serving(
+    store: Store, *, threads: bool = True, durable: bool = True, retained: int = DEFAULT_RETAINED
+) -> AsyncIterator["Server"]:
+    """A server of `store` that works as long as the context lasts; at its end what waits is still carried out.
+
+    Args:
+        threads: batches are carried out on a worker thread while the event loop goes on reading; else in the event
+            loop itself, for tests whose clock jumps past threads.
+        durable: what is acknowledged outlives a power cut; else only the end of the process.
+        retained: events that are kept for those who poll.
+    """
+    server = Server(store, threads=threads, durable=durable, retained=retained)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.work)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+class Server:
+    """An `Answering`. Mutable state: `_waiting`, in the order in which calls came, and `_closed`."""
+
+    def __init__(self, store: Store, *, threads: bool, durable: bool, retained: int) -> None:
+        self._store = store
+        self._threads = threads
+        self._durable = durable
+        self._waiting: list[_Waiting] = []
+        self._closed = False
+        self._more = anyio.Event()
+        self._log = EventLog(retained)
+        watching = Watching(self._log, lambda caller, owner: Sight(scope_of(owner, caller).owner))
+        stored = {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()}
+        self._tasks: TaskGroup | None = None  # of `work`
+        backups = Backups(store, self._spawn, threads=threads)
+        self._dispatcher = Dispatcher({**stored, **watching.methods(), **backups.methods()}, CAPABILITIES)
+
+    async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
+        return await self._dispatcher(message, caller)
+
+    async def describe(self, caller: Caller) -> Mapping[str, Any]:
+        """The `memory/describe` result for `caller`. Raises A2MError when the server has closed."""
+        described: Mapping[str, Any] = await self._carried_out(METHODS["memory/describe"], messages.Enrol(), caller)
+        return described
+
+    def close(self) -> None:
+        """No new calls; `work` ends when those that wait are carried out."""
+        self._closed = True
+        self._more.set()
+
+    async def work(self) -> None:
+        """Carries out what waits, batch after batch, until `close`; and what is to be backed up, beside that."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            await self._work()
+            tasks.cancel_scope.cancel()
+
+    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._closed or self._tasks is None:
+            raise stopping()
+        self._tasks.start_soon(function)
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting or not self._closed:
+                if not self._waiting:
+                    self._more = anyio.Event()
+                    await self._more.wait()
+                    continue
+                batch, self._waiting = self._waiting, []
+                # what has begun is finished and answered, whoever is cancelled meanwhile
+                with anyio.CancelScope(shield=True):
+                    outcomes = await self._outcomes([waiting.call for waiting in batch])
+                again = []
+                for waiting, outcome in zip(batch, outcomes, strict=True):
+                    if waiting.call.writes and _is_held(outcome) and anyio.current_time() < waiting.deadline:
+                        again.append(waiting)
+                    else:
+                        self._settle(waiting, outcome)
+                if again:
+                    came = bool(self._waiting)
+                    self._waiting = again + self._waiting
+                    if not came:
+                        self._more = anyio.Event()
+                        with anyio.move_on_after(_LOOK):
+                            await self._more.wait()
+        finally:
+            self._closed = True
+            for waiting in self._waiting:
+                waiting.outcome = stopping()
+                waiting.done.set()
+
+    def _settle(self, waiting: "_Waiting", outcome: "_Done | Exception") -> None:
+        if isinstance(outcome, _Done):
+            for event in outcome.happened:
+                self._log.append(event, waiting.cause)
+        waiting.outcome = outcome
+        waiting.done.set()
+
+    async def _outcomes(self, calls: list[Call]) -> list[Any]:
+        carry = partial(carry_out, self._store, calls, durable=self._durable)
+        return await anyio.to_thread.run_sync(carry) if self._threads else carry()
+
+    async def _carried_out(self, served: Served, params: Params, caller: Caller) -> Any:
+        if self._closed:
+            raise stopping()
+        # nothing is awaited before the call stands in the queue: that is what keeps calls in order
+        run = partial(_noting_what_happens, self._store, partial(served.carried_out_by, self._store, params, caller))
+        waiting = _Waiting(Call(run, served.writes or enrols(params, caller)))
+        self._waiting.append(waiting)
+        self._more.set()
+        await waiting.done.wait()
+        if isinstance(waiting.outcome, _Done):
+            return waiting.outcome.result
+        assert waiting.outcome is not None, "it is there when it is done"
+        raise waiting.outcome
+
+
+def _is_held(outcome: "_Done | Exception") -> bool:
+    """Whether a call could not be carried out since another program holds the file."""
+    return isinstance(outcome, A2MError) and (outcome.data or {}).get("reason") == FILE_HELD
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """What came of a call, and what it has changed."""
+
+    result: Any
+    happened: list[Event]
+
+
+def _noting_what_happens(store: Store, run: Callable[[], Any]) -> _Done:
+    store.happened = []
+    return _Done(run(), store.happened)
+
+
+class _Waiting:
+    """A call in the queue, and later its outcome."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.cause = UNDERWAY.get()
+        self.deadline = anyio.current_time() + _PATIENCE
+        self.done = anyio.Event()
+        self.outcome: _Done | Exception | None = None

@@ -1,0 +1,585 @@
+"""One tier on SQLite: the methods of A2M 0.1, carried out one after the other.
+
+Rules:
+- a method does all it says or, inside the caller's transaction, raises; the caller decides what is undone;
+- nothing is kept outside the file but the tally, which is written with the transaction that changed it, and what has
+  happened since the caller last cleared it, for the caller to tell (§4.12) once it is certain;
+- what a scoped caller cannot see is, to it, not there; only a write to another owner's id says so (§6).
+"""
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+import apsw
+import msgspec
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
+
+from a2m_router.protocol.server import vectors
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.server.watching import EventsEntry
+from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire.capabilities import FIELDS, PROTOCOL, methods_of, speaks
+from a2m_router.protocol.wire.equality import NULL, atom, members, parse_where
+from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, quota
+from a2m_router.protocol.wire.events import Consolidated, Event, Forgotten, Place, SessionClosed, Written, named
+from a2m_router.protocol.wire.records import Draft, Record, digest, vector_bytes, vector_from_bytes
+from a2m_router.protocol.wire.timestamps import parse, render
+from a2m_router.protocol.wire.vectors import indexed
+from a2m_router.ranking.text import query_tokens, tokens
+from a2m_router.storage import nearest
+from a2m_router.storage.snapshots import Snapshot
+from a2m_store import search
+from a2m_store.drafts import Limits, Scope, checked
+from a2m_store.filters import Condition, Filter, any_id, beneath, compiled, short
+from a2m_store.identifiers import new_id
+from a2m_store.schema import open_file
+
+CAPABILITIES: Final = ("core", "salience", "scopes", "sessions", "keys", "embeddings", "external", "events")
+
+_DEFAULT_LIMIT: Final = 8
+_DEFAULT_PAGE: Final = 1_000
+
+_READ: Final = """
+SELECT id, content, created_at, role, metadata, "group", salience, at, ifnull(count, 0), owner, session, key, revision,
+    uri, media_type
+FROM record LEFT JOIN access ON access.record = record.seq WHERE seq = ?
+"""
+_INSERT: Final = """
+INSERT INTO record (content, role, metadata, "group", owner, session, key, uri, media_type, tokens,
+    id, created_at, salience, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_REPLACE: Final = """
+UPDATE record SET content = ?, role = ?, metadata = ?, "group" = ?, owner = ?, session = ?, key = ?, uri = ?,
+    media_type = ?, tokens = ?, created_at = ?, salience = ?, revision = ? WHERE seq = ?
+"""
+_ADD_TO_SHARE: Final = """
+INSERT INTO share VALUES (coalesce('=' || ?1, ''), ?2, ?3)
+ON CONFLICT (owner) DO UPDATE SET records = records + ?2, tokens = tokens + ?3
+"""
+_NEWEST_OF: Final = """
+SELECT created_at FROM record WHERE session = ? AND owner IS ? ORDER BY created_at DESC LIMIT 1
+"""
+_COUNT_ACCESS: Final = """
+INSERT INTO access (record, count, at) VALUES (?, 1, ?)
+ON CONFLICT (record) DO UPDATE SET count = count + 1, at = excluded.at
+"""
+
+
+class _Tally(msgspec.Struct, frozen=True):
+    """What is known of the whole without reading it."""
+
+    dimensions: int | None
+    records: int
+    federation: str | None
+    epoch: str | None
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What a write must know of the record that was there."""
+
+    seq: int
+    id: str
+    owner: str | None
+    key: str | None
+    created_at: int
+    salience: float
+    revision: int | None
+
+
+class Store:
+    """The records of one file. Every method belongs into a `transaction`, and to one thread at a time.
+
+    Args:
+        path: the file; None is a store in memory.
+        clock: the time in milliseconds since 1970.
+        name: what `describe` calls the store; the file's stem by default.
+        kind: working, episodic, semantic or procedural, if it should say.
+        metric: how vectors are compared; by default as the file does it, cosine for a new one. Another one than the
+            file's builds the index of vectors anew.
+
+    Raises DatabaseError where the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Callable[[], int],
+        name: str | None = None,
+        kind: str | None = None,
+        metric: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self._clock = clock
+        self._name = name or ("store" if path is None else path.stem)
+        self._kind = kind
+        self.happened: list[Event] = []
+        self._counts = True  # whether a recall is counted
+        self._database = open_file(path)
+        self._connection = self._database.connection
+        try:
+            self._connection.create_scalar_function("json_atom", _json_atom, 1, deterministic=True)
+            row = self._connection.execute("SELECT identity, metric, dimensions, records, federation, epoch FROM store")
+            self._identity, self._metric, *tally = row.get
+            self._tally = _Tally(*tally)
+            if metric not in (None, self._metric):
+                self._change_metric(str(metric))
+        except BaseException:
+            self._database.close()
+            raise
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """All or nothing; inside another one, a savepoint of it."""
+        before = self._tally
+        try:
+            with self._database.transaction() as connection:
+                yield connection
+                if self._tally != before:
+                    connection.execute(
+                        "UPDATE store SET dimensions = ?, records = ?, federation = ?, epoch = ?",
+                        msgspec.structs.astuple(self._tally),
+                    )
+        except BaseException:
+            self._tally = before
+            raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[apsw.Connection]:
+        """For reads where nothing can be written: a recall is not counted."""
+        self._counts = False
+        try:
+            with self._database.reading() as connection:
+                yield connection
+        finally:
+            self._counts = True
+
+    def sync(self) -> None:
+        """What is committed outlives a power cut. Blocks."""
+        self._database.sync()
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None for a store in memory."""
+        return self._database.path
+
+    def snapshot(self) -> Snapshot:
+        """What is committed now. Raises OSError; ValueError for a store in memory."""
+        return self._database.snapshot()
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        self._database.close()
+
+    def describe(self, params: messages.Describe, caller: Caller) -> dict[str, Any]:
+        """§4.1, and under `store` what this store does beyond the protocol.
+
+        A router on its pipes says here to which federation the store belongs, and which start of the router this is;
+        both stay in the file, so that one which is set back shows it."""
+        if params.protocol is not None and not speaks(params.protocol):
+            raise A2MError(
+                Code.PROTOCOL_NOT_SUPPORTED,
+                f"protocol: this server speaks {PROTOCOL}, not {params.protocol!r}",
+                {"supported": [PROTOCOL]},
+            )
+        if enrols(params, caller):
+            self._tally = replace(self._tally, federation=params.federation, epoch=params.epoch)
+        capabilities = _capabilities(scope_of(params.owner, caller))
+        described: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "name": self._name,
+            "capabilities": capabilities,
+            "methods": methods_of(capabilities),
+            "limits": self.limits,
+            "embeddings": {
+                "dimensions": self._tally.dimensions,
+                "metric": self._metric,
+                "metrics": list(nearest.METRICS),
+                "model": None,
+            },
+            "events": EventsEntry(push=caller.channel is not None),
+            "store": {
+                "identity": self._identity,
+                "records": self._tally.records,
+                "keeps": ["created_at", "embedding", "metadata", "revision"],
+                "pages": True,
+                "similarity": True,
+                "federation": self._tally.federation,
+                "epoch": self._tally.epoch,
+            },
+        }
+        if caller.asserts_owner and self._database.path is not None:
+            # it writes files where it is told to: only whoever has started this process may ask for that
+            described["store"]["backup"] = True
+        if self._kind is not None:
+            described["kind"] = self._kind
+        return described
+
+    def remember(self, params: messages.Remember, caller: Caller) -> dict[str, Any]:
+        """§4.2; a `created_at` and a `revision` that come along are kept."""
+        scope = scope_of(params.owner, caller)
+        drafts = checked(params, scope, self.limits, self._tally.dimensions)
+        now = self._clock()
+        return {"ids": [self._write(draft, scope, now) for draft in drafts]}
+
+    def recall(self, params: messages.Recall, caller: Caller) -> dict[str, Any]:
+        """§4.3; `similarity` is the exact one to the caller's `embedding`, of each record that has a vector."""
+        limit = self._recall_limit(params.limit)
+        if params.embedding is not None:
+            vectors.check(params.embedding, "embedding")
+            vectors.check_width(params.embedding, self._tally.dimensions, "embedding")
+        query = search.Query(
+            words=query_tokens(params.query or ""),
+            vector=params.embedding,
+            probe=self._probe(params.embedding),
+            metric=self._metric,
+        )
+        now = self._clock()
+        records = []
+        for found in search.ranked(self._connection, query, self._filter(params, caller), limit):
+            if params.min_score is not None and found.score < params.min_score:
+                break
+            record = self._read(found.seq, params.embeddings)
+            record.score = found.score
+            record.similarity = search.similarity_to(self._connection, query, found.seq)
+            if self._counts:
+                record.access_count = (record.access_count or 0) + 1
+                record.accessed_at = render(now)
+                self._connection.execute(_COUNT_ACCESS, (found.seq, now))
+            records.append(record)
+        return {"records": records}
+
+    def timeline(self, params: messages.Pages, caller: Caller) -> dict[str, Any]:
+        """§4.4. With `after` or `page`, a walk over everything in order of insertion, page by page: `next` is what to
+        give as `after`, null at the end; `limit` has no part in it."""
+        for name, number in (("limit", params.limit), ("page", params.page)):
+            if number == 0:
+                raise invalid_params(name, "expected 1 or more; leave it out for no limit")
+        filter = self._filter(params, caller)
+        if params.walks:
+            return self._page(filter, params.after, params.page or _DEFAULT_PAGE, params.embeddings)
+        newest = search.newest_first(self._connection, filter, params.limit)
+        return {"records": [self._read(seq, params.embeddings) for seq in reversed(newest)]}
+
+    def forget(self, params: messages.Forget, caller: Caller) -> dict[str, Any]:
+        """§4.5: what every selector matches. A selector that matches all there is does not count as one."""
+        words = query_tokens(params.query or "")
+        if not (words or params.where or params.key_prefix) and params.ids is None:
+            raise invalid_params(
+                "params",
+                "expected ids, a query with words to search for, a where with a condition, or a key_prefix: "
+                "forgetting everything takes more than an empty selector",
+            )
+        if params.query is not None and not words:
+            raise invalid_params("query", "expected words to search for; this one holds none")
+        filter = self._filter(params, caller)
+        if params.ids is not None:
+            filter = replace(filter, conditions=(any_id(params.ids), *filter.conditions))
+        found = search.matching(self._connection, words, filter)
+        gone = [self._remove(seq) for seq in found]
+        self._tally = replace(self._tally, records=self._tally.records - len(found))
+        by = scope_of(params.owner, caller).owner
+        self.happened.append(Forgotten(at=self._clock(), by=by, records=named(gone)))
+        return {"forgotten": len(found)}
+
+    def reinforce(self, params: messages.Reinforce, caller: Caller) -> dict[str, Any]:
+        """§4.8; salience stays between 0 and what a float can hold."""
+        filter = Filter((any_id(params.ids),), scope_of(params.owner, caller).owner)
+        found = search.matching(self._connection, (), filter)
+        for seq in found:
+            self._connection.execute(
+                "UPDATE record SET salience = min(max(salience + ?, 0), ?) WHERE seq = ?",
+                (params.amount, sys.float_info.max, seq),
+            )
+        return {"reinforced": len(found)}
+
+    def fetch(self, params: messages.Fetch, caller: Caller) -> dict[str, Any]:
+        """§4.9: the caller's record, else the ownerless one, else null."""
+        if not params.key:
+            raise invalid_params("key", "expected at least one character")
+        owner = scope_of(params.owner, caller).owner
+        known = self._by_key(params.key, owner) or self._by_key(params.key, None)
+        return {"record": None if known is None else self._read(known.seq, params.embeddings)}
+
+    def session_list(self, params: messages.SessionList, caller: Caller) -> dict[str, Any]:
+        """§4.10"""
+        visible = Filter(owner=scope_of(params.owner, caller).owner).condition or Condition("1")
+        rows = self._connection.execute(
+            "SELECT session, count(*), min(created_at), max(created_at) FROM record "
+            f"WHERE session IS NOT NULL AND {visible.sql} GROUP BY session",
+            visible.values,
+        )
+        return {
+            "sessions": [
+                {"session": session, "records": records, "opened_at": render(first), "touched_at": render(last)}
+                for session, records, first, last in rows
+            ]
+        }
+
+    def session_close(self, params: messages.SessionClose, caller: Caller) -> dict[str, Any]:
+        """§4.11: one store has no tiers to move anything between."""
+        if not params.session:
+            raise invalid_params("session", "expected at least one character")
+        owner, now = scope_of(params.owner, caller).owner, self._clock()
+        nothing = dict.fromkeys(("moved", "promoted", "dropped", "summarized"), 0)
+        unmoved = {name: Counter[Place]() for name in nothing}
+        self.happened.append(Consolidated(at=now, by=owner, asked=True, figures=unmoved))
+        known = self._connection.execute(
+            "SELECT 1 FROM record WHERE session = ? AND owner IS ? LIMIT 1", (params.session, owner)
+        ).fetchone()
+        closed = SessionClosed(at=now, owner=owner, session=params.session, known=known is not None)
+        self.happened.append(closed)
+        return {**nothing, "counts": {}, "closed": params.session, "flushed": 0}
+
+    def _recall_limit(self, limit: int | None) -> int:
+        most = self.limits.max_recall_limit
+        if limit is None:
+            return min(_DEFAULT_LIMIT, most)
+        if limit == 0:
+            raise invalid_params("limit", f"expected 1..{most}, got 0")
+        if limit > most:
+            raise quota("limit", most, limit, "records")
+        return limit
+
+    def _filter(self, params: messages.Read | messages.Forget, caller: Caller) -> Filter:
+        scope = scope_of(params.owner, caller)
+        fields = frozenset(field for each in _capabilities(scope) for field in FIELDS.get(each, ()))
+        conditions = compiled(parse_where(params.where or {}), fields)
+        if params.key_prefix is not None:
+            conditions = (beneath(params.key_prefix), *conditions)
+        return Filter(conditions, scope.owner)
+
+    def _probe(self, vector: Sequence[float] | None) -> bytes | None:
+        if vector is None or self._tally.dimensions is None:
+            return None
+        return indexed(vector, self._metric)
+
+    def _page(self, filter: Filter, after: str | None, size: int, embeddings: bool) -> dict[str, Any]:
+        try:
+            start = 0 if after is None else int(after)
+        except ValueError:
+            raise invalid_params("after", "expected what an earlier answer gave as `next`") from None
+        whole = filter.condition or Condition("1")
+        # one more than asked for shows whether there is a next page
+        size = min(size, 2**62)
+        sql = f"SELECT seq FROM record WHERE seq > ? AND {whole.sql} ORDER BY seq LIMIT ?"
+        found = [seq for (seq,) in self._connection.execute(sql, (start, *whole.values, size + 1))]
+        records = [self._read(seq, embeddings) for seq in found[:size]]
+        records.sort(key=lambda record: parse(record.created_at))
+        return {"records": records, "next": str(found[size - 1]) if len(found) > size else None}
+
+    def _read(self, seq: int, embeddings: bool) -> Record:
+        row: tuple[Any, ...] = next(self._connection.execute(_READ, (seq,)))
+        id, content, created, role, metadata, group, salience, accessed, count, owner, session, key, revision, *rest = (
+            row
+        )
+        record = Record(
+            id=id,
+            content=content,
+            created_at=render(created),
+            role=role,
+            metadata=UNSET if metadata is None else Raw(metadata),
+            group=group,
+            salience=salience,
+            accessed_at=None if accessed is None else render(accessed),
+            access_count=count,
+            owner=owner,
+            session=session,
+            key=key,
+            revision=revision,
+            uri=rest[0],
+            media_type=rest[1],
+        )
+        if embeddings:
+            doubles = self._connection.execute("SELECT doubles FROM vector WHERE record = ?", (seq,)).get
+            record.embedding = None if doubles is None else vector_from_bytes(doubles)
+        return record
+
+    def _write(self, draft: Draft, scope: Scope, now: int) -> str:
+        known = None if draft.id is None else self._by_id(draft.id)
+        if known is not None:
+            _check_owner(known, draft, scope)
+            address = (draft.key, draft.owner)
+            if draft.key is not None and address == (known.key, known.owner) and self._differs(draft, known):
+                self._replace(known, draft)
+            return known.id
+        known = None if draft.key is None else self._by_key(draft.key, draft.owner)
+        if known is not None:
+            self._replace(known, draft)
+            return known.id
+        return self._insert(draft, now)
+
+    def _differs(self, draft: Draft, known: _Known) -> bool:
+        as_known = replace(
+            draft,
+            created_at=draft.created_at or render(known.created_at),
+            revision=known.revision if draft.revision is None else draft.revision,
+        )
+        return digest(as_known) != digest(self._read(known.seq, embeddings=True))
+
+    def _insert(self, draft: Draft, now: int) -> str:
+        id = draft.id or new_id(now)
+        created = self._moment(draft, now) if draft.created_at is None else parse(draft.created_at)
+        revision = 0 if draft.revision is None and draft.key is not None else draft.revision
+        salience = 1.0 if draft.salience is None else draft.salience
+        words = tokens(draft.content or "")
+        self._connection.execute(_INSERT, (*_common(draft), len(words), id, created, salience, revision))
+        self._index(self._connection.last_insert_rowid(), draft, words)
+        self._tally = replace(self._tally, records=self._tally.records + 1)
+        self._tell_written(id, draft, revision or 0)
+        return id
+
+    def _moment(self, draft: Draft, now: int) -> int:
+        """When a record is created: now, but never before the newest of its own conversation, so that a conversation is
+        replayed as it was written."""
+        if draft.session is None:
+            return now
+        newest = self._connection.execute(_NEWEST_OF, (draft.session, draft.owner)).get
+        # a millisecond later each, where the clock is behind: their order is then in the records themselves
+        return now if newest is None or newest <= now else newest + 1
+
+    def _replace(self, known: _Known, draft: Draft) -> None:
+        self._unindex(known.seq)
+        created = known.created_at if draft.created_at is None else parse(draft.created_at)
+        revision = (known.revision or 0) + 1 if draft.revision is None else draft.revision
+        salience = known.salience if draft.salience is None else draft.salience
+        words = tokens(draft.content or "")
+        self._connection.execute(_REPLACE, (*_common(draft), len(words), created, salience, revision, known.seq))
+        self._index(known.seq, draft, words)
+        self._tell_written(known.id, draft, revision)
+
+    def _tell_written(self, id: str, draft: Draft, revision: int) -> None:
+        self.happened.append(
+            Written(
+                at=self._clock(),
+                id=id,
+                place=Place(draft.owner),
+                session=draft.session,
+                key=draft.key,
+                revision=revision,
+            )
+        )
+
+    def _remove(self, seq: int) -> tuple[str, Place]:
+        """The record's id, and whose it was."""
+        self._unindex(seq)
+        self._connection.execute("DELETE FROM access WHERE record = ?", (seq,))
+        id, owner = next(self._connection.execute("DELETE FROM record WHERE seq = ? RETURNING id, owner", (seq,)))
+        return id, Place(owner)
+
+    def _index(self, seq: int, draft: Draft, words: Sequence[str]) -> None:
+        execute = self._connection.execute
+        if words:
+            execute("INSERT INTO lexical (rowid, tokens) VALUES (?, ?)", (seq, " ".join(words)))
+            execute(_ADD_TO_SHARE, (draft.owner, 1, len(words)))
+        if draft.metadata is not UNSET:
+            for row in _members(seq, bytes(draft.metadata)):
+                execute("INSERT OR IGNORE INTO member (name, atom, record) VALUES (?, ?, ?)", row)
+        if draft.embedding is not None:
+            self._fix_width(len(draft.embedding))
+            execute("INSERT INTO vector (record, doubles) VALUES (?, ?)", (seq, vector_bytes(draft.embedding)))
+            self._put_in_reach(seq, draft.embedding)
+
+    def _unindex(self, seq: int) -> None:
+        execute = self._connection.execute
+        metadata, owner, words = next(execute("SELECT metadata, owner, tokens FROM record WHERE seq = ?", (seq,)))
+        if words:
+            execute(_ADD_TO_SHARE, (owner, -1, -words))
+        if metadata is not None:
+            for row in _members(seq, metadata):
+                execute("DELETE FROM member WHERE name = ? AND atom = ? AND record = ?", row)
+        execute("DELETE FROM lexical WHERE rowid = ?", (seq,))
+        execute("DELETE FROM vector WHERE record = ?", (seq,))
+        if self._connection.changes():
+            execute("DELETE FROM nearest WHERE rowid = ?", (seq,))
+            if execute("SELECT max(record) FROM vector").get is None:
+                # the next first vector fixes the width anew
+                self._tally = replace(self._tally, dimensions=None)
+
+    def _fix_width(self, dimensions: int) -> None:
+        if self._tally.dimensions is None:
+            nearest.create(self._connection, dimensions, self._metric)
+            self._tally = replace(self._tally, dimensions=dimensions)
+
+    def _put_in_reach(self, seq: int, vector: Sequence[float]) -> None:
+        # a vector without direction is kept, but nothing is near it
+        packed = indexed(vector, self._metric)
+        if packed is not None:
+            self._connection.execute("INSERT INTO nearest (rowid, vector) VALUES (?, ?)", (seq, packed))
+
+    def _change_metric(self, metric: str) -> None:
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE store SET metric = ?", (metric,))
+            self._metric = metric
+            if self._tally.dimensions is not None:
+                nearest.create(connection, self._tally.dimensions, metric)
+                for seq, doubles in connection.execute("SELECT record, doubles FROM vector ORDER BY record"):
+                    self._put_in_reach(seq, vector_from_bytes(doubles))
+
+    def _by_id(self, id: str) -> _Known | None:
+        return self._known("id = ?", (id,))
+
+    def _by_key(self, key: str, owner: str | None) -> _Known | None:
+        return self._known("key = ? AND owner IS ?", (key, owner))
+
+    def _known(self, test: str, values: tuple[str | None, ...]) -> _Known | None:
+        row = self._connection.execute(
+            f"SELECT seq, id, owner, key, created_at, salience, revision FROM record WHERE {test}", values
+        ).fetchone()
+        return None if row is None else _Known(*row)
+
+
+def enrols(params: messages.Params, caller: Caller) -> TypeGuard[messages.Enrol]:
+    """Whether a router says here whose store this is; over HTTP it could be anybody who calls."""
+    is_told = isinstance(params, messages.Enrol) and params.federation is not None and params.epoch is not None
+    return is_told and caller.asserts_owner
+
+
+def scope_of(owner: str | None, caller: Caller) -> Scope:
+    """Whose call it is: on a local binding what it says, else what the binding knows (§6)."""
+    if caller.asserts_owner:
+        return Scope(told_apart=True, owner=owner)
+    return Scope(told_apart=caller.owner is not None, owner=caller.owner)
+
+
+def _capabilities(scope: Scope) -> list[str]:
+    return [each for each in CAPABILITIES if each != "scopes" or scope.told_apart]
+
+
+def _check_owner(known: _Known, draft: Draft, scope: Scope) -> None:
+    # without an owner a record is everybody's
+    if known.owner is not None and known.owner != draft.owner and (scope.owner or draft.owner) is not None:
+        raise A2MError(
+            Code.SCOPE_DENIED, f"records: the id {known.id[:80]!r} belongs to a record of another owner; choose another"
+        )
+
+
+def _common(draft: Draft) -> tuple[str | bytes | None, ...]:
+    """The columns that come from the draft alone, in the order of both statements that write them."""
+    metadata = None if draft.metadata is UNSET else bytes(draft.metadata)
+    return (
+        draft.content or "",
+        draft.role,
+        metadata,
+        draft.group,
+        draft.owner,
+        draft.session,
+        draft.key,
+        draft.uri,
+        draft.media_type,
+    )
+
+
+def _members(seq: int, metadata: bytes) -> list[tuple[bytes, bytes, int]]:
+    found: Mapping[str, bytes] = members(metadata)
+    return [(short(name.encode()), short(atom), seq) for name, atom in found.items() if atom != NULL]
+
+
+def _json_atom(*metadata: Any) -> bytes | None:
+    return None if metadata[0] is None else atom(metadata[0])

@@ -1,1 +1,0 @@
-"""The language: records, errors, capabilities, the JSON-RPC codec and both ends of the bindings."""

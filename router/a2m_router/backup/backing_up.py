@@ -1,0 +1,462 @@
+"""A backup of a federation that goes on serving: copies of its catalog and of every store that is on this machine.
+
+All of them are of one moment, as a crash would have left them, and so a router that starts on them does what it does
+after one. The moment is made so:
+1. calls that may change what one of the stores holds are held back; those under way are not waited for;
+2. a snapshot of the catalog is opened, then one in each store. What a store does for a call that the catalog's snapshot
+   knows to be answered was done before; and of what is in a store's snapshot, the note that comes before every copy is
+   in the catalog's;
+3. calls go on, and the snapshots are copied.
+
+The copies are made in a folder of their own, INCOMPLETE, and leave it when all of them are synced. A backup is whole
+when it has its manifest, and no such folder. Where a backup fails, or is called off, that folder is removed: a store
+that has yet to begin its copy cannot do so any more, however late it comes to it, and one that has begun gives up.
+"""
+
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.protocol.wire.errors import A2MError, Code, disk_failed, invalid_params
+from a2m_router.protocol.wire.messages import Backup
+from a2m_router.protocol.wire.timestamps import render
+from a2m_router.storage.backup_jobs import METHOD, Failed, Job, Jobs, absolute, failed
+from a2m_router.storage.database import sync_folder
+from a2m_router.storage.snapshots import CannotCopy, Copying, told
+from a2m_router.tiers.link import Link, TierDown
+
+MANIFEST: Final = "manifest.json"
+INCOMPLETE: Final = "INCOMPLETE"
+FORMAT: Final = "a2m-backup"
+VERSION: Final = 1
+
+# where copies of files lie that are not beneath the federation file's folder
+_OUTSIDE: Final = "outside"
+
+# what nothing that is copied may be called, nor a folder that it lies in
+_TAKEN: Final = (Path(MANIFEST), Path(INCOMPLETE))
+
+# how long a store may take to open its snapshot, while changes are held back
+_OPENING_SECONDS: Final = 5.0
+# how long a store that is slow to say how far its copy has come is asked again
+_PATIENCE: Final = 30.0
+_ASK_AGAIN: Final = 0.5
+# how long it is waited for a store that is to call off its copy
+_CALLING_OFF: Final = 2.0
+log = logging.getLogger(__name__)
+
+
+class File(msgspec.Struct):
+    """One copy: of which tier, or of the catalog; where it is, beneath the backup's folder, and where it came from.
+
+    `copied` of `size` bytes are there; `schema` is the version of its tables.
+    """
+
+    of: str
+    file: str
+    origin: str
+    copied: int = 0
+    size: int = 0
+    schema: int = 0
+
+
+class LeftOut(msgspec.Struct):
+    """A tier that is not in a backup, and why."""
+
+    tier: str
+    reason: str
+
+
+class State(msgspec.Struct, omit_defaults=True):
+    """The answer to `store/backup`: what is in the backup, how far it has come, and what is not in it. `cancelled` is
+    there where it was called off, and what there was of it is removed."""
+
+    files: list[File]
+    left_out: list[LeftOut]
+    backup: str | None = None
+    path: str | None = None
+    taken_at: str | None = None
+    done: bool | None = None
+    cancelled: bool = False
+
+
+class _Said(msgspec.Struct):
+    """A store's answer."""
+
+    file: str
+    backup: str | None = None
+    done: bool = False
+    copied: int = 0
+    size: int = 0
+    schema: int = 0
+
+
+class _Made(Job):
+    """One backup: the folder it is to lie in is its path."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.work = folder / INCOMPLETE
+        self.files: list[File] = []  # the catalog's first, then those that stores copy
+        self.left_out: list[LeftOut] = []
+        self.taken_at: str | None = None
+        self.catalog: Copying | None = None
+        self.copies: dict[str, tuple[File, str]] = {}  # by tier, with the store's name for its backup
+        self.folders: list[Path] = []  # that were made for it, each after the one it lies in
+        self.moved: list[str] = []  # names of what has left the folder for what is incomplete
+
+    def target(self, file: File) -> Path:
+        return self.work / file.file
+
+    def state(self) -> State:
+        if self.catalog is not None:
+            self.files[0].copied = self.catalog.copied
+        return State(
+            files=self.files,
+            left_out=self.left_out,
+            backup=self.id,
+            path=str(self.path),
+            taken_at=self.taken_at,
+            done=self.done,
+            cancelled=self.cancelled,
+        )
+
+
+class Backups:
+    """The backups of one federation; one is made at a time.
+
+    Args:
+        spawn: starts work that outlives the call, and its time.
+        clock: the time, in milliseconds since 1970.
+        threads: copy on worker threads.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        links: Mapping[str, Link],
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        clock: Callable[[], int],
+        *,
+        threads: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._links = links
+        self._clock = clock
+        self._threads = threads
+        self._jobs: Jobs[_Made] = Jobs(spawn, self._make, self._remove)
+
+    @property
+    def offered(self) -> bool:
+        """Whether there is a file to copy."""
+        return self._catalog.path is not None
+
+    async def backup(self, params: Backup) -> State:
+        """Begin a backup, and return when its moment is past; or say how far one has come. See Backup.
+
+        Raises INVALID_PARAMS for a folder that is not empty, INTERNAL_ERROR for a backup that failed.
+        """
+        if params.path is not None:
+            folder = absolute(params.path)
+            return (await self._jobs.begin(lambda: _begun(folder))).state()
+        if params.backup is not None:
+            return (await self._jobs.look(params.backup, cancel=params.cancel)).state()
+        try:
+            files, left_out = await self._plan()
+        except (Failed, CannotCopy, TierDown) as problem:
+            raise failed(str(problem)) from None
+        return State(files, left_out)
+
+    async def _make(self, made: _Made) -> None:
+        try:
+            await self._open(made)
+            log.info("a backup is being made in %s, as of %s", made.path, made.taken_at)
+            made.opened.set()
+            await self._copy(made)
+        except TierDown as down:
+            raise Failed(str(down)) from None
+        if self._threads:
+            await anyio.to_thread.run_sync(self._complete, made)
+        else:
+            self._complete(made)
+        log.info("the backup in %s is whole", made.path)
+
+    # --- step by step
+
+    async def _plan(self) -> tuple[list[File], list[LeftOut]]:
+        """What is copied to where, the catalog first; and which tiers are not.
+
+        Raises Failed for a tier that is down.
+        """
+        state, federation = self._catalog.path, self._settings.path
+        assert state is not None, "none is offered otherwise"
+        base = (federation or state).parent.resolve()
+        taken = [*_TAKEN, *([] if federation is None else [_place_of_federation(federation)])]
+
+        def copy_of(of: str, origin: Path) -> File:
+            origin = origin.resolve()
+            beneath = origin.relative_to(base) if origin.is_relative_to(base) else None
+            file = _place(beneath, of, ".db", taken)
+            taken.append(file)
+            return File(of, told(file), told(origin))
+
+        files = [copy_of("router", state)]
+        left_out = []
+        for tier in self._settings.tiers:
+            reason = self._left_out(tier)
+            if reason is None:
+                files.append(copy_of(tier.name, Path((await self._ask(tier.name, Backup())).file)))
+            else:
+                left_out.append(LeftOut(tier.name, reason))
+        return files, left_out
+
+    def _left_out(self, tier: Tier) -> str | None:
+        """Why a tier is no part of backups; None if it is one."""
+        if tier.mount:
+            return "it is mounted: what it holds is not this federation's"
+        if tier.url is not None:
+            return "it is a server of its own, reached over HTTP"
+        profile = self._links[tier.name].profile
+        if self._links[tier.name].status != "up" or profile is None:
+            reason = self._links[tier.name].reason or "it is still starting"
+            raise Failed(f"the tier {tier.name!r} is down, and a backup would lack it: {reason}")
+        return None if profile.store.backup else f"its server, {profile.name}, makes no backups"
+
+    async def _open(self, made: _Made) -> None:
+        """The moment of the backup: snapshots of all that is in it."""
+        files, made.left_out = await self._plan()
+        catalog, *stores = files
+        for file in files:
+            _make_folders(made.target(file).parent, made.folders)
+        with ExitStack() as held:
+            for file in stores:
+                held.enter_context(self._links[file.of].holding_back())
+            # before those of the stores, and in one step with the holding back
+            snapshot = self._catalog.snapshot()
+            try:
+                made.taken_at = render(self._clock())
+                await self._open_stores(made, stores)
+            except BaseException:
+                snapshot.close()
+                raise
+        made.files = [catalog, *(file for file in stores if file.of in made.copies)]
+        made.catalog = await snapshot.copy_to(made.target(catalog), threads=self._threads)
+        catalog.size, catalog.schema = made.catalog.size, made.catalog.schema
+
+    async def _open_stores(self, made: _Made, stores: Sequence[File]) -> None:
+        failures: list[Exception] = []
+
+        async def begin(file: File) -> None:
+            target = made.target(file)
+            try:
+                said = await self._ask(file.of, Backup(path=str(target)), timeout=_OPENING_SECONDS)
+                made.copies[file.of] = file, said.backup or ""
+            except (TierDown, Failed) as problem:
+                failures.append(problem)
+                return
+            file.size, file.schema = said.size, said.schema
+            if not target.exists():
+                try:  # a copy that has failed has removed its file, and says so
+                    await self._ask(file.of, Backup(backup=said.backup))
+                except (TierDown, Failed) as problem:
+                    failures.append(problem)
+                    return
+                await self._call_off(file.of, said.backup or "")
+                del made.copies[file.of]
+                made.left_out.append(LeftOut(file.of, "its server does not write to the files of this machine"))
+
+        async with anyio.create_task_group() as tasks:
+            for file in stores:
+                tasks.start_soon(begin, file)
+        for failure in failures:
+            raise Failed(str(failure))
+
+    async def _copy(self, made: _Made) -> None:
+        failures: list[Exception] = []
+
+        async def follow(file: File, id: str) -> None:
+            until = anyio.current_time() + _PATIENCE
+            while True:
+                try:
+                    said = await self._ask(file.of, Backup(backup=id))
+                    until = anyio.current_time() + _PATIENCE
+                    file.copied = said.copied
+                    if said.done:
+                        return
+                except TierDown as down:
+                    if anyio.current_time() >= until:
+                        failures.append(down)
+                        break
+                    await anyio.sleep(_ASK_AGAIN)
+                except Failed as problem:
+                    failures.append(problem)
+                    break
+            tasks.cancel_scope.cancel()
+
+        async def copy_catalog(copying: Copying) -> None:
+            try:
+                await copying.run(threads=self._threads)
+            except CannotCopy as problem:
+                failures.append(problem)
+                tasks.cancel_scope.cancel()
+
+        assert made.catalog is not None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(copy_catalog, made.catalog)
+            for file, id in made.copies.values():
+                tasks.start_soon(follow, file, id)
+        for failure in failures:
+            raise Failed(str(failure))
+
+    def _complete(self, made: _Made) -> None:
+        """Add what a backup has beside its copies, and let all leave the folder for what is incomplete. Each step
+        outlives a power cut before the next begins, and the last makes it a backup."""
+        path = self._settings.path
+        federation = None
+        if path is not None:
+            place = _place_of_federation(path)
+            _make_folders((made.work / place).parent, made.folders)
+            _write(made.work / place, path.read_bytes())
+            federation = {"file": told(place), "origin": told(path)}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "router": version("a2m-router"),
+            "name": self._settings.name,
+            "taken_at": made.taken_at,
+            "federation": federation,
+            "files": [
+                {"of": file.of, "file": file.file, "origin": file.origin, "bytes": file.size, "schema": file.schema}
+                for file in made.files
+            ],
+            "left_out": made.left_out,
+        }
+        _write(made.work / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        for folder in reversed([made.folders[0].parent, *made.folders]):
+            sync_folder(folder)
+        # the manifest last
+        for name in sorted((each.name for each in made.work.iterdir()), key=MANIFEST.__eq__):
+            if os.path.lexists(made.path / name):
+                raise Failed(f"{made.path / name}: somebody else has put this there meanwhile")
+            (made.work / name).rename(made.path / name)
+            made.moved.append(name)
+        sync_folder(made.path)
+        made.work.rmdir()
+        sync_folder(made.path)
+
+    async def _remove(self, made: _Made) -> None:
+        log.warning("the backup in %s is removed: %s", made.path, made.problem or "it was called off")
+        async with anyio.create_task_group() as tasks:
+            for tier, (_, id) in made.copies.items():
+                tasks.start_soon(self._call_off, tier, id)
+        if made.catalog is not None:
+            made.catalog.abandon()
+        with suppress(OSError):
+            made.work.mkdir(0o700, exist_ok=True)
+            for name in made.moved:
+                (made.path / name).rename(made.work / name)
+        # a store that was told to begin, and has not said yet that it did, may do so at this very moment: once
+        for _ in range(1 + len(self._links)):
+            shutil.rmtree(made.work, ignore_errors=True)
+            if not made.work.exists():
+                break
+        _remove_folders(made.folders)
+
+    async def _call_off(self, tier: str, id: str) -> None:
+        with anyio.move_on_after(_CALLING_OFF), suppress(TierDown, Failed):
+            await self._ask(tier, Backup(backup=id, cancel=True))
+
+    async def _ask(self, tier: str, params: Backup, timeout: float | None = None) -> _Said:
+        """What a store answers. Raises TierDown, and Failed for an answer that is an error, or cannot be read."""
+        try:
+            return msgspec.json.decode(await self._links[tier].call(METHOD, params, timeout=timeout), type=_Said)
+        except A2MError as problem:
+            if problem.code == Code.INVALID_PARAMS and params.backup is not None:
+                raise Failed(f"{tier}: its server has ended meanwhile, and its copy with it") from None
+            raise Failed(f"{tier}: {(problem.data or {}).get('reason', problem.message)}") from None
+        except msgspec.MsgspecError as problem:
+            raise Failed(f"{tier}: gave an answer to {METHOD} that cannot be read: {problem}") from None
+
+
+def _place_of_federation(path: Path) -> Path:
+    return _place(Path(path.name), "federation", ".toml", _TAKEN)
+
+
+def _place(beneath: Path | None, of: str, suffix: str, taken: Iterable[Path]) -> Path:
+    """Where in a backup a copy is to be: where the file lies beneath the federation file's folder, or else, and where
+    something else has that place, with what lies outside."""
+    outside = Path(_OUTSIDE)
+    numbered = (outside / f"{of}-{number}{suffix}" for number in itertools.count(2))
+    inside = [] if beneath in (None, outside) else [beneath]
+    places = itertools.chain(inside, [outside / f"{of}{suffix}"], numbered)
+    return next(place for place in places if not any(_overlap(place, other) for other in taken))
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether two files cannot both be there: they are one, or one would have to be the other's folder."""
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def _begun(folder: Path) -> _Made:
+    """A backup that is to lie in an empty folder, its owner's alone. Raises A2MError for a folder that is none."""
+    made = _Made(folder)
+    try:
+        _make_empty(folder, made.folders)
+        _make_folders(made.work, made.folders)
+    except OSError as problem:
+        _remove_folders(made.folders)
+        raise disk_failed(problem) from None
+    return made
+
+
+def _make_empty(folder: Path, made: list[Path]) -> None:
+    """An empty folder, its owner's alone; which of it was made is added to `made`. Raises INVALID_PARAMS, OSError."""
+    if not os.path.lexists(folder):
+        _make_folders(folder, made)
+    elif not folder.is_dir():
+        raise invalid_params("path", f"expected a folder, and {str(folder)!r} is something else")
+    elif (folder / INCOMPLETE).is_dir():
+        raise invalid_params(
+            "path",
+            f"expected an empty folder, or none; in {str(folder)!r} a router that was killed has left a backup half "
+            "made: remove what is in it, or name another folder",
+        )
+    elif any(folder.iterdir()):
+        raise invalid_params("path", f"expected an empty folder, or none, and there is something in {str(folder)!r}")
+    else:
+        folder.chmod(0o700)
+
+
+def _make_folders(folder: Path, made: list[Path]) -> None:
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(0o700)
+        made.append(each)
+
+
+def _remove_folders(made: list[Path]) -> None:
+    for folder in reversed(made):
+        with suppress(OSError):  # what somebody else has put there stays
+            folder.rmdir()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """A new file, its owner's alone, synced."""
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Where every record lives, and what it has earned."""

@@ -1,0 +1,187 @@
+"""What can still be read of a catalog that is to be replaced: what no tier knows, table by table.
+
+Rules:
+- the old files are read, and never written to;
+- of a damaged table both ends are read, as far as they can be; what is missing is told;
+- where the old catalog contradicts itself, the record stays: a note of forgetting whose record lives in it is left out.
+  Notes of unwanted copies, and of writes under way, are taken only where every page is well.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from a2m_router.catalog.entries import COLUMNS, Entry, Stray, entry_of, row_entry
+from a2m_router.catalog.schema import APPLICATION, SCHEMA
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.storage.database import Damaged, DatabaseError
+
+_UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
+
+
+class Salvage:
+    """An old catalog's file, for one reading of each table. Close it before its file goes aside.
+
+    `told`: sentences about what could not be read, as far as it was tried. `damage`: what is wrong with its pages.
+
+    Raises DatabaseError for a file that is another program's: it is not to be put aside.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.told: list[str] = []
+        self.damage: str | None = None
+        self._connection: apsw.Connection | None = None
+        if not path.exists():
+            self.told.append(f"{path}: there is no catalog")
+            return
+        try:
+            self._connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            self._look(path)
+        except _UNREADABLE as problem:
+            self.close()
+            self.told.append(f"{path}: nothing of it can be read ({problem})")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a catalog of which anything can be read."""
+        return self._connection is not None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def facts(self) -> dict[str, Any]:
+        """The last moment given, and the width of vectors. Of a damaged file neither: a wrong one would stay for good,
+        and the tiers tell of both."""
+        if self.damage is not None:
+            return {}
+        return dict(self._rows("facts of the whole", "name, value", "facts", "name"))
+
+    def federation(self) -> str | None:
+        """Whose records these are; None where that cannot be read. Of a damaged file it is true if a tier says so."""
+        rows = self._rows("whose records these are", "value", "facts", "name", "name = 'federation'")
+        return next((value for (value,) in rows if isinstance(value, str)), None)
+
+    def adopted(self) -> list[str]:
+        """The other federations of which records were adopted: those that bear an epoch that it knows."""
+        if not self._has("adopted"):
+            return []
+        rows = self._rows("what was adopted of other federations", "federation", "adopted", "federation")
+        return [federation for (federation,) in rows if isinstance(federation, str)]
+
+    def epochs(self) -> list[str]:
+        """The epochs of the starts that it knows of, in their order."""
+        if not self._has("epochs"):
+            return []
+        return [
+            epoch for _, epoch in self._rows("starts", "number, epoch", "epochs", "number") if isinstance(epoch, str)
+        ]
+
+    def identities(self) -> dict[str, str]:
+        """Who was behind each tier, by the tier's name."""
+        rows = self._rows("identities of the tiers' stores", "name, identity", "tiers", "no")
+        return {name: identity for name, identity in rows if isinstance(name, str) and isinstance(identity, str)}
+
+    def earned(self) -> Iterator[tuple[str, int, float, int, int | None, int | None]]:
+        """Of each record that lives there, or that a tier had lost: id, place, salience, accesses, the last one, and
+        when it was created."""
+        columns = "id, seq, salience, access_count, accessed_at"
+        what = "what records have earned"
+        yield from self._rows(what, f"{columns}, created_at", "records", "seq", "home IS NOT NULL")
+        if self._has("earned"):
+            born = "created_at" if self._has("created_at", of="earned") else "NULL"
+            yield from self._rows(what, f"{columns}, {born}", "earned", "id")
+
+    def forgotten(self) -> Iterator[tuple[str, str, int]]:
+        """Notes of forgetting, as they are kept."""
+        yield from self._rows("notes of what was forgotten", "id, by, at", "forgotten", "id")
+
+    def redo(self) -> list[tuple[str, Draft]]:
+        """Replacements that a tier has not caught up with, and which tier that is."""
+        rows = self._rows("replacements under way", "tier, draft", "redo", "id")
+        names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
+        found = []
+        for no, draft in rows:
+            try:
+                decoded = msgspec.json.decode(draft, type=Draft)
+                if decoded.id is None or decoded.created_at is None:
+                    raise ValueError("it is incomplete")
+                entry_of(decoded, names[no])
+                found.append((names[no], decoded))
+            except (KeyError, ValueError, TypeError) as problem:
+                self.told.append(f"a replacement under way cannot be read: {problem}")
+        return found
+
+    def unwanted(self) -> Iterator[tuple[str, str, str, str]]:
+        """Copies that were still to be removed: tier, id, owner and key, as they are kept."""
+        if self.damage is not None:
+            self.told.append("which copies were still to be removed is not taken from a damaged file")
+            return
+        names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
+        for no, *stray in self._rows(
+            "copies to be removed",
+            "strays.tier, strays.id, strays.owner, strays.key",
+            "strays LEFT JOIN records ON records.id = strays.id AND records.home = strays.tier",
+            "strays.tier, strays.id",
+            f"kind = {Stray.UNWANTED:d} AND records.id IS NULL",
+        ):
+            if no in names:
+                yield (names[no], *stray)
+
+    def reservations(self) -> list[Entry]:
+        """The records that were being written, each with the tier where to; none of a damaged file, and of one of an
+        earlier version only those that it had not acknowledged: what the tiers hold of the others is found there."""
+        if self.damage is not None:
+            self.told.append("which writes were under way is not taken from a damaged file")
+            return []
+        names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
+        given_up = "home IS NULL AND found = 0" if self._has("found", of="records") else "home IS NULL"
+        rows = self._rows("writes under way", f"{COLUMNS}, destination", "records", "seq", given_up)
+        return [row_entry(tuple(account), names.get(no, "")) for *account, no in rows]
+
+    def _look(self, path: Path) -> None:
+        assert self._connection is not None
+        found = self._connection.pragma("application_id")
+        if found not in (0, int.from_bytes(APPLICATION, "big")):
+            raise DatabaseError(f"{path}: this file belongs to another program; [state] names the router's own file")
+        version = self._connection.pragma("user_version")
+        if version > len(SCHEMA):
+            self.told.append(f"{path}: written by a newer version; what this one does not know of it stays behind")
+        try:
+            problem = self._connection.execute("PRAGMA quick_check(1)").get
+        except apsw.Error as failure:
+            problem = str(failure)
+        if problem != "ok":
+            self.damage = str(problem)
+            remedy = "what can still be read of it comes along"
+            self.told.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
+
+    def _has(self, name: str, *, of: str | None = None) -> bool:
+        """Whether there is a table of this name, or a column `of` a table."""
+        if self._connection is None:
+            return False
+        there = "SELECT 1 FROM sqlite_schema WHERE name = ?1"
+        if of is not None:
+            there = "SELECT 1 FROM pragma_table_info(?2) WHERE name = ?1"
+        try:
+            return self._connection.execute(there, (name,) if of is None else (name, of)).get is not None
+        except apsw.Error:
+            return False
+
+    def _rows(self, what: str, columns: str, table: str, order: str, condition: str = "TRUE") -> Iterator[Any]:
+        if self._connection is None:
+            return
+        backwards = ", ".join(f"{column} DESC" for column in order.split(", "))
+        select = f"SELECT {columns} FROM {table} WHERE {condition} ORDER BY "
+        try:
+            yield from self._connection.execute(select + order)
+        except _UNREADABLE as problem:
+            self.told.append(f"{what}: not all of it can be read ({problem})")
+            try:
+                yield from self._connection.execute(select + backwards)
+            except _UNREADABLE:
+                return

@@ -1,0 +1,171 @@
+"""Which memory the command talks to, and how it gets there."""
+
+import argparse
+import logging
+import os
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from a2m_router.config.loading import load
+from a2m_router.process.paths import expanded
+from a2m_router.protocol.client.child import executable
+from a2m_router.protocol.client.connecting import connect, connect_command
+from a2m_router.protocol.client.memory import TIMEOUT, Memory
+from a2m_router.storage.database import DatabaseError, InUse, announced
+
+_DEFAULT_CONFIG: Final = Path("federation.toml")
+_USUAL_ADDRESS: Final = "127.0.0.1:8778"
+_TOKEN_VARIABLE: Final = "A2M_TOKEN"
+_CA_VARIABLE: Final = "A2M_CA_FILE"
+_HOW: Final = (
+    "say which memory: --http URL, --stdio COMMAND or --config FILE, or put an address into A2M_URL; "
+    "there is no federation.toml in this folder"
+)
+
+log = logging.getLogger(__name__)
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+class Unusable(Exception):
+    """The arguments make no sense together; a sentence."""
+
+
+class NotServed(Exception):
+    """No router that serves HTTP has the federation; a sentence."""
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How to get to a memory: exactly one of `http`, `stdio` and `config`."""
+
+    http: str | None = None
+    stdio: tuple[str, ...] | None = None
+    config: Path | None = None
+    token_variable: str = _TOKEN_VARIABLE
+    token: str | None = None
+    ca_file: Path | None = None
+    owner: str | None = None
+    timeout: float = TIMEOUT
+
+    def __str__(self) -> str:
+        if self.http is not None:
+            return self.http
+        return shlex.join(self.stdio) if self.stdio is not None else str(self.config)
+
+    def __repr__(self) -> str:  # the token is nobody's business
+        return f"<Way {self}>"
+
+
+def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
+    """The way that the options say, or the environment. Raises Unusable."""
+    given = {name: getattr(options, name) for name in ("http", "stdio", "config") if hasattr(options, name)}
+    if len(given) > 1:
+        raise Unusable(f"expected one of --http, --stdio and --config, got --{' and --'.join(given)}")
+    if not given:
+        if environ.get("A2M_URL"):
+            given["http"] = environ["A2M_URL"]
+        elif _DEFAULT_CONFIG.is_file():
+            given["config"] = _DEFAULT_CONFIG
+        else:
+            raise Unusable(_HOW)
+    ca_file = _ca_file(options, environ)
+    if ca_file is not None and not ca_file.is_file():
+        raise Unusable(f"--ca-file: there is no file {str(ca_file)!r}")
+    variable = getattr(options, "token_env", _TOKEN_VARIABLE)
+    if hasattr(options, "token_env") and not environ.get(variable):
+        raise Unusable(f"--token-env: there is nothing in the variable {variable}")
+    return Way(
+        http=given.get("http"),
+        stdio=None if "stdio" not in given else _words(given["stdio"]),
+        config=given.get("config"),
+        token_variable=variable,
+        token=environ.get(variable) or None,
+        ca_file=ca_file,
+        owner=getattr(options, "owner", None),
+        timeout=getattr(options, "timeout", TIMEOUT),
+    )
+
+
+def _ca_file(options: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
+    given: Path | None = getattr(options, "ca_file", None)
+    if given is None and environ.get(_CA_VARIABLE):
+        try:
+            given = expanded(environ[_CA_VARIABLE])
+        except ValueError as problem:
+            raise Unusable(f"{_CA_VARIABLE}: {problem}") from None
+    return given
+
+
+def way_to(config: Path, environ: Mapping[str, str]) -> Way:
+    """The way to the federation of a file; the token and certificates are the environment's."""
+    token = environ.get(_TOKEN_VARIABLE) or None
+    return Way(config=config, token=token, ca_file=_ca_file(argparse.Namespace(), environ))
+
+
+def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:
+    """The memory; `on_event` is told of pushed events, over bindings that can push.
+
+    `may_run`: whether a federation that no router has is run here, which keeps all others out meanwhile.
+
+    Raises what `connect`, `connect_command` and `open_federation` raise; NotServed.
+    """
+    if way.http is not None:
+        return connect(way.http, way.token, timeout=way.timeout, owner=way.owner, ca_file=way.ca_file, few=True)
+    if way.stdio is not None:
+        program, *arguments = way.stdio
+        return connect_command(
+            [executable(program, Path.cwd()), *arguments],
+            timeout=way.timeout,
+            owner=way.owner,
+            on_notification=on_event,
+        )
+    assert way.config is not None
+    return _federation(way, way.config, on_event, may_run)
+
+
+@asynccontextmanager
+async def _federation(way: Way, config: Path, on_event: OnEvent, may_run: bool) -> AsyncIterator[Memory]:
+    """The federation of a file: the router that has it, over HTTP, or else run here for as long as the block lasts."""
+    state = load(config, os.environ).state
+    async with AsyncExitStack() as stack:
+        url = announced(state)
+        memory: Memory | None = None
+        if url is None and not may_run:
+            raise NotServed(
+                f"no router that serves HTTP has the federation of {config}; start it with --http {_USUAL_ADDRESS}"
+            )
+        if url is None:
+            # the whole router: only those load it who run one
+            from a2m_router.daemon.opening import open_federation
+
+            here = open_federation(config, timeout=way.timeout, owner=way.owner, on_notification=on_event)
+            try:
+                memory = await stack.enter_async_context(here)
+            except InUse as problem:
+                url = announced(state)  # it may just have come up
+                if url is None:
+                    raise DatabaseError(
+                        f"{problem}. Whoever has it cannot be joined, since it does not serve HTTP (yet): end it, or "
+                        f"start it with --http {_USUAL_ADDRESS}"
+                    ) from None
+        if memory is None:
+            assert url is not None
+            log.info("a router has the federation already, and listens on %s", url)
+            there = connect(url, way.token, timeout=way.timeout, owner=way.owner, few=True)
+            memory = await stack.enter_async_context(there)
+        yield memory
+
+
+def _words(line: str) -> tuple[str, ...]:
+    try:
+        words = shlex.split(line)
+    except ValueError as problem:
+        raise Unusable(f"--stdio: not quoted as a shell would have it: {problem}") from None
+    if not words:
+        raise Unusable("--stdio: expected a command line, such as 'a2m-store notes.db'")
+    return tuple(words)

@@ -1,0 +1,1 @@
+"""federation.toml, checked, as frozen settings."""

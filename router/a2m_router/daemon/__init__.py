@@ -1,0 +1,1 @@
+"""Running a router: wiring, start, stop, doors, checks."""

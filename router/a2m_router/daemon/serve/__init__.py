@@ -1,0 +1,1 @@
+"""Who may call a router over HTTP, and what they may do."""

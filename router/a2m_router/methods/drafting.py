@@ -1,0 +1,241 @@
+"""Reading what a caller wants written: each draft checked, completed and given its place. Pure but for new ids.
+
+Everything that is wrong with a batch is found here, before any tier or the catalog hears of it.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from a2m_router.catalog.selection import Scope
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, quota, unknown_tier
+from a2m_router.protocol.wire.messages import ConditionalRemember
+from a2m_router.protocol.wire.records import ConditionalDraft, Draft
+from a2m_router.protocol.wire.timestamps import moment, render
+from a2m_router.protocol.wire.vectors import MAX_WIDTH
+from a2m_router.tiers.copies import bytes_of
+from a2m_router.tiers.mounts import Mounts
+
+_JSON_NULL: Final = b"null"
+
+# A tier is told more of a record than a caller says, in one message with others; half of a message is surely enough.
+_LARGEST_RECORD: Final = 32 * 2**20
+
+# What names a record, or says something of it, is kept in memory by the log of events, and looked up by indexes; what
+# is longer is content.
+_LONGEST: Final = dict.fromkeys(("id", "key", "session", "group", "role", "owner", "media_type"), 1024) | {
+    "uri": 16_384
+}
+
+# every JSON parser can hold it, and a record that comes with it can still be replaced
+_MOST_REVISIONS: Final = 2**53 - 1
+
+
+def complete_drafts(
+    params: ConditionalRemember, scope: Scope, settings: Settings, mounts: Mounts, dimensions: int | None
+) -> list[ConditionalDraft]:
+    """The drafts of a batch with owner, session and tier filled in; `metadata` is checked, and `created_at`, which
+    is in UTC from here on.
+
+    Raises:
+        A2MError: READ_ONLY where there is nothing to write to; INVALID_PARAMS naming `records[i].field`;
+            QUOTA_EXCEEDED over a limit; UNKNOWN_TIER; SCOPE_DENIED for another owner's records; EMBEDDING_MISMATCH for
+            a vector of another width than `dimensions` or its fellows.
+    """
+    refuse_if_read_only(mounts)
+    most = settings.limits.max_records_per_call
+    if len(params.records) > most:
+        raise quota("records", most, len(params.records), "records")
+    width = dimensions
+    drafts = []
+    for place, draft in enumerate(params.records):
+        where = f"records[{place}]"
+        _check_text(draft, where, settings.limits.max_content_length)
+        size = bytes_of(draft)
+        if size > _LARGEST_RECORD:
+            raise quota(where, _LARGEST_RECORD, size, "bytes of one record")
+        _check_metadata(draft, where)
+        if draft.if_revision is not UNSET and draft.key is None:
+            raise invalid_params(f"{where}.if_revision", "expected a key beside it: it says what must be at that key")
+        try:
+            created_at = None if draft.created_at is None else render(moment(draft.created_at))
+        except ValueError as problem:
+            raise invalid_params(f"{where}.created_at", str(problem)) from None
+        if draft.embedding is not None:
+            width = _check_width(draft.embedding, width, where)
+        whole = msgspec.structs.replace(
+            draft,
+            tier=destination(draft.tier, settings, mounts, f"{where}.tier").name if draft.tier is not None else None,
+            owner=_owner(draft.owner, scope, where),
+            session=params.session if draft.session is None else draft.session,
+            created_at=created_at,
+            revision=draft.revision or 0,
+        )
+        _check_names(whole, where)
+        drafts.append(whole)
+    return drafts
+
+
+def refuse_if_read_only(mounts: Mounts) -> None:
+    """Raises READ_ONLY where all tiers are mounts: then it is the answer to every write (§2.1)."""
+    if not mounts.managed:
+        raise A2MError(Code.READ_ONLY, "this federation consists of mounts only; it takes no writes")
+
+
+def destination(name: str | None, settings: Settings, mounts: Mounts, where: str) -> Tier:
+    """The tier a write is aimed at, by name or by default. Raises UNKNOWN_TIER, INVALID_PARAMS for a mount, and
+    READ_ONLY where there is nothing else."""
+    refuse_if_read_only(mounts)
+    if name is None:
+        return next((tier for tier in mounts.managed if tier.kind == "working"), mounts.managed[0])
+    for tier in settings.tiers:
+        if tier.name == name:
+            if tier in mounts:
+                raise invalid_params(where, f"{name!r} is mounted read-only; write to another tier")
+            return tier
+    raise unknown_tier(name, [tier.name for tier in settings.tiers])
+
+
+def new_id() -> str:
+    """A fresh record id: 48 bits of time, 80 random ones, so that ids made in turn lie near each other in an index."""
+    return (int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)).hex()
+
+
+def width_of(drafts: Iterable[Draft]) -> int | None:
+    """The width of the vectors in a checked batch; None where it has none."""
+    return next((len(draft.embedding) for draft in drafts if draft.embedding is not None), None)
+
+
+def _check_text(draft: Draft, where: str, longest: int) -> None:
+    if draft.content is None and draft.uri is None and draft.embedding is None:
+        raise invalid_params(f"{where}.content", "required, unless the record has a uri or an embedding")
+    if draft.content is not None and len(draft.content) > longest:
+        raise quota(f"{where}.content", longest, len(draft.content), "characters")
+    if draft.id == "":
+        raise invalid_params(f"{where}.id", "expected a string that is not empty, or no id at all")
+    if draft.revision is not None and draft.revision > _MOST_REVISIONS:
+        raise invalid_params(f"{where}.revision", f"expected at most {_MOST_REVISIONS:,}, so that it can be counted on")
+    if draft.key == "":
+        raise invalid_params(f"{where}.key", "expected a string that is not empty, or no key at all")
+
+
+def _check_names(draft: Draft, where: str) -> None:
+    for field, longest in _LONGEST.items():
+        name = getattr(draft, field)
+        if name is not None and len(name) > longest:
+            raise invalid_params(f"{where}.{field}", f"expected at most {longest:,} characters, got {len(name):,}")
+
+
+def _check_metadata(draft: Draft, where: str) -> None:
+    if draft.metadata is UNSET:
+        return
+    text = bytes(draft.metadata)
+    if text == _JSON_NULL:
+        draft.metadata = UNSET
+    elif not text.startswith(b"{"):
+        raise invalid_params(f"{where}.metadata", "expected a JSON object")
+
+
+def _check_width(embedding: Sequence[float], width: int | None, where: str) -> int:
+    if not 1 <= len(embedding) <= MAX_WIDTH:
+        raise invalid_params(f"{where}.embedding", f"expected 1 to {MAX_WIDTH:,} numbers, got {len(embedding):,}")
+    if width is not None and len(embedding) != width:
+        raise embedding_mismatch(f"{where}.embedding", width, len(embedding))
+    return len(embedding)
+
+
+def embedding_mismatch(where: str, width: int, came: int) -> A2MError:
+    """EMBEDDING_MISMATCH naming both widths (§3.7)."""
+    return A2MError(
+        Code.EMBEDDING_MISMATCH,
+        f"{where}: the vectors kept here have {width} dimensions, this one has {came}",
+        {"parameter": where, "dimensions": width},
+    )
+
+
+def _owner(explicit: str | None, scope: Scope, where: str) -> str | None:
+    """Whose a record is: the caller's unless it says otherwise. `records[].owner` never widens a scope."""
+    if explicit is None:
+        return scope.owner
+    if scope.owner is not None and explicit != scope.owner:
+        raise A2MError(Code.SCOPE_DENIED, f"{where}.owner: {explicit!r} is not the owner who is asking")
+    return explicit
+
+
+class Slot(msgspec.Struct, eq=False):
+    """What becomes one record: the drafts of a batch that write the same id or key, in order; the last one counts.
+
+    `place` is its own among the slots of its batch, `places` are the drafts' among those of the batch.
+    """
+
+    place: int
+    drafts: list[ConditionalDraft]
+    places: list[int]
+    id: str | None
+    answer: str | None = None
+
+    @property
+    def first(self) -> ConditionalDraft:
+        return self.drafts[0]
+
+    @property
+    def last(self) -> ConditionalDraft:
+        return self.drafts[-1]
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether one of the drafts says at which revision its page must be."""
+        return any(draft.if_revision is not UNSET for draft in self.drafts)
+
+    def add(self, draft: ConditionalDraft, place: int) -> None:
+        self.drafts.append(draft)
+        self.places.append(place)
+
+
+def slots_of(
+    drafts: Sequence[ConditionalDraft], is_another: Callable[[ConditionalDraft], bool]
+) -> tuple[list[Slot], list[Slot]]:
+    """The slots of a batch, and the slot that each draft falls into, in order.
+
+    The same id twice is one record, the same key twice a write and its replacement; but a draft whose id names a record
+    that `is_another` than the one at its key is a write to that.
+
+    Raises INVALID_PARAMS for a draft with a condition that would not be written, since an earlier one has its id.
+    """
+    slots: list[Slot] = []
+    places: list[Slot] = []
+    by_id: dict[str, Slot] = {}
+    by_key: dict[tuple[str | None, str], Slot] = {}
+    for place, draft in enumerate(drafts):
+        slot = None if draft.id is None else by_id.get(draft.id)
+        if slot is not None:
+            if draft.key is not None and draft.key == slot.last.key and draft.owner == slot.last.owner:
+                slot.add(draft, place)
+            elif draft.if_revision is not UNSET:
+                raise not_at_key(place, draft, f"an earlier record of this call has the id {draft.id!r}")
+        elif draft.key is not None and (draft.owner, draft.key) in by_key and not is_another(draft):
+            slot = by_key[draft.owner, draft.key]
+            slot.add(draft, place)
+        else:
+            slot = Slot(len(slots), [draft], [place], draft.id)
+            slots.append(slot)
+        if draft.id is not None:
+            by_id[draft.id] = slot
+        if draft.key is not None:
+            by_key.setdefault((draft.owner, draft.key), slot)
+        places.append(slot)
+    return slots, places
+
+
+def not_at_key(place: int, draft: Draft, why: str) -> A2MError:
+    """INVALID_PARAMS for a draft with a condition whose id is that of a record elsewhere: without the condition it
+    would be answered with that record's id, and nothing would be written at its key."""
+    return invalid_params(
+        f"records[{place}].if_revision",
+        f"{why}, and that is not the record at the key {draft.key!r}; leave the id out, or take another",
+    )

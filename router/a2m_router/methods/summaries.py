@@ -1,0 +1,292 @@
+"""memory/summarize (§4.15): records are read, thought about, and what they come to is written as a record.
+
+Nothing is locked while the summarizer thinks. In the step in which the summary becomes true, two things are compared
+with what they were before:
+- the records that it read: if they have changed, the summary is thrown away, and they are summarized anew;
+- the page at its key: if that has changed, it stays as it is, and the call fails. The summarizer has not read the edit.
+
+What is private stays private: only `into` sends a summary of it to a shared tier.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.selection import Scope
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.methods.drafting import destination, refuse_if_read_only
+from a2m_router.methods.permission import refuse_unless_writable
+from a2m_router.methods.reading import Readings
+from a2m_router.methods.selecting import changing, narrowed_to_ids, selects
+from a2m_router.methods.writing import Overtaken, Writing
+from a2m_router.protocol.wire.errors import invalid_params, quota
+from a2m_router.protocol.wire.messages import ConditionalRemember, Recall, Summarize, Timeline
+from a2m_router.protocol.wire.records import ConditionalDraft, Draft, Record, digest
+from a2m_router.protocol.wire.timestamps import render
+from a2m_router.ranking.text import query_tokens
+from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
+from a2m_router.tiers.mounts import Mounts
+
+# Records that are read where the caller gives no limit: the newest, or those that fit a query best.
+_DEFAULT_LIMIT: Final = 200
+
+# How often it is thought anew because what it was about has changed.
+_THOUGHTS: Final = 3
+
+# The ids of so many sources are kept with a summary.
+_MOST_SOURCES: Final = 100
+
+# Where a summary of what is private goes if the default is shared, best first.
+_PRIVATE_KINDS: Final = ("semantic", "episodic", "working")
+
+
+class Summarized(msgspec.Struct):
+    """The answer: the records written, and how many were read."""
+
+    records: list[Record]
+    read: int
+    written: int
+
+
+class SummarizeEntry(msgspec.Struct):
+    """What describe says of it: the model that writes, None where none does."""
+
+    model: str | None
+
+
+class Summaries:
+    """Carries out summaries."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        readings: Readings,
+        writing: Writing,
+        mounts: Mounts,
+        summarizer: Summarizer,
+    ) -> None:
+        self._settings = settings
+        self._mounts = mounts
+        self._catalog = catalog
+        self._readings = readings
+        self._writing = writing
+        self._summarizer = summarizer
+
+    def describe(self) -> SummarizeEntry:
+        """The `summarize` object of describe."""
+        return SummarizeEntry(self._summarizer.model)
+
+    async def summarize(self, params: Summarize, scope: Scope) -> Summarized:
+        """Summarize what the selectors mean, at most `limit` of it; the sources stay as they are.
+
+        Raises:
+            A2MError: INVALID_PARAMS without a selector, and where the summary would publish what is private without
+                `into` saying so; UNKNOWN_TIER; INTERNAL_ERROR if a tier or the model did not answer, and with
+                `data: {reason: "changing"}` if the page at `key` has changed meanwhile, or what was summarized kept
+                changing. Nothing is written then.
+        """
+        refuse_if_read_only(self._mounts)
+        if not selects(params):
+            raise invalid_params("params", "expected ids, a query, a tier, a where with a condition, or a key_prefix")
+        if params.query and not query_tokens(params.query):
+            # it would find whatever is newest, and all of it
+            raise invalid_params("query", "expected words to search for; this one holds none")
+        if params.key == "":
+            raise invalid_params("key", "expected a string that is not empty, or no key at all")
+        if params.into is not None:
+            destination(params.into, self._settings, self._mounts, "into")
+        # the pages by their owners, as they were when this call first met them
+        pages = {scope.owner: self._page(scope.owner, params.key)}
+        for _ in range(_THOUGHTS):
+            try:
+                return await self._think(params, scope, pages)
+            except Overtaken:
+                continue
+        raise changing(
+            "what was to be summarized has changed each time before the summary could be written; nothing was written, "
+            "try again"
+        )
+
+    async def _think(self, params: Summarize, scope: Scope, pages: dict[str | None, Entry | None]) -> Summarized:
+        """One thought. Raises Overtaken if it is out of date, and INTERNAL_ERROR if the page has changed."""
+        records = self._summarizer.material(await self._read(params, scope))
+        owner = _owner(records, scope)
+        before = pages.setdefault(owner, self._page(owner, params.key))
+        sources = self._sources(records)
+        page = self._unedited(before, owner, params.key)
+        # a mount's records do not move, and one that the file does not call a mount is as private as it says
+        mounted = {record.tier or "" for record in records if record.id not in sources}
+        target = self._target(params, {*mounted, *(entry.home for entry in sources.values())}, page)
+        if page is not None:
+            refuse_unless_writable(scope, page.home, "key")
+        refuse_unless_writable(scope, target.name, "into")
+        summary = await self._summarizer.summarize(records) if records else None
+        if summary is None:
+            return Summarized([], len(records), 0)
+
+        def still() -> bool:
+            page = self._unedited(before, owner, params.key)
+            now = self._catalog.find(sources)
+            same = all(
+                id in now and now[id].digest == source.digest and self._catalog.sees(scope, now[id])
+                for id, source in sources.items()
+            )
+            # the page, or a source, may have got to another tier meanwhile
+            goes_to = target if page is None or params.into is not None else self._settings.tier(page.home)
+            homes = {*mounted, *(entry.home for entry in now.values())}
+            publishes = params.into is None and goes_to.shared and self._private(homes) is not None
+            return same and goes_to.shared == target.shared and not publishes
+
+        check_length(summary, self._settings.limits.max_content_length)
+        ids = [record.id for record in records] if len(records) <= _MOST_SOURCES and not target.shared else None
+        draft = ConditionalDraft(
+            content=summary,
+            role="memory",
+            tier=target.name if page is None else params.into,
+            key=params.key,
+            owner=owner,
+            metadata=provenance(len(records), self._summarizer.model, ids),
+        )
+        [id] = await self._writing.remember(ConditionalRemember(records=[draft]), scope, still)
+        return Summarized(self._as_written(id, draft), len(records), 1)
+
+    async def _read(self, params: Summarize, scope: Scope) -> list[Record]:
+        """What is to be summarized, by time. A tier that does not answer is an error: half of it is not it."""
+        limit = params.limit
+        where = narrowed_to_ids(params)
+        if params.query is not None:
+            best = Recall(
+                query=params.query,
+                tier=params.tier,
+                where=where,
+                key_prefix=params.key_prefix,
+                limit=min(_DEFAULT_LIMIT, self._settings.recall.max_limit) if limit is None else limit,
+            )
+            found = await self._readings.best(best, scope)
+        else:
+            most = self._settings.recall.max_limit
+            if limit is not None and limit > most:
+                raise quota("limit", most, limit, "records")
+            newest = Timeline(
+                tier=params.tier,
+                where=where,
+                key_prefix=params.key_prefix,
+                limit=_DEFAULT_LIMIT if limit is None else limit,
+            )
+            found = await self._readings.timeline(newest, scope)
+        for down in found.degraded or ():
+            raise down.error()
+        entries = self._catalog.find(record.id for record in found.records)
+        numbers = {id: entry.seq for id, entry in entries.items()}  # of what was written in the same millisecond
+        return sorted(found.records, key=lambda record: (record.created_at, numbers.get(record.id, 0)))
+
+    def _sources(self, records: Sequence[Record]) -> dict[str, Entry]:
+        """What the catalog says of the records that were read. Raises Overtaken if one has changed since."""
+        entries = self._catalog.find(record.id for record in records)
+        for record in records:
+            entry = entries.get(record.id)
+            if entry is None:
+                if self._tier_of(record) not in self._mounts:
+                    raise Overtaken
+            elif entry.key is not None and entry.revision != (record.revision or 0):  # without a key it is not shown
+                raise Overtaken
+        return entries
+
+    def _as_written(self, id: str, draft: Draft) -> list[Record]:
+        """The summary as a read would give it, without one: no tier is to fail what is true already. Nothing if it has
+        been changed or forgotten since."""
+        entry = self._catalog.find([id]).get(id)
+        if entry is None:
+            return []
+        written = Record(
+            id=id,
+            content=draft.content or "",
+            created_at=render(entry.created_at),
+            role=draft.role,
+            metadata=draft.metadata,
+            owner=draft.owner,
+            key=draft.key,
+            revision=None if draft.key is None else entry.revision,
+        )
+        if digest(written) != entry.digest:
+            return []
+        written.tier, written.salience, written.access_count = entry.home, entry.salience, entry.access_count
+        written.accessed_at = None if entry.accessed_at is None else render(entry.accessed_at)
+        return [written]
+
+    def _page(self, owner: str | None, key: str | None) -> Entry | None:
+        """The record at an owner's key, if there is one."""
+        return None if key is None else self._catalog.by_key(owner, key)
+
+    def _unedited(self, before: Entry | None, owner: str | None, key: str | None) -> Entry | None:
+        """The page at the key as it is now. Raises INTERNAL_ERROR with `data: {reason: "changing"}` unless it has the
+        content and the revision that it had before; to be in another tier is no edit."""
+        now = self._page(owner, key)
+        if _content(now) == _content(before):
+            return now
+        what = "has been forgotten" if now is None else "has been written" if before is None else "has been edited"
+        raise changing(
+            f"the page at {key!r} {what} while it was being summarized; it stays as it is, and nothing was written: "
+            "fetch it, and summarize again if it is to be replaced"
+        )
+
+    def _target(self, params: Summarize, homes: Iterable[str], page: Entry | None) -> Tier:
+        """The tier that the summary goes to: `into`, else where the page that it replaces lives, else the default.
+
+        Raises INVALID_PARAMS if that would publish what is private, and `into` does not say so.
+        """
+        if params.into is not None:
+            return self._settings.tier(params.into)
+        private = self._private(homes)
+        target = self._default(private) if page is None else self._settings.tier(page.home)
+        if private is None or not target.shared:
+            return target
+        if page is None:
+            why = f"every tier that a summary goes to by itself is shared, such as {target.name!r}"
+        else:
+            why = f"the page at {params.key!r} is in {target.name!r}, which is shared"
+        raise invalid_params(
+            "into",
+            f"what is in {private.name!r} is private, and {why}, so everybody would read the summary; name the tier to "
+            "publish it there, or a tier that is private",
+        )
+
+    def _private(self, homes: Iterable[str]) -> Tier | None:
+        """A private one of the tiers that the sources live in, if there is one. What the policy may publish is private
+        until it does."""
+        return next((tier for tier in map(self._settings.tier, sorted(homes)) if not tier.shared), None)
+
+    def _default(self, private: Tier | None) -> Tier:
+        """The semantic tier, or where every write goes. What is `private` goes to a private tier instead, if there is
+        one of the kinds that hold facts or events: from there the policy may publish it, if the file says so."""
+        managed = self._mounts.managed
+        semantic = next((tier for tier in managed if tier.kind == "semantic"), None)
+        default = destination(None, self._settings, self._mounts, "into") if semantic is None else semantic
+        if private is None or not default.shared:
+            return default
+        instead = (tier for kind in _PRIVATE_KINDS for tier in managed if tier.kind == kind and not tier.shared)
+        return next(instead, default)
+
+    def _tier_of(self, record: Record) -> Tier:
+        return self._settings.tier(record.tier or "")
+
+
+def _content(page: Entry | None) -> tuple[str, bytes] | None:
+    return None if page is None else (page.id, page.digest)
+
+
+def _owner(records: Sequence[Record], scope: Scope) -> str | None:
+    """Whose the summary is: the caller's, else whose the records are. Raises INVALID_PARAMS if that are several."""
+    owners = {record.owner for record in records} - {None}
+    if scope.owner is not None or not owners:
+        return scope.owner
+    if len(owners) > 1:
+        raise invalid_params(
+            "owner",
+            "these are records of several owners; name the one whose records are meant, and who is to have the summary",
+        )
+    return owners.pop()

@@ -1,0 +1,1 @@
+"""Changing where records live, and finishing it whatever dies."""

@@ -1,0 +1,379 @@
+"""Passes: the policy carried out. Promotions first, then spills, until nothing is left to do.
+
+A pass may be asked for (memory/consolidate, memory/session/close), and runs in the background where the settings say
+so. What a tier refuses, or cannot be asked, stays where it is: a full tier goes over its capacity before anything is
+lost. The log says why a bucket stays over its capacity, once: what hinders a way the moves tell, a group that fills the
+bucket alone is told here.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Final, Protocol
+
+import anyio
+import msgspec
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.lookup import unit_of
+from a2m_router.catalog.selection import Scope
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.placement.distilling import Distilling
+from a2m_router.placement.moves import Moved, Moves
+from a2m_router.placement.sweeping import Sweeper
+from a2m_router.protocol.wire.errors import STOPPING
+from a2m_router.protocol.wire.events import Consolidated, Event, Place
+from a2m_router.ranking.policy import Unit, evictions
+
+log = logging.getLogger(__name__)
+
+# Waits before a pass tries again what a tier did not take.
+_FIRST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 30.0
+
+# Units that are tried one after the other where a tier refuses them, before the way rests.
+_MOST_TRIALS: Final = 16
+
+
+class Stayed(Exception):
+    """Nothing of a conversation could leave its working tier; says why, and whether that does not pass."""
+
+    def __init__(self, reason: str, *, is_broken: bool = False) -> None:
+        super().__init__(reason)
+        self.is_broken = is_broken
+
+
+class Report(msgspec.Struct):
+    """What a pass did: how many records of which place."""
+
+    moved: Counter[Place] = msgspec.field(default_factory=Counter)
+    promoted: Counter[Place] = msgspec.field(default_factory=Counter)
+    dropped: Counter[Place] = msgspec.field(default_factory=Counter)
+    summarized: Counter[Place] = msgspec.field(default_factory=Counter)
+
+    def promoted_by(self, moved: Moved) -> None:
+        """Add what came of a promotion."""
+        self.promoted += moved.places
+
+    def spilled(self, moved: Moved) -> None:
+        """Add what came of a spill."""
+        self.moved += moved.places
+        self.summarized += moved.rewritten
+
+    def figures(self) -> Mapping[str, Counter[Place]]:
+        """By the names of §4.7."""
+        return msgspec.structs.asdict(self)
+
+
+class Passes:
+    """Runs the policy of one federation.
+
+    Args:
+        tell: logs an event.
+        clock: the time, in milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        moves: Moves,
+        distilling: Distilling,
+        sweeper: Sweeper,
+        tell: Callable[[Event], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._moves = moves
+        self._distilling = distilling
+        self._sweeper = sweeper
+        self._tell = tell
+        self._clock = clock
+        self._turn = anyio.Lock()
+        self._something_left = False
+        self._rests: dict[tuple[str, str], _Rest] = {}
+        self._filled: frozenset[_Filled] = frozenset()  # buckets of which the log has said that one group fills them
+        self._wanted = anyio.Event()
+        self._idle = anyio.Event()
+        self._asked: set[anyio.CancelScope] = set()
+        self._stopped = False
+
+    def wake(self) -> None:
+        """Something was written, or has been earned."""
+        self._wanted.set()
+
+    def tier_changed(self) -> None:
+        """What could not be moved may be movable now."""
+        self._rests.clear()
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Passes that were asked for end where they are, and tell what they have done so far."""
+        self._stopped = True
+        for scope in list(self._asked):
+            scope.cancel()
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[anyio.CancelScope]:
+        with anyio.CancelScope() as scope:
+            self._asked.add(scope)
+            try:
+                if self._stopped:
+                    scope.cancel()
+                yield scope
+            finally:
+                self._asked.discard(scope)
+
+    async def run(self) -> None:
+        """Run a pass whenever woken. Ends only by being cancelled."""
+        while True:
+            self._wanted = anyio.Event()
+            report = Report()
+            async with self._telling(report):
+                await self._pass(report)
+            if not self._wanted.is_set():
+                self._idle.set()
+                self._idle = anyio.Event()
+            until = self._rested()
+            with anyio.move_on_after(until - anyio.current_time()):
+                await self._wanted.wait()
+
+    async def idle(self) -> None:
+        """Return when a background pass has found nothing more to do."""
+        self.wake()
+        await self._idle.wait()
+
+    async def consolidate(self, by: str | None) -> Report:
+        """One pass over everything that is due or over capacity, asked for by an owner (§4.7). What was refused a
+        moment ago is tried again. After `stop`, it is what has been done so far."""
+        report = Report()
+        with self._until_stopped():
+            await self._consolidate(report, by)
+        return report
+
+    async def _consolidate(self, report: Report, by: str | None) -> None:
+        async with self._telling(report, by, asked=True):
+            self._rests.clear()
+            await self._pass(report)
+
+    async def close_session(self, session: str, owner: str | None) -> tuple[Moved, Report]:
+        """Move an owner's conversation out of the working tiers, then run a pass (§4.11).
+
+        Returns what came of the first, and what both did together; after `stop`, as far as that has come. Raises
+        Stayed.
+        """
+        flushed = Moved()
+        report = Report()
+        with self._until_stopped() as scope:
+            await self._close_session(session, owner, flushed, report)
+        if flushed.left == 0 and scope.cancelled_caught:
+            raise Stayed(STOPPING)
+        return flushed, report
+
+    async def _close_session(self, session: str, owner: str | None, flushed: Moved, report: Report) -> None:
+        async with self._telling(report, owner, asked=True):
+            for tier in self._settings.managed:
+                if tier.kind == "working" and tier.spill_to is not None:
+                    units = self._catalog.in_session(tier.name, session, owner)
+                    moved = Moved()
+                    try:
+                        await self._spilling(tier)(units, tier.name, tier.spill_to, result=moved)
+                    finally:
+                        report.spilled(moved)
+                        flushed.records += moved.records
+                        flushed.rewritten += moved.rewritten
+                        flushed.hindrance = moved.hindrance or flushed.hindrance
+            self._rests.clear()
+            await self._pass(report)
+            if flushed.left == 0 and flushed.reason is not None:
+                if self._stopped:
+                    raise Stayed(STOPPING)
+                raise Stayed(flushed.reason, is_broken=flushed.is_broken)
+
+    @asynccontextmanager
+    async def _telling(self, report: Report, by: str | None = None, *, asked: bool = False) -> AsyncIterator[None]:
+        """Its turn to move records, one at a time; at the end, one event of all that was done (§4.12)."""
+        async with self._turn:
+            try:
+                yield
+            except BaseException:
+                asked = False  # what fails is no event, but for what it has changed
+                raise
+            finally:
+                if asked or any(report.figures().values()):
+                    self._tell(Consolidated(at=self._clock(), by=by, asked=asked, figures=report.figures()))
+
+    async def _pass(self, report: Report) -> None:
+        stuck = _Stuck(set(), Counter())
+        while await self._promote(report, stuck) or await self._spill(report, stuck):
+            pass
+        self._something_left = bool(stuck.units)
+        self._moves.say_over(waiting={*stuck.in_vain, *self._rests})
+        self._say_what_is_filled()
+
+    def _say_what_is_filled(self) -> None:
+        """Which buckets are over their capacity since one group alone is larger; each is told when it begins."""
+        filled: set[_Filled] = set()
+        for tier in self._settings.managed:
+            for bucket, held in self._catalog.overfull(tier.name):
+                unit = next(self._catalog.weakest(tier.name, bucket), None)
+                if unit is None or unit.group is None or unit.weight != held:
+                    continue
+                told = _Filled(bucket, unit.owner, unit.group)
+                filled.add(told)
+                if told not in self._filled:
+                    log.info(
+                        "%s: the group %r alone has %d records, and the capacity is %d: it stays whole, and over it",
+                        tier.name,
+                        unit.group,
+                        held,
+                        tier.capacity,
+                    )
+        self._filled = frozenset(filled)
+
+    def _rested(self) -> float:
+        """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
+        now = anyio.current_time()
+        self._rests = {way: rest for way, rest in self._rests.items() if rest.until > now}
+        # what others were at work on is looked at again, though nobody says when they have done
+        last = now + _LONGEST_WAIT if self._something_left else math.inf
+        return min([last, *(rest.until for rest in self._rests.values())])
+
+    async def _promote(self, report: Report, stuck: "_Stuck") -> bool:
+        progress = False
+        for tier in self._settings.managed:
+            target = tier.promote_to
+            if target is None or self._rests_on(tier.name, target):
+                continue
+            units = [
+                unit
+                for unit in map(unit_of, self._catalog.units(self._catalog.due(tier.name)))
+                if unit.ids not in stuck.units
+            ]
+            if units:
+                moved = await self._carry_out(
+                    self._moves.carry_out,
+                    units,
+                    tier.name,
+                    target,
+                    stuck,
+                    report.promoted_by,
+                )
+                progress |= moved.left > 0
+        return progress
+
+    async def _spill(self, report: Report, stuck: "_Stuck") -> bool:
+        progress = False
+        for tier in self._settings.managed:
+            if tier.overflow == "spill" and (tier.spill_to is None or self._rests_on(tier.name, tier.spill_to)):
+                continue
+            for bucket, _ in self._catalog.overfull(tier.name):
+                units = self._leaving(tier, bucket, stuck)
+                if units:
+                    # units that could not go are passed over in the next round, and stronger ones go instead
+                    await self._evict(tier, units, report, stuck)
+                    progress = True
+        return progress
+
+    def _leaving(self, tier: Tier, bucket: int, stuck: "_Stuck") -> list[Unit]:
+        """Which units leave a bucket now: decided anew before each step, since others write and forget during the last.
+
+        Where what leaves is rewritten, which may take long, it is one at a time.
+        """
+        assert tier.capacity is not None
+        free = (
+            unit
+            for unit in self._catalog.weakest(tier.name, bucket)
+            if unit.ids not in stuck.units and not self._distilling.is_busy(unit)
+        )
+        held = self._catalog.held(bucket) - self._distilling.leaving(tier.name, bucket)
+        units = evictions(free, held, tier.capacity)
+        free.close()  # what it reads from must not stay open while others wait for the disk
+        return units[:1] if tier.distil else units
+
+    async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> None:
+        if tier.overflow == "drop":
+            dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
+            report.dropped.update(Place(entry.owner, entry.home) for entry in dropped)
+            self._sweeper.wake(tier.name)
+            await self._catalog.synced()
+        elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
+            await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck, report.spilled)
+
+    def _spilling(self, tier: Tier) -> "_CarryOut":
+        """What carries out the spills of a tier: as they are, or rewritten."""
+        return partial(self._distilling.carry_out, thinking=self._others_turn) if tier.distil else self._moves.carry_out
+
+    @asynccontextmanager
+    async def _others_turn(self) -> AsyncIterator[None]:
+        """While a model thinks, others may run the policy."""
+        self._turn.release()
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._turn.acquire()
+
+    async def _carry_out(
+        self,
+        carry_out: "_CarryOut",
+        units: Sequence[Unit],
+        source: str,
+        target: str,
+        stuck: "_Stuck",
+        report: Callable[[Moved], None],
+    ) -> Moved:
+        """A move; what is still where it was is not tried again in this pass, and a way that is blocked rests.
+
+        `report` is told what came of it, also if it is cancelled."""
+        way = source, target
+        moved = Moved()
+        try:
+            await carry_out(units, source, target, result=moved)
+        finally:
+            report(moved)
+        rest = self._rests.pop(way, None)
+        stuck.in_vain[way] = 0 if moved.left else stuck.in_vain[way] + 1
+        if moved.blocked or stuck.in_vain[way] >= _MOST_TRIALS:
+            wait = _FIRST_WAIT if rest is None else min(2 * rest.wait, _LONGEST_WAIT)
+            self._rests[way] = _Rest(wait, anyio.current_time() + wait)
+        for unit in units:
+            if any(entry.home == source for entry in self._catalog.find(unit.ids).values()):
+                stuck.units.add(unit.ids)
+        return moved
+
+    def _rests_on(self, source: str, target: str) -> bool:
+        rest = self._rests.get((source, target))
+        return rest is not None and anyio.current_time() < rest.until
+
+
+class _CarryOut(Protocol):
+    """Takes units from one tier to another; what it cannot take stays, and the outcome says why."""
+
+    async def __call__(self, units: Sequence[Unit], source: str, target: str, /, *, result: Moved) -> Moved: ...
+
+
+class _Stuck(msgspec.Struct):
+    """The units that a pass could not move and does not try again; how often in a row each way was tried in vain."""
+
+    units: set[tuple[str, ...]]
+    in_vain: Counter[tuple[str, str]]
+
+
+class _Filled(msgspec.Struct, frozen=True):
+    """A bucket that holds nothing but one owner's group."""
+
+    bucket: int
+    owner: str | None
+    group: str
+
+
+class _Rest(msgspec.Struct, frozen=True):
+    """A way between two tiers that is not tried before a moment of the event loop's clock."""
+
+    wait: float
+    until: float

@@ -1,0 +1,609 @@
+"""Taking a tier into the account when it comes up: who it is, and what it brings along.
+
+Only here are records adopted: an id that the catalog does not know is never shown by a read. A tier takes part in
+writes, forgets and passes once all that it holds is accounted for.
+
+Rules:
+- a tier is looked at before anything is changed there, by whomever: until `admit` its link is barred. Of several that a
+  start finds up, all are looked at before one is admitted, so that a start that is refused has changed none;
+- what a tier holds is compared with the account each time it comes up, at a cost that does not grow with it: how many
+  records, which are its newest, and whether it holds what was last written there. Whoever adds records behind the
+  router's back adds new ones, whoever only removes them changes the count, and a file that was set back lacks what came
+  last; so an exchange is noticed, too. Only where they differ is all of it read, and nothing changed there meanwhile;
+- each start has an epoch, which the catalog notes, synced, before a native store is told of it, and before anything is
+  written there; what a lesser server is told carries it. Whoever holds one that the catalog does not know is later than
+  the catalog, of which a copy was put back: nothing is removed there, and the start is refused. A store that holds an
+  earlier one than was noted of it was put back itself: it is read through;
+- a record that should be there is lost when it was asked for by its id, after a scan that did not find it, and no other
+  copy is noted. Then it leaves the account, so that nothing waits for it; what it has earned is kept for its return;
+- of two records at one owner's key, and of two owners' at one id, one is set aside: kept where it is, named in the log
+  and by --check, forgotten by its id like any other. It is taken in when key and id are free;
+- a scan that is cut off begins anew: its tier is not accounted for before `end_scan`, and what has been adopted by then
+  is adopted already.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from a2m_router.catalog.accounts import Vectors
+from a2m_router.catalog.catalog import Catalog, Torn
+from a2m_router.catalog.entries import Entry, entry_of, is_as_it_is
+from a2m_router.catalog.lookup import Selection
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.placement.sweeping import Sweeper
+from a2m_router.protocol.wire.messages import Describe, Enrol
+from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.vectors import MAX_WIDTH
+from a2m_router.storage.nearest import METRICS
+from a2m_router.tiers.copies import CannotList, Copies, LaterWriter, OtherFederation, Untrusted, Written
+from a2m_router.tiers.lifting import Lifted, Origin
+from a2m_router.tiers.link import TierDown
+from a2m_router.tiers.manner import identity_of, manner_of
+from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.profile import CannotServe, Profile, read_profile
+
+log = logging.getLogger(__name__)
+
+# A server that does not say how many records it holds is asked for so many of the newest; after a crash, each is.
+_NEWEST: Final = 500
+
+# One that does is asked for so many, to see that they are those that are accounted for.
+_WITNESSES: Final = 100
+
+
+# Where the newest of what a server tells are other federations', it is asked for so many times more, up to so many.
+_WIDER: Final = 4
+_WIDEST: Final = 10_000
+
+# How long a store that does not keep what it is told is left alone, seconds.
+_AGAIN: Final = 1.0
+
+# Records that are asked for by id in one step of looking for those that are lost.
+_STEP: Final = 500
+
+# Ids that one line of the log names; it says how many there are.
+_NAMED: Final = 20
+
+# why a server that is the old one may look like another
+_HINT: Final = "; a server that says no identity is known by its name, and by the command or address that reaches it"
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What was seen of a tier that has come up, before anything is changed there.
+
+    risen: by its link's count, when that was.
+    read_only: its server takes no writes.
+    difference: in what its newest records differ from the account, for the log; None where they do not.
+    """
+
+    risen: int
+    read_only: bool
+    difference: str | None
+
+
+class Recovery:
+    """Takes tiers into the account of one catalog.
+
+    Args:
+        changed: called when records came into the account, or went, that no event tells of.
+        adopt: another server behind a tier than last time is taken as it is.
+        gather: moves a part of a group to where the rest of it is; without, it stays torn for those who can.
+        watch: is told of each page of a scan: the tier, how many records were read, and of how many if that is known.
+        only_reads: no tier is told anything that it keeps.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        copies: Copies,
+        sweeper: Sweeper,
+        mounts: Mounts,
+        changed: Callable[[], None],
+        *,
+        adopt: bool = False,
+        gather: Callable[[Torn], Awaitable[object]] | None = None,
+        watch: Callable[[str, int, int | None], None] = lambda tier, read, of: None,
+        only_reads: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._copies = copies
+        self._sweeper = sweeper
+        self._mounts = mounts
+        self._changed = changed
+        self._adopt = adopt
+        self._gather = gather
+        self._watch = watch
+        self._only_reads = only_reads
+        self._said: dict[str, str] = {}  # whose records a tier holds beside ours, as far as the log has said it
+        self._unheard_of: set[str] = set()  # tiers that were in no account before, and are not in this one yet
+        for tier in settings.managed:
+            copies.link(tier.name).bar()
+
+    def check(self, tier: Tier, profile: Profile) -> None:
+        """Raises CannotServe unless the server behind `tier` can be part of this federation."""
+        manner = manner_of(tier, profile)
+        if tier in self._mounts:
+            return
+        known, identity = self._catalog.identity(tier.name), identity_of(tier, profile)
+        if known is not None and known != identity and not self._adopt:
+            raise CannotServe(
+                f"tiers.{tier.name}: another store is behind this tier than last time ({identity}, not {known}"
+                f"{_HINT if profile.store.identity is None else ''}); bring the old one back, or start once with "
+                "--adopt to take the new one as it is"
+            )
+        for other in self._settings.managed:
+            # two of a kind may be called alike; only a store knows itself
+            if profile.store.identity and other.name != tier.name and self._catalog.identity(other.name) == identity:
+                raise CannotServe(
+                    f"tiers.{tier.name}: behind it is the store of tiers.{other.name}; what moves from the one to the "
+                    "other would be removed. Give each tier a store of its own"
+                )
+        self._check_age(tier, profile)
+        if not manner.vectors:
+            if self._catalog.metric() not in METRICS:
+                raise _not_indexable(tier.name, self._catalog.metric(), "the federation")
+            return
+        width, metric = self._catalog.dimensions(), self._catalog.metric()
+        strays = self._catalog.strays(tier.name, "", 1)  # a vector among them may have fixed its width; they go
+        if profile.dimensions is not None and width is not None and profile.dimensions != width and not strays:
+            raise CannotServe(
+                f"tiers.{tier.name}: its vectors have {profile.dimensions} dimensions, the federation's have {width}"
+            )
+        if width is not None and profile.metric is not None and profile.metric != metric:
+            raise CannotServe(
+                f"tiers.{tier.name}: its server compares vectors by {profile.metric}, the federation does by {metric}"
+            )
+
+    def _check_age(self, tier: Tier, profile: Profile) -> None:
+        """Raises CannotServe for a native store of another federation, and for one that is later than the catalog."""
+        if not manner_of(tier, profile).native or profile.store.epoch is UNSET:
+            return
+        federation, epoch = profile.store.federation, profile.store.epoch
+        if not self._catalog.is_ours(federation, epoch):
+            if not self._adopt:
+                raise OtherFederation(tier.name, federation, self._catalog.federation)
+        elif not self._catalog.knows_epoch(epoch):
+            raise LaterWriter(tier.name, epoch)
+
+    def agree_on_metric(self, profiles: Sequence[tuple[Tier, Profile]]) -> None:
+        """Takes the tiers' metric as the federation's. Raises CannotServe where they differ, or where a tier's vectors
+        would have to be indexed here by a metric that no index is made for."""
+        metrics = {profile.metric: tier.name for tier, profile in profiles if profile.metric is not None}
+        if len(metrics) > 1:
+            told = ", ".join(f"{name} by {metric}" for metric, name in metrics.items())
+            raise CannotServe(
+                f"tiers: records move between them, but they compare vectors differently: {told}; what is only to "
+                "be read is a mount (mount = true)"
+            )
+        for metric in metrics:
+            without = [tier.name for tier, profile in profiles if profile.metric is None]
+            if metric not in METRICS and without:
+                raise _not_indexable(without[0], metric, metrics[metric])
+            self._catalog.set_metric(metric)
+
+    async def look(self, tier: Tier) -> Look:
+        """Look at what has come up behind `tier`, and change nothing there. Raises CannotServe if it cannot be taken
+        into the account, as what is later than the catalog; TierDown and A2MError if it does not answer."""
+        name = tier.name
+        link = self._copies.link(name)
+        profile, risen = link.profile, link.risen
+        assert profile is not None
+        self.check(tier, profile)
+        if tier in self._mounts:
+            return Look(risen, True, None)
+        self._keep_manner(tier, profile)
+        read_only = not profile.is_native and await self._copies.is_read_only(name)
+        self._mounts.freeze(name, read_only)
+        if read_only and not self._catalog.records_in(name):
+            self._turn(name)
+            return Look(risen, True, None)
+        return Look(risen, read_only, await self._difference(name, counts=profile.store.records is not None))
+
+    async def admit(self, tier: Tier, look: Look) -> None:
+        """Take what is behind `tier` for what it was seen to be. From now on it may be changed, unless it has to be
+        read through first. Raises as `welcome` does."""
+        if tier in self._mounts:
+            return
+        name = tier.name
+        link = self._copies.link(name)
+        profile = link.profile
+        if profile is None or link.risen != look.risen:
+            raise TierDown(name, "it has been connected anew meanwhile", _AGAIN, None)
+        known, identity = self._catalog.identity(name), identity_of(tier, profile)
+        if known is None:
+            self._unheard_of.add(name)
+        self._catalog.set_identity(name, identity)
+        if known not in (None, identity):
+            # what lived in the store that was there before is not in this one, and must not look as if it were
+            dropped = self._catalog.drop_home(name)
+            log.warning("%s: another store is behind it now; %d records went with the old one", name, dropped)
+            self._changed()
+        if profile.dimensions is not None and self._catalog.dimensions() is None:
+            self._catalog.fix_dimensions(profile.dimensions)
+        await self._enrol(tier, profile)
+        if look.difference is None and self._catalog.is_scanned(name):
+            self._open(name, look)
+
+    def _open(self, tier: str, look: Look) -> None:
+        if not self._only_reads:
+            self._copies.link(tier).admit(look.risen)
+
+    async def welcome(self, tier: Tier, look: Look) -> None:
+        """Bring the account and `tier` together, which was admitted. Raises TierDown and A2MError if it does not answer
+        that long, and CannotServe if it cannot be taken into the account."""
+        if tier in self._mounts:
+            return
+        name = tier.name
+        if look.read_only:
+            log.error("%s: its server takes no writes any more; its records can be read, and stay where they are", name)
+        await self._count(tier, look)
+        if name in self._unheard_of and (holds := self._catalog.records_in(name)):
+            log.warning(
+                "%s: its %d records were in no account. If there was a catalog before this one, what it alone knew is "
+                "lost with it: accesses and salience count anew, and what was forgotten while its tier was down may be "
+                "there again",
+                name,
+                holds,
+            )
+        self._unheard_of.discard(name)
+        await self._take_in_what_was_set_aside(name)
+        await self._gather_groups()
+
+    async def _enrol(self, tier: Tier, profile: Profile) -> None:
+        """Tell a native store whose it is, and of this start. Nothing is written to it before that, or removed."""
+        name, federation, epoch = tier.name, profile.store.federation, profile.store.epoch
+        if not manner_of(tier, profile).native or epoch is UNSET:
+            return
+        if federation is not None and federation != self._catalog.federation and self._adopt:
+            self._catalog.take_origins([] if epoch is None else [epoch], [federation])
+        if self._only_reads:
+            return
+        if (federation, epoch) != (self._catalog.federation, self._catalog.epoch):
+            if self._catalog.is_set_back(name, epoch):
+                log.error(
+                    "%s: its store is older than the catalog: a copy of its file was put back, or its disk has lost "
+                    "what it had confirmed. It is read through; what is gone is named, and what it holds as it once "
+                    "was is not shown. Bring the newer file back, if there is one",
+                    name,
+                )
+                self._catalog.note_set_back(name, epoch)
+            elif federation not in (None, self._catalog.federation):
+                self._catalog.set_scanned(name, False)
+            # first of all: else a power cut leaves a store that bears an epoch nobody knows, or one that was older,
+            # and does not show it any more
+            await self._catalog.synced()
+            await self._copies.link(name).enrol(Enrol(federation=self._catalog.federation, epoch=self._catalog.epoch))
+        now = self._copies.link(name).profile
+        if now is None or now.store.epoch != self._catalog.epoch:
+            raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
+        self._catalog.note_epoch(name)
+
+    def _keep_manner(self, tier: Tier, profile: Profile) -> None:
+        """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
+        so: a server that promises more than it did has not been told more of them."""
+        name = tier.name
+        manner = manner_of(tier, profile)
+        is_same = self._catalog.identity(name) in (None, identity_of(tier, profile))
+        holds = is_same and self._catalog.records_in(name) > 0
+        lifted = not manner.native or (holds and self._catalog.is_lifted(name))
+        indexed = not manner.vectors or (holds and self._catalog.indexes_vectors(name))
+        self._catalog.set_lifted(name, lifted)
+        self._catalog.index_vectors(name, indexed)
+        self._copies.keep(name, lifted=lifted, indexed=indexed)
+
+    def _turn(self, tier: str) -> None:
+        """A server that takes no writes is a mount, whatever the file says. One with records of ours was not always
+        so, and stays a tier: they can be read, and what refuses a write says why."""
+        log.warning(
+            "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true", tier
+        )
+        self._mounts.turn(tier)
+        self._catalog.set_scanned(tier, True)
+
+    async def _count(self, tier: Tier, look: Look) -> None:
+        """Compare what is there with what should be; scan where they differ."""
+        name = tier.name
+        is_scanned = self._catalog.is_scanned(name)
+        if is_scanned and look.difference is None:
+            await self._sweeper.sweep(name)
+        if not is_scanned or not await self._agrees(name, look):
+            # until all is accounted for, nothing is written there that a page read before might bring back; and what
+            # the scan meets may be later than the catalog
+            self._catalog.set_scanned(name, False)
+            self._copies.link(name).bar()
+            await self._scan(name)
+            if self._catalog.end_scan(name).changed:
+                self._changed()
+            self._open(name, look)
+        self._catalog.uncounted.discard(name)
+
+    async def _difference(self, tier: str, *, counts: bool) -> str | None:
+        """In what the newest records that a tier tells of differ from the account. Raises LaterWriter.
+
+        Args:
+            counts: its server says how many it holds.
+        """
+        most = _WITNESSES if counts and self._catalog.ended_well else _NEWEST
+        before = self._catalog.records_in(tier)
+        newest, are_all, written = await self._newest(tier, most)
+        others = self._others(written)
+        if others and self._adopt:
+            return "holds records of another federation"
+        self._say_whose(tier, others)
+        ids = [record.id for record in newest]
+        expected = self._catalog.records_in(tier)
+        told = f"tells of others than the {expected} records that are accounted for"
+        if len(self._catalog.accounted(tier, ids)) < len(ids):
+            return told
+        if are_all:
+            self._catalog.set_strange(tier, others.total())
+            here = sum(entry.home == tier for entry in self._catalog.find(ids).values())
+            # it may have caught up with none of what was replaced; and others may be at work meanwhile
+            return told if here + len(self._catalog.redo_in(tier)) < min(before, expected) else None
+        if others and len(ids) < self._enough(tier, most):
+            profile = self._copies.link(tier).profile
+            if profile is not None and profile.store.pages:
+                return f"holds so many newer records of another federation that {len(ids)} of ours are seen"
+            log.warning(
+                "%s: among its newest %d records are %d of this federation; whether more came there that is not in the "
+                "account cannot be seen. Give each federation a server of its own",
+                tier,
+                len(written),
+                len(ids),
+            )
+        return None
+
+    async def _newest(self, tier: str, most: int) -> tuple[list[Record], bool, list[Written]]:
+        """The newest records in `tier` that are ours, `most` of them, or as many as are accounted for, as far as its
+        server tells of so many with those of others between them; whether they are all that are ours; and who has
+        written what it told."""
+        count = min(most, self._copies.recall_limit(tier, most))
+        while True:
+            written: list[Written] = []
+            newest, are_all = await self._copies.newest(tier, count, written)
+            more = min(_WIDER * count, self._copies.recall_limit(tier, _WIDEST), _WIDEST)
+            is_short = len(written) < count  # so many are too long for an answer
+            if are_all or is_short or more <= count or len(newest) >= self._enough(tier, most) or len(newest) == count:
+                return newest, are_all, written
+            count = more
+
+    def _enough(self, tier: str, most: int) -> int:
+        """Of how many records of ours in `tier` it is seen what they are."""
+        return min(most, max(1, self._catalog.records_in(tier)))
+
+    async def _agrees(self, tier: str, look: Look) -> bool:
+        """Whether a tier seems to hold what it should, by the newest of what it tells, by its count, and by what was
+        last written there."""
+        if look.difference is not None:
+            log.info("%s %s: scanning", tier, look.difference)
+            return False
+        before = self._catalog.may_hold(tier)
+        raw = await self._copies.link(tier).call("memory/describe", Describe())
+        holds = read_profile(raw).store.records
+        may_hold = self._catalog.may_hold(tier)
+        # others may be at work meanwhile
+        may_hold = range(min(before.start, may_hold.start), max(before.stop, may_hold.stop))
+        if holds is not None and holds - self._catalog.strange(tier) not in may_hold:
+            log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, self._catalog.records_in(tier))
+            return False
+        latest = self._catalog.latest(tier, _WITNESSES)
+        lacking = await self._lacking(tier, latest)
+        if lacking:
+            log.info("%s lacks some of the %d records that were last written there: scanning", tier, len(latest))
+        return not lacking
+
+    async def _lacking(self, tier: str, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of the records that live in `tier` which it does not hold as they are."""
+        with self._catalog.readers.reading():  # until it has ended, the catalog keeps what the tier catches up with
+            found = await self._copies.read(tier, [entry.id for entry in entries])
+            behind = self._catalog.behind(entry.id for entry in entries)
+            now = self._catalog.find(entry.id for entry in entries)
+        return [
+            entry
+            for entry in entries
+            if entry.id not in behind
+            and entry.id in now
+            and now[entry.id].version == entry.version
+            and not (entry.id in found and is_as_it_is(found[entry.id], entry))
+        ]
+
+    async def _scan(self, tier: str) -> None:
+        adopted = seen = there = 0
+        former: list[Entry] = []
+        left: list[str] = []
+        profile = self._copies.link(tier).profile
+        said = None if profile is None else profile.store.records
+        self._watch(tier, 0, said)
+        written: list[Written] = []
+        try:
+            async with aclosing(self._copies.everything(tier, written)) as pages:
+                async for whole in pages:
+                    page = self._own(whole, tier)
+                    new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
+                    adopted += new
+                    if new:
+                        self._changed()
+                    seen += len(whole)
+                    entries = self._catalog.find(record.id for record in page)
+                    if self._catalog.knows_what_left(tier):
+                        aside = {entry.id for entry in refused}
+                        left += [record.id for record in page if record.id not in entries and record.id not in aside]
+                    there += sum(entry.home == tier for entry in entries.values())
+                    living = [record for record in page if record.id in entries and entries[record.id].home == tier]
+                    former += [entries[r.id] for r in living if not is_as_it_is(r, entries[r.id])]
+                    self._watch(tier, seen, said)
+                    for entry in refused:
+                        log.error(
+                            "%s: %r is set aside, and not shown: %s. It is taken in at the next start when that is "
+                            "forgotten; or forget this one, by its id",
+                            tier,
+                            entry.id,
+                            self._catalog.why_set_aside(entry.id, entry.key),
+                        )
+        except CannotList as problem:
+            raise CannotServe(
+                f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "
+                "a mount (mount = true)"
+            ) from None
+        if self._adopts_others(tier, written):
+            await self._scan(tier)
+            return
+        self._refuse_if_lost(tier, written)
+        if left:
+            log.warning(
+                "%s: %d records there were forgotten, or given up, since it was as it is now, and go again: %s",
+                tier,
+                len(left),
+                _named(left),
+            )
+        # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
+        lost = await self._lose_what_is_gone(tier) if there < self._catalog.records_in(tier) else 0
+        former = await self._lacking(tier, former) if former else []
+        if former:
+            log.error(
+                "%s: it holds %d records in another state than they were last in, which is not shown: %s; write them "
+                "anew, or forget them",
+                tier,
+                len(former),
+                _named([entry.id for entry in former]),
+            )
+        if seen or lost:
+            log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
+
+    def _others(self, written: Iterable[Written]) -> Counter[Origin]:
+        """How many records who else has written."""
+        return Counter(origin for _, origin in written if not self._catalog.is_ours(origin.federation, origin.epoch))
+
+    def _adopts_others(self, tier: str, written: Iterable[Written]) -> bool:
+        """Whether what other federations have written, as a scan has met it, is taken from now on; else it is named,
+        and stays theirs."""
+        others = self._others(written)
+        if others and self._adopt:
+            self._catalog.take_origins(
+                [origin.epoch for origin in others if origin.epoch is not None],
+                [origin.federation for origin in others if origin.federation is not None],
+            )
+            return True
+        self._catalog.set_strange(tier, others.total())
+        self._say_whose(tier, others)
+        return False
+
+    def _refuse_if_lost(self, tier: str, written: Iterable[Written]) -> None:
+        """Raises OtherFederation where a lesser server holds another federation's records, and this one has never had
+        any: they are rather its own, and its catalog was lost. A native store tells one from the other, since it is
+        one federation's: that of a lost catalog would have been refused."""
+        others = self._others(written)
+        if not others or not self._catalog.began_blank or self._only_reads or self._catalog.has_enrolled():
+            return
+        profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
+        if any(p is not None and manner_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
+            return
+        ours = self._catalog.federation
+        raise OtherFederation(
+            tier,
+            _federations(others),
+            ours,
+            f"; if this one is new, and the server is for both, a2m-router --config FILE --rebuild --federation {ours} "
+            "begins it",
+        )
+
+    def _say_whose(self, tier: str, others: Counter[Origin]) -> None:
+        """Say once of a tier that it holds what belongs to somebody else."""
+        whose = _federations(others)
+        if others and self._said.get(tier) != whose:
+            log.error(
+                "%s: at least %d records there belong to another federation (%s; this one is %s), and are not taken "
+                "in; give each a server of its own, or end the router of the other one, and start once with --adopt to "
+                "take them",
+                tier,
+                others.total(),
+                whose,
+                self._catalog.federation,
+            )
+        self._said[tier] = whose
+
+    async def _lose_what_is_gone(self, tier: str) -> int:
+        """Take out of the account what `tier` does not hold, asked for by id; returns how many records that are.
+
+        Looks at all that should be there: for the scan, which does, too."""
+        lost: list[str] = []
+        after: int | None = 0
+        while after is not None:
+            page, after = self._catalog.walk(Selection(tiers=[tier]), after, _STEP)
+            # what the tier is just catching up with may be there by the time that it was not found
+            behind = self._catalog.behind(entry.id for entry in page)
+            found = await self._copies.read(tier, [entry.id for entry in page])
+            gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
+            lost += [entry.id for entry in self._catalog.lose(gone)]
+        if lost:
+            self._changed()
+            log.error("%s: %d records that should live there are gone: %s", tier, len(lost), _named(lost))
+        return len(lost)
+
+    async def _take_in_what_was_set_aside(self, tier: str) -> None:
+        """Records whose ids or owners' keys had others, and have none any more."""
+        free = self._catalog.free_again(tier)
+        if free:
+            found = list((await self._copies.read(tier, free, embeddings=True)).values())
+            page = self._own(found, tier)
+            adopted, _ = self._catalog.adopt(self._entries(page, tier), _vectors(page))
+            self._catalog.strike(tier, set(free) - {record.id for record in found})
+            if adopted:
+                self._changed()
+                log.info("%s: %d records that were set aside are taken in, nothing is in their place", tier, adopted)
+
+    async def _gather_groups(self) -> None:
+        """Groups of which two tiers hold a part each are made whole, as far as both can be reached."""
+        for torn in self._catalog.decide_groups().torn:
+            if self._gather is not None:
+                await self._gather(torn)
+        self._catalog.decide_groups()  # a second copy of what has been gathered is one too many now
+
+    def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
+        """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that
+        a native tier does not tell of, and would become everybody's."""
+        if not self._copies.manner(tier).native:
+            return page
+        own = [record for record in page if not isinstance(record, Lifted)]
+        if len(own) < len(page):
+            log.error(
+                "%s holds %d records that were written there lifted, as to a lesser server; reach it as it was reached "
+                "then (by its url), and they are taken in",
+                tier,
+                len(page) - len(own),
+            )
+        return own
+
+    def _entries(self, page: Sequence[Record], tier: str) -> list[Entry]:
+        try:
+            return [entry_of(record, tier) for record in page]
+        except ValueError as problem:
+            raise Untrusted(tier, f"holds a record that is none: {problem}") from None
+
+
+def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:
+    return CannotServe(
+        f"tiers.{tier}: its server has no vectors, and the router cannot index them by {metric}, as {whose} compares "
+        f"them; only by {' and '.join(METRICS)}"
+    )
+
+
+def _federations(origins: Iterable[Origin]) -> str:
+    return ", ".join(sorted({str(origin.federation) for origin in origins}))
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
+
+
+def _vectors(records: Iterable[Record]) -> Vectors:
+    given = ((record.id, record.embedding) for record in records)
+    return {id: vector for id, vector in given if vector is not None and 1 <= len(vector) <= MAX_WIDTH}

@@ -1,0 +1,1 @@
+"""Calling an A2M server."""

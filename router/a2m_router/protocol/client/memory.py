@@ -1,0 +1,477 @@
+"""A memory to program with: the typed client of any A2M server, whatever the binding.
+
+    async with a2m_router.connect("http://127.0.0.1:8778/") as memory:
+        await memory.remember("the deploy key rotates every 90 days", tier="semantic")
+        recalled = await memory.recall("how often does the deploy key change?")
+
+One method for each of the protocol's (§4). What all of them raise: A2MError for an answer that is an error, or for a
+capability that the server does not declare, which is then not asked (§2); Unanswered where no answer came; BadAnswer
+for one that is not what §4 says.
+"""
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import anyio
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from a2m_router.protocol.client import answers
+from a2m_router.protocol.client.answers import (
+    BadAnswer,
+    Closed,
+    Consolidated,
+    Description,
+    Events,
+    Recalled,
+    Record,
+    Session,
+    Summarized,
+)
+from a2m_router.protocol.client.client import Peer
+from a2m_router.protocol.client.questions import NewRecord, Prompt, bytes_of, draft_from, raw_object, several
+from a2m_router.protocol.wire.capabilities import CAPABILITY_OF, PROTOCOL
+from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, not_supported
+from a2m_router.protocol.wire.records import ConditionalDraft
+
+# how long a call may take, in seconds, where nothing else is said
+TIMEOUT: Final = 60.0
+# how long a watch that polls waits before it asks again, in seconds
+INTERVAL: Final = 1.0
+# the kind of what `Memory.watch` hands on where events were lost
+RESET: Final = "reset"
+
+# records in one call where the server declares no limit; and the bytes of their texts, roughly
+_CHUNK: Final = 500
+_CHUNK_BYTES: Final = 4 * 2**20
+
+T = TypeVar("T")
+
+
+class _Server:
+    """What all views of one connection share."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.description: Description | None = None
+
+
+class Memory:
+    """A client of one server, over any binding.
+
+    Args:
+        peer: the connection.
+        timeout: seconds that each call may take.
+        owner: whose memory it is (§6), where a call does not say; a server that does not declare `scopes` ignores it.
+        session: the conversation of what is written and of `timeline` and `close_session`, where a call does not say.
+    """
+
+    def __init__(
+        self, peer: Peer, *, timeout: float = TIMEOUT, owner: str | None = None, session: str | None = None
+    ) -> None:
+        self._server = _Server(peer)
+        self._timeout = timeout
+        self._owner = owner
+        self._session = session
+
+    def __repr__(self) -> str:
+        name = "not greeted yet" if self._server.description is None else repr(self._server.description.name)
+        return f"<Memory {name}, owner {self._owner!r}, session {self._session!r}>"
+
+    @property
+    def peer(self) -> Peer:
+        """The connection, for those who need results as they came."""
+        return self._server.peer
+
+    # --- views of the same connection
+
+    def for_owner(self, owner: str | None) -> "Memory":
+        """The same memory, for calls of `owner`."""
+        return self._view(self._timeout, owner, self._session)
+
+    def in_session(self, session: str | None) -> "Memory":
+        """The same memory, for calls in the conversation `session`."""
+        return self._view(self._timeout, self._owner, session)
+
+    def within(self, seconds: float) -> "Memory":
+        """The same memory, for calls that may take so long."""
+        return self._view(seconds, self._owner, self._session)
+
+    def _view(self, timeout: float, owner: str | None, session: str | None) -> "Memory":
+        view = Memory(self._server.peer, timeout=timeout, owner=owner, session=session)
+        view._server = self._server
+        return view
+
+    # --- core
+
+    async def describe(self, *, owner: str | None = None) -> Description:
+        """What the server says of itself (§4.1). It is asked before anything else, and each time this is called."""
+        params = _given(protocol=PROTOCOL, owner=self._of(owner))
+        raw = await self.peer.call("memory/describe", params, timeout=self._timeout)
+        self._server.description = answers.read_description(raw)
+        return self._server.description
+
+    async def remember(
+        self,
+        what: str | NewRecord | Mapping[str, Any] | Iterable[NewRecord | Mapping[str, Any]] | None = None,
+        *,
+        session: str | None = None,
+        tier: str | None = None,
+        key: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        role: str | None = None,
+        group: str | None = None,
+        owner: str | None = None,
+        id: str | None = None,
+        salience: float | None = None,
+        embedding: Sequence[float] | None = None,
+        uri: str | None = None,
+        media_type: str | None = None,
+        created_at: str | None = None,
+        if_revision: int | UnsetType | None = UNSET,
+    ) -> list[str]:
+        """Writes one text, or one or more records, in one call: all of it or nothing (§4.2).
+
+        Args:
+            what: a text, a record, or records; None for what has only a `uri` or an `embedding`.
+            session: this and the other fields are for records that leave them out.
+            if_revision: the revision that the page at `key` was seen to have; None if there was none. If it is another
+                one by now, A2MError is raised whose `data` is `{"reason": "revision", "revision": …}`, and nothing is
+                written. Left out, the page is replaced, whatever it is.
+
+        Returns the ids, in the order of the records.
+
+        Raises ValueError for what is no record, and for an `id`, a `key` or an `if_revision` that several records would
+        share; CAPABILITY_NOT_SUPPORTED for an `if_revision` that the server would ignore, which is then not asked.
+        """
+        fields = NewRecord(
+            tier=tier,
+            key=key,
+            metadata=metadata,
+            role=role,
+            group=group,
+            id=id,
+            salience=salience,
+            embedding=embedding,
+            uri=uri,
+            media_type=media_type,
+            created_at=created_at,
+            if_revision=if_revision,
+        )
+        drafts = [draft_from(each, fields) for each in several(what)]
+        if len(drafts) > 1 and (id is not None or key is not None or if_revision is not UNSET):
+            raise ValueError("an id, a key or an if_revision is for one record; several records need their own")
+        return await self._remember(drafts, session, owner)
+
+    async def remember_all(
+        self,
+        records: Iterable[NewRecord | Mapping[str, Any]],
+        *,
+        session: str | None = None,
+        owner: str | None = None,
+    ) -> list[str]:
+        """Writes any number of records, in as many calls as the server's limits make necessary; each call is all or
+        nothing. Returns the ids, in the order of the records.
+
+        Where it fails, earlier calls have been carried out: records that carry ids can be written again.
+        """
+        limits = (await self._description()).limits
+        most = (limits.max_records_per_call if limits else None) or _CHUNK
+        ids: list[str] = []
+        batch: list[ConditionalDraft] = []
+        held = 0
+        for record in records:
+            draft = draft_from(record, NewRecord())
+            size = bytes_of(draft)
+            if batch and (len(batch) >= min(most, _CHUNK) or held + size > _CHUNK_BYTES):
+                ids += await self._remember(batch, session, owner)
+                batch, held = [], 0
+            batch.append(draft)
+            held += size
+        return ids + (await self._remember(batch, session, owner) if batch else [])
+
+    async def recall(
+        self,
+        query: str | None = None,
+        *,
+        limit: int | None = None,
+        tier: str | None = None,
+        where: Mapping[str, Any] | None = None,
+        min_score: float | None = None,
+        embedding: Sequence[float] | None = None,
+        key_prefix: str | None = None,
+        embeddings: bool = False,
+        prompt: Prompt | bool | None = None,
+        owner: str | None = None,
+    ) -> Recalled:
+        """The records that are worth most for a query, a vector, or both; by recency without either (§4.3).
+
+        Args:
+            limit: the server's default is small.
+            where: equality on record fields, else on keys of the metadata; a list means any of (§5.2).
+            embeddings: whether records are to come with their vectors.
+            prompt: whether, or how, they are to come as text as well (§4.16).
+        """
+        return await self._find(
+            "memory/recall",
+            query=query,
+            limit=limit,
+            tier=tier,
+            where=raw_object(where),
+            min_score=min_score,
+            embedding=embedding,
+            key_prefix=key_prefix,
+            embeddings=embeddings or None,
+            prompt=prompt,
+            owner=self._of(owner),
+        )
+
+    async def timeline(
+        self,
+        *,
+        session: str | None = None,
+        limit: int | None = None,
+        tier: str | None = None,
+        where: Mapping[str, Any] | None = None,
+        key_prefix: str | None = None,
+        embeddings: bool = False,
+        prompt: Prompt | bool | None = None,
+        owner: str | None = None,
+    ) -> Recalled:
+        """Records in the order in which they were written; `limit` keeps the newest (§4.4).
+
+        `session` replays one conversation; it goes into `where`. The others are as in `recall`.
+        """
+        session = self._session if session is None else session
+        if session is not None:
+            where = {**(where or {}), "session": session}
+        return await self._find(
+            "memory/timeline",
+            limit=limit,
+            tier=tier,
+            where=raw_object(where),
+            key_prefix=key_prefix,
+            embeddings=embeddings or None,
+            prompt=prompt,
+            owner=self._of(owner),
+        )
+
+    async def forget(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        query: str | None = None,
+        tier: str | None = None,
+        where: Mapping[str, Any] | None = None,
+        key_prefix: str | None = None,
+        owner: str | None = None,
+    ) -> int:
+        """Deletes what all of the selectors mean together, and returns how many records that were (§4.5).
+
+        Raises INVALID_PARAMS without a selector, and the server is not asked then.
+        """
+        selectors = _given(ids=_list(ids), query=query, tier=tier, where=raw_object(where), key_prefix=key_prefix)
+        _require_selector(selectors)
+        return (await self._read("memory/forget", _Forgotten, **selectors, owner=self._of(owner))).forgotten
+
+    # --- tiers, salience, keys, sessions
+
+    async def promote(
+        self, ids: Iterable[str], tier: str, *, salience: float | None = None, owner: str | None = None
+    ) -> int:
+        """Moves records to `tier` and adds `salience` to theirs; how many moved (§4.6)."""
+        params = {"ids": _list(ids), "tier": tier, "salience": salience, "owner": self._of(owner)}
+        return (await self._read("memory/promote", _Promoted, **params)).promoted
+
+    async def consolidate(self, *, owner: str | None = None) -> Consolidated:
+        """Has the server reorganise itself now; it may delete records (§4.7)."""
+        return await self._read("memory/consolidate", Consolidated, owner=self._of(owner))
+
+    async def reinforce(self, ids: Iterable[str], *, amount: float | None = None, owner: str | None = None) -> int:
+        """Raises the salience of records that proved useful; how many (§4.8)."""
+        params = {"ids": _list(ids), "amount": amount, "owner": self._of(owner)}
+        return (await self._read("memory/reinforce", _Reinforced, **params)).reinforced
+
+    async def fetch(self, key: str, *, embeddings: bool = False, owner: str | None = None) -> Record | None:
+        """The record at a key; None where there is none (§4.9)."""
+        params = _given(key=key, embeddings=embeddings or None, owner=self._of(owner))
+        return answers.read_fetched(await self._call("memory/fetch", params))
+
+    async def sessions(self, *, owner: str | None = None) -> list[Session]:
+        """The conversations there are (§4.10)."""
+        return (await self._read("memory/session/list", _Sessions, owner=self._of(owner))).sessions
+
+    async def close_session(self, session: str | None = None, *, owner: str | None = None) -> Closed:
+        """Ends a conversation: its records leave the working tier, and none is deleted for that (§4.11).
+
+        Raises ValueError where neither the call nor this memory names one.
+        """
+        session = self._session if session is None else session
+        if session is None:
+            raise ValueError("close_session: expected the name of a session, or a memory that has one (in_session)")
+        return await self._read("memory/session/close", Closed, session=session, owner=self._of(owner))
+
+    # --- events
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        limit: int | None = None,
+        kinds: Iterable[str] | None = None,
+        *,
+        owner: str | None = None,
+    ) -> Events:
+        """What has happened since `cursor`; without one, nothing yet, and the cursor of now (§4.12)."""
+        params = {"cursor": cursor, "limit": limit, "kinds": _list(kinds), "owner": self._of(owner)}
+        return await self._read("memory/events", Events, **params)
+
+    async def watch(
+        self,
+        kinds: Iterable[str] | None = None,
+        *,
+        cursor: str | None = None,
+        interval: float = INTERVAL,
+        owner: str | None = None,
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Events as they come, by asking for them: works over every binding, and ends only by an error. Who stops
+        listening closes it (`contextlib.aclosing`).
+
+        Where events were lost, since the server keeps only so many or was started anew, `{"kind": "reset"}` comes
+        before those that are left: what was tracked by them should be read again.
+
+        Args:
+            kinds: the kinds of interest; `reset` comes in any case.
+            cursor: where to begin; by default when the first event is waited for.
+            interval: seconds between two questions, where the last answer said that there is no more.
+        """
+        wanted = _list(kinds)
+        while True:
+            try:
+                seen = await self.events(cursor, kinds=wanted, owner=owner)
+                lost = bool(seen.reset)
+            except A2MError as error:
+                # a server may refuse a cursor that it does not know, for instance since it was started anew
+                if cursor is None or error.code != Code.INVALID_PARAMS:
+                    raise
+                seen = await self.events(None, kinds=wanted, owner=owner)
+                lost = True
+            if lost:
+                yield {"kind": RESET}
+            for event in seen.events:
+                yield event
+            advanced, cursor = cursor != seen.cursor, seen.cursor
+            if not (seen.more and advanced):
+                await anyio.sleep(interval)
+
+    async def subscribe(self, kinds: Iterable[str] | None = None, *, owner: str | None = None) -> None:
+        """From now on events come by themselves, to the `on_notification` of this connection (§4.13)."""
+        params = {"kinds": _list(kinds), "owner": self._of(owner)}
+        if not (await self._read("memory/events/subscribe", _Subscribed, **params)).subscribed:
+            raise BadAnswer("memory/events/subscribe: the server's answer is not what it should be: subscribed: false")
+
+    async def unsubscribe(self) -> None:
+        """No event comes by itself any more (§4.14)."""
+        await self._read("memory/events/unsubscribe", _Subscribed)
+
+    # --- summaries
+
+    async def summarize(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        query: str | None = None,
+        tier: str | None = None,
+        where: Mapping[str, Any] | None = None,
+        key_prefix: str | None = None,
+        limit: int | None = None,
+        into: str | None = None,
+        key: str | None = None,
+        owner: str | None = None,
+    ) -> Summarized:
+        """Rewrites what all of the selectors mean together as durable statements, and stores those (§4.15).
+
+        Args:
+            limit: how many records are read at most.
+            into: the tier that the summary is written to.
+            key: where it is kept; it replaces what is there.
+
+        Raises INVALID_PARAMS without a selector, and the server is not asked then.
+        """
+        selectors = _given(ids=_list(ids), query=query, tier=tier, where=raw_object(where), key_prefix=key_prefix)
+        _require_selector(selectors)
+        params = {**selectors, **_given(limit=limit, into=into, key=key, owner=self._of(owner))}
+        return answers.read_summarized(await self._call("memory/summarize", params))
+
+    # --- calls
+
+    async def _call(self, method: str, params: Mapping[str, Any]) -> Raw:
+        """The result of one call, after the server was greeted; of undeclared capabilities nothing is called (§2)."""
+        capability = CAPABILITY_OF[method]
+        if capability not in (await self._description()).capabilities:
+            raise not_supported(capability)
+        return await self.peer.call(method, params, timeout=self._timeout)
+
+    async def _description(self) -> Description:
+        return self._server.description or await self.describe()
+
+    async def _read(self, method: str, type: type[T], **params: Any) -> T:
+        return answers.read(method, await self._call(method, _given(**params)), type)
+
+    async def _find(self, method: str, **params: Any) -> Recalled:
+        return answers.read_found(method, await self._call(method, _given(**params)))
+
+    async def _remember(self, drafts: list[ConditionalDraft], session: str | None, owner: str | None) -> list[str]:
+        session = self._session if session is None else session
+        conditional = any(draft.if_revision is not UNSET for draft in drafts)
+        if conditional and not (await self._description()).heeds_if_revision:
+            raise A2MError(
+                Code.CAPABILITY_NOT_SUPPORTED,
+                "this server does not say in memory/describe that it heeds if_revision: it would ignore it, and "
+                "replace whatever is at the key; leave if_revision out, or ask an a2m-router",
+            )
+        ids = (await self._read("memory/remember", _Ids, records=drafts, session=session, owner=self._of(owner))).ids
+        if len(ids) != len(drafts):
+            raise BadAnswer(f"memory/remember: the server answered {len(ids)} ids for {len(drafts)} records")
+        return ids
+
+    def _of(self, owner: str | None) -> str | None:
+        return self._owner if owner is None else owner
+
+
+class _Ids(msgspec.Struct):
+    ids: list[str]
+
+
+class _Forgotten(msgspec.Struct):
+    forgotten: int
+
+
+class _Promoted(msgspec.Struct):
+    promoted: int
+
+
+class _Reinforced(msgspec.Struct):
+    reinforced: int
+
+
+class _Sessions(msgspec.Struct):
+    sessions: list[Session]
+
+
+class _Subscribed(msgspec.Struct):
+    subscribed: bool
+
+
+def _given(**params: Any) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _list(items: Iterable[str] | None) -> list[str] | None:
+    if isinstance(items, str):
+        raise ValueError(f"expected several strings, such as [{items!r}], got the one string {items!r}")
+    return None if items is None else list(items)
+
+
+def _require_selector(selectors: Mapping[str, Any]) -> None:
+    if not selectors:
+        raise invalid_params("params", "expected at least one of ids, query, tier, where and key_prefix")

@@ -1,0 +1,1 @@
+"""Being an A2M server."""

@@ -1,0 +1,1 @@
+"""The bytes and values of A2M; pure."""

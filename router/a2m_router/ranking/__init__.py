@@ -1,0 +1,1 @@
+"""Candidates in, one order out; pure."""

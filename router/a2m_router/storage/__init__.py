@@ -1,0 +1,1 @@
+"""One durable SQLite file."""

@@ -1,0 +1,84 @@
+"""The `prompt` parameter of recall and timeline (§4.16): text beside the records, which it never changes."""
+
+from collections.abc import Sequence
+from typing import Final, Literal, cast
+
+import msgspec
+
+from a2m_router.protocol.wire.errors import invalid_params
+from a2m_router.protocol.wire.messages import Prompt
+from a2m_router.protocol.wire.records import Record
+from a2m_router.summaries.model import Model, ModelFailed
+from a2m_router.summaries.rendering import STYLES, Rendered, Style, prompt_instructions, render
+from a2m_router.summaries.summarizing import model_failed
+
+# `none` asks for no text, like `prompt: false`
+_METHODS: Final = ("template", "none")
+
+
+class PromptEntry(msgspec.Struct, omit_defaults=True):
+    """What describe says of it: the shapes to be had, and whether one of them costs an inference."""
+
+    styles: list[str]
+    methods: list[str]
+    model: str | None = None
+
+
+class Prompting:
+    """Renders.
+
+    Args:
+        model: what writes where the caller asks for that; None where there is none.
+        max_input: characters that it is handed at most.
+    """
+
+    def __init__(self, model: Model | None, max_input: int) -> None:
+        self._model = model
+        self._max_input = max_input
+        self._methods = [*_METHODS, "model"] if model is not None else list(_METHODS)
+
+    def describe(self) -> PromptEntry:
+        """The `prompt` object of describe."""
+        return PromptEntry(list(STYLES), self._methods, None if self._model is None else self._model.name)
+
+    def asked(self, prompt: Prompt | bool | None) -> Prompt | None:
+        """What the caller wants; None if no text. Nothing else is ever put in the place of what was asked for.
+
+        Raises INVALID_PARAMS for what is not offered.
+        """
+        if prompt is None or prompt is False:
+            return None
+        if prompt is True:
+            return Prompt()
+        for name, came, offered in (("method", prompt.method, self._methods), ("style", prompt.style, STYLES)):
+            if came not in offered:
+                raise invalid_params(f"prompt.{name}", f"{came!r} is not offered; expected one of {', '.join(offered)}")
+        if prompt.model is not None and (self._model is None or prompt.model != self._model.name):
+            offer = "no model is" if self._model is None else f"{self._model.name!r} is"
+            raise invalid_params("prompt.model", f"{prompt.model!r} is not offered; {offer}")
+        return None if prompt.method == "none" else prompt
+
+    async def rendered(self, records: Sequence[Record], prompt: Prompt, keep: Literal["first", "last"]) -> Rendered:
+        """The text, and which records are in it; `keep` says at which end of `records` those worth most are.
+
+        With method `model`, the records are those that the model was given. Raises INTERNAL_ERROR if it gave no text,
+        or a longer one than the budget.
+        """
+        style = cast(Style, prompt.style)  # `asked` has looked
+        if prompt.method != "model" or self._model is None:
+            return render(records, style=style, budget=prompt.budget, cite=prompt.cite, keep=keep)
+        given = render(records, style=style, budget=self._max_input, cite=prompt.cite, keep=keep)
+        if not given.ids:
+            return given
+        try:
+            text = await self._model.write(prompt_instructions(style, prompt.budget), given.text)
+            if prompt.budget is not None and len(text) > prompt.budget:
+                raise ModelFailed(
+                    f"the model {self._model.name!r} wrote {len(text):,} characters where the budget is "
+                    f"{prompt.budget:,}, and a text is not cut; allow for more, or ask for method template"
+                )
+        except ModelFailed as failure:
+            raise model_failed(
+                "there is no text, and the records are to be had without method model", failure
+            ) from None
+        return Rendered(text, given.ids)

@@ -1,0 +1,1 @@
+"""Reaching servers that are not trusted."""

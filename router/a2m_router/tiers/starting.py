@@ -1,0 +1,81 @@
+"""Links for the tiers of a federation file, by what each of them says it is reached by."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from urllib.parse import urlsplit
+
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.protocol.client.child import connect_process, executable
+from a2m_router.protocol.client.client import Peer
+from a2m_router.protocol.client.http_client import connect_http
+from a2m_router.tiers.link import Link
+from a2m_router.tiers.profile import CannotServe
+
+
+def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]:
+    """One link for each tier, by its name, not started yet. Raises CannotServe for two that lead to one server."""
+    _refuse_one_server(settings)
+    links = {}
+    for tier in settings.tiers:
+        connect: Callable[[], AbstractAsyncContextManager[Peer]]
+        if tier.url is None:
+            connect, transport = partial(_child, tier, settings, environ), "stdio"
+        else:
+            connect, transport = partial(_client, tier, settings), urlsplit(tier.url).scheme
+        links[tier.name] = Link(
+            tier.name, connect, timeout=tier.timeout, transport=transport, most_calls=tier.max_calls
+        )
+    return links
+
+
+def _refuse_one_server(settings: Settings) -> None:
+    """A record would be in both tiers at once, so that what is removed from the one is lost in the other."""
+    seen: dict[object, Tier] = {}
+    for tier in settings.tiers:
+        other = seen.setdefault(_reached(tier), tier)
+        if other is not tier and not (other.mount and tier.mount):
+            what = "url" if tier.url is not None else "command"
+            raise CannotServe(
+                f"tiers.{tier.name}.{what}: it is that of tiers.{other.name}; each tier needs a server and a store of "
+                "its own (a program that keeps its records to itself may be told apart by a variable in env)"
+            )
+
+
+def _reached(tier: Tier) -> object:
+    if tier.url is None:
+        return tier.command, tier.cwd, tuple(sorted(tier.env.items()))
+    parts = urlsplit(tier.url)
+    return parts.scheme, (parts.hostname or "").lower(), parts.port, parts.path.rstrip("/")
+
+
+@asynccontextmanager
+async def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Peer]:
+    # what looks at processes is loaded by those who start some
+    from a2m_router.tiers.leftovers import end_leftovers, mark_of
+
+    assert tier.command is not None
+    program, *arguments = tier.command
+    mark = mark_of(settings.state, tier.name)
+    await end_leftovers(mark, tier.name)
+    async with connect_process(
+        [executable(program, tier.cwd), *arguments],
+        env=settings.child_environment(tier, environ) | mark,
+        cwd=tier.cwd,
+        on_stderr=lambda line: logging.getLogger("a2m_router.tiers").warning("%s: %s", tier.name, line),
+        name=tier.name,
+        max_message=settings.limits.max_message,
+    ) as peer:
+        yield peer
+
+
+def _client(tier: Tier, settings: Settings) -> AbstractAsyncContextManager[Peer]:
+    assert tier.url is not None
+    return connect_http(
+        tier.url,
+        headers=tier.headers,
+        ca_file=tier.ca_file,
+        http2=tier.http2,
+        max_message=settings.limits.max_message,
+    )
