@@ -209,7 +209,7 @@ async def test_a_batch_that_is_acknowledged_before_it_is_durable_is_found_out(
 
 
 async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
-    tmp_path: Path, anyio_backend: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A repeated write is of a record that is known; it is answered when the record outlives a power cut."""
     folder, batch = made(tmp_path / "before"), SEVERAL["two tiers"]
@@ -217,16 +217,21 @@ async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
         async with trial(CALM, folder=folder) as fed:
             await fed.call("remember", records=BEFORE)
             await fed.settled()
-            syncs = 0
+            refuses = False
+            commit_write = Catalog.commit_write
 
-            def fails(name: str) -> int | None:
-                nonlocal syncs
-                syncs += is_routers(name)
-                return 5 if is_routers(name) and syncs == 2 else None  # the first is that of the reservation
+            def committed(*args: Any) -> Any:
+                nonlocal refuses
+                lost = commit_write(*args)
+                refuses = True  # not to make the reservation durable, but what follows
+                return lost
 
-            disk.failure = fails
+            disk.failure = lambda name: 5 if refuses and is_routers(name) else None
+            monkeypatch.setattr(Catalog, "commit_write", committed)
             with pytest.raises(A2MError, match="what was written can be read, but may be gone"):
                 await fed.call("remember", records=batch)
+            monkeypatch.undo()
+            refuses = False
             assert await fed.call("remember", records=batch) == {"ids": ["a", "b"]}
             files = disk.photograph().cut()
     assert await begun_again(files, tmp_path / "after", {}, shown([*BEFORE, *batch]), is_acknowledged=True)

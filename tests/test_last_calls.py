@@ -258,7 +258,7 @@ def test_an_export_that_spans_a_restart_goes_on(tmp_path: Path) -> None:
 
 def test_an_answer_that_nobody_takes_does_not_end_in_a_traceback(tmp_path: Path) -> None:
     """Its connection is broken when its time is over, as if its client had hung up."""
-    hurried = f"{HURRIED}; from a2m_router.protocol import http; http._GRACE = 0.3"
+    hurried = f"{HURRIED}; from a2m_router.protocol.server import http; http._GRACE = 0.3"
     (tmp_path / "federation.toml").write_text(FEDERATION.format(model=""))
     (tmp_path / "faults.toml").write_text("seed = 1\n")
     with running(tmp_path / "federation.toml", "--http", "127.0.0.1:0", hurried=hurried) as router:

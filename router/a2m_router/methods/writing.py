@@ -357,7 +357,7 @@ class Writing:
         reserved = is_true = False
         try:
             await self._check_known(plan)
-            self._check_counted(new)
+            self._check_counted(plan)
             await self._make_way(new + [r.entry for r in replacements])
             await self._refuse_what_is_there(plan)
             if self._is_outdated(plan) or self._is_overtaken(replacements):
@@ -449,11 +449,11 @@ class Writing:
             for unkept in (await self._copies.write_seen(entry.home, [draft])).values():
                 raise TierDown(entry.home, unkept, 60.0, None)
 
-    def _check_counted(self, new: Iterable[Entry]) -> None:
+    def _check_counted(self, plan: _Plan) -> None:
         """Raises TierDown where a tier may hold, or be about to do, what an earlier router was writing when its power
-        was cut, under the id or the owner's key of one of these."""
-        for entry in new:
-            if entry.home in self._catalog.uncounted:
+        was cut, under an id that a caller has chosen, or at an owner's key. What has neither is nothing's successor."""
+        for slot, _, entry in plan.new:
+            if entry.home in self._catalog.uncounted and (slot.first.id is not None or entry.key is not None):
                 raise TierDown(entry.home, self._copies.why_unaccounted(entry.home), 1.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:

@@ -1,6 +1,6 @@
 """Moves: changing a record's home, between two servers that share no transaction.
 
-The steps, in their order; ARCHITECTURE's table says what remains when anything dies in between:
+The steps, in their order; the crash table of docs/architecture.md says what remains when anything dies in between:
 1. a stray at the target is noted;
 2. the records are read from the source, vectors included, and compared with the digests in the catalog;
 3. they are written to the target under their own ids;
