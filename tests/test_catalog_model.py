@@ -137,8 +137,8 @@ def plains(records: Iterable[Entry]) -> list[Entry]:
 
 
 def is_better(found: Entry, known: Entry, *, was_whole: bool) -> bool:
-    """Of two copies, whether the one that is found is to be the record: see docs/architecture.md, "catalog lost". A catalog
-    that has been whole knows the state of every record."""
+    """Of two copies, whether the one that is found is to be the record: see docs/architecture.md, "catalog lost". A
+    catalog that has been whole knows the state of every record."""
     way = ["procedural", "working", "episodic", "semantic"]  # where records can get to, from left to right
     reach = {("procedural", "semantic"), ("working", "episodic"), ("working", "semantic"), ("episodic", "semantic")}
     assert {name for pair in reach for name in pair} == set(way)

@@ -368,9 +368,10 @@ class Catalog(Lookup):
         """Of each group with equal copies in two tiers, both of them read through, the tier that holds all of it
         becomes the home of all of it; if both do, the one further down the way.
 
-        A move that was cut off leaves all of its group in one of the two (see the crash table of docs/architecture.md). Where neither
-        holds all, nothing is changed: returned is what has to be moved so that one does. A group whose parts have no
-        copy in common was written so, and stays so. Looks at what is undecided, and at nothing else.
+        A move that was cut off leaves all of its group in one of the two (see the crash table of
+        docs/architecture.md). Where neither holds all, nothing is changed: returned is what has to be moved so that one
+        does. A group whose parts have no copy in common was written so, and stays so. Looks at what is undecided, and
+        at nothing else.
         """
         torn = []
         left: list[Entry] = []
