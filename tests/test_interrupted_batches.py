@@ -209,7 +209,7 @@ async def test_a_batch_that_is_acknowledged_before_it_is_durable_is_found_out(
 
 
 async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A repeated write is of a record that is known; it is answered when the record outlives a power cut."""
     folder, batch = made(tmp_path / "before"), SEVERAL["two tiers"]
