@@ -630,7 +630,7 @@ MACHINES: Final = ("router", *TIERS)
 
 
 def _is_routers(name: str) -> bool:
-    return name.startswith("a2m_router.")
+    return name.startswith("router.")
 
 
 def variants(point: Point, torn: int, lesser: Collection[str]) -> Iterator[Variant]:

@@ -58,7 +58,7 @@ batches = pytest.mark.parametrize(
 
 
 def is_routers(name: str) -> bool:
-    return name.startswith("a2m_router.")
+    return name.startswith("router.")
 
 
 def ends(photograph: Photograph) -> Iterator[Files]:
