@@ -56,6 +56,12 @@ def test_what_is_run_as_a_module_is_ours(application: Path, module: str) -> None
     assert done.stdout.startswith("usage: ")
 
 
+def test_what_fails_as_a_module_ends_as_the_command_does(application: Path) -> None:
+    done = run(application, "-m", "a2m_router", "--config", "nothing.toml", "--check")
+    assert done.returncode == 1
+    assert "there is no such file" in done.stderr
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_imports_nothing_of_the_application(application: Path, package: str) -> None:
     every = f"import pkgutil, importlib, {package}\n" + (

@@ -156,3 +156,17 @@ def test_an_import_takes_every_form(tmp_path: Path) -> None:
     a2m(tmp_path, "import", "notes.jsonl")
     exported = [json.loads(line) for line in a2m(tmp_path, "export").splitlines()]
     assert [record["created_at"] for record in exported if "id" in record] == [AT] * 6
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("way", ["store", "router"])
+async def test_a_conversation_that_has_come_to_the_last_moment_goes_on_there(way: str, tmp_path: Path) -> None:
+    last = render(LATEST)
+    async with reached(way, tmp_path) as memory:
+        await memory.remember("far", created_at=last, session="s")
+        await memory.remember("now", session="s")
+        await memory.remember("then", session="s")
+        found = (await memory.timeline()).records
+    assert [(record.content, record.created_at) for record in found] == [("far", last), ("now", last), ("then", last)]
+    with pytest.raises(OverflowError):
+        render(LATEST + 1)

@@ -28,7 +28,7 @@ from a2m_router.protocol.wire.equality import NULL, atom, members, parse_where
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, quota
 from a2m_router.protocol.wire.events import Consolidated, Event, Forgotten, Place, SessionClosed, Written, named
 from a2m_router.protocol.wire.records import Draft, Record, digest, vector_bytes, vector_from_bytes
-from a2m_router.protocol.wire.timestamps import parse, render
+from a2m_router.protocol.wire.timestamps import after, parse, render
 from a2m_router.protocol.wire.vectors import indexed
 from a2m_router.ranking.text import query_tokens, tokens
 from a2m_router.storage import nearest
@@ -442,7 +442,7 @@ class Store:
             return now
         newest = self._connection.execute(_NEWEST_OF, (draft.session, draft.owner)).get
         # a millisecond later each, where the clock is behind: their order is then in the records themselves
-        return now if newest is None or newest <= now else newest + 1
+        return now if newest is None or newest <= now else after(newest)
 
     def _replace(self, known: _Known, draft: Draft) -> None:
         self._unindex(known.seq)

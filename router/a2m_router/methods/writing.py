@@ -66,7 +66,7 @@ from a2m_router.protocol.wire.errors import (
 from a2m_router.protocol.wire.events import Event, Forgotten, Place, Written, named
 from a2m_router.protocol.wire.messages import ConditionalRemember, Forget
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft, digest
-from a2m_router.protocol.wire.timestamps import parse, render
+from a2m_router.protocol.wire.timestamps import after, parse, render
 from a2m_router.ranking.text import query_tokens
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import Overloaded, TierDown
@@ -239,7 +239,7 @@ class Writing:
                 newest[conversation] = self._catalog.newest_of(*conversation) or now
             if draft.created_at is None:
                 # a millisecond later each, where the clock is behind: their order is then in the records themselves
-                moment = now if conversation is None or newest[conversation] <= now else newest[conversation] + 1
+                moment = now if conversation is None or newest[conversation] <= now else after(newest[conversation])
                 draft = msgspec.structs.replace(draft, created_at=render(moment))
             if conversation is not None:
                 newest[conversation] = max(newest[conversation], parse(draft.created_at or ""))

@@ -52,6 +52,15 @@ def moment(text: str) -> int:
     return milliseconds
 
 
+# the last moment that there is a text for
+LATEST: Final = 253_402_300_799_999
+
+
+def after(milliseconds: int) -> int:
+    """The moment after this one; of the last there is, itself."""
+    return min(milliseconds + 1, LATEST)
+
+
 def render(milliseconds: int) -> str:
     """The wire form of a moment; the inverse of `parse`. Raises OverflowError for a year before 1 or after 9999."""
     return (_EPOCH + milliseconds * _MILLISECOND).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
