@@ -21,7 +21,7 @@ from a2m_router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present
 from a2m_router.catalog.readers import Readers
 from a2m_router.catalog.rebuild.exchanging import HOLDER, REBUILDING, exchange
 from a2m_router.catalog.schema import APPLICATION, SCHEMA
-from a2m_router.catalog.selection import Condition, Scope, any_of
+from a2m_router.catalog.selection import Scope
 from a2m_router.catalog.syncing import Syncing
 from a2m_router.config.settings import Tier
 from a2m_router.process.budget import left
@@ -40,11 +40,6 @@ _PATIENCE: Final = 10.0
 _LOOK: Final = 0.05
 
 Strength = Callable[[float, int, int, float | None], float]
-
-
-def _owned_by(owner: str | None) -> Condition:
-    """Of this owner's, or nobody's."""
-    return any_of("owner", ["", present(owner)])
 
 
 class NotedStray(msgspec.Struct, frozen=True):

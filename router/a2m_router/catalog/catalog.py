@@ -29,6 +29,15 @@ from a2m_router.ranking.policy import Unit
 _NO_NUMBER: Final = 1 << 62
 
 
+# What becomes of notes of copies to come when none comes any more: superseded where there is a record, else unwanted.
+_END_PENDING: Final = (
+    "UPDATE strays"
+    " SET kind = iif(EXISTS (SELECT 1 FROM records WHERE records.id = strays.id AND home IS NOT NULL), ?, ?)"
+    " WHERE kind = ?"
+)
+_ENDED: Final = (Stray.SUPERSEDED, Stray.UNWANTED, Stray.PENDING)
+
+
 class TakenOver(msgspec.Struct):
     """How much an earlier catalog knew that no tier does: records' earnings, notes of forgetting, copies to be removed,
     records that were being written; and the replacements that tiers had not caught up with."""
@@ -194,12 +203,7 @@ class Catalog(Lookup):
         what is no record goes without asking."""
         with self._database.transaction():
             for entry in entries:
-                self._execute(
-                    "UPDATE strays SET kind ="
-                    " iif(EXISTS (SELECT 1 FROM records WHERE records.id = strays.id AND home IS NOT NULL), ?, ?)"
-                    " WHERE tier = ? AND id = ? AND kind = ?",
-                    (Stray.SUPERSEDED, Stray.UNWANTED, self._no[target], entry.id, Stray.PENDING),
-                )
+                self._execute(f"{_END_PENDING} AND tier = ? AND id = ?", (*_ENDED, self._no[target], entry.id))
 
     def forget(self, ids: Iterable[str], scope: Scope, now: int) -> list[Entry]:
         """Strike the homes of those of `ids` that `scope` may forget; they are gone for every reader at once.
@@ -288,11 +292,7 @@ class Catalog(Lookup):
         with self._database.transaction():
             for entry in self._reserved():
                 self._refuse(entry)
-            self._execute(
-                "UPDATE strays SET kind = iif(id IN (SELECT id FROM records WHERE home IS NOT NULL), ?, ?)"
-                " WHERE kind = ?",
-                (Stray.SUPERSEDED, Stray.UNWANTED, Stray.PENDING),
-            )
+            self._execute(_END_PENDING, _ENDED)
 
     def adopt(self, entries: Iterable[Entry], vectors: Vectors = NO_VECTORS) -> tuple[int, list[Entry]]:
         """Take records that a tier was found to hold into the account, forgotten ones excepted.
@@ -313,8 +313,7 @@ class Catalog(Lookup):
             for entry in entries:
                 current = self._find(entry.id)
                 noted = self._strays("tier = ? AND id = ?", (entry.home, entry.id))
-                known_of = noted or self.is_reserved(entry.id)
-                is_former = self.knows_what_left(entry.home) and not known_of
+                is_former = self.knows_what_left(entry.home) and not noted and not self.is_reserved(entry.id)
                 if noted and noted[0].kind == Stray.ASIDE and current is None:
                     noted = []  # its id and its owner's key may be free by now
                 vector = vectors.get(entry.id)
@@ -611,8 +610,9 @@ class Catalog(Lookup):
 
     def _insert_found(self, entry: Entry, vector: Sequence[float] | None) -> None:
         """A record that a scan has found, with what it is known to have earned."""
-        rows = "SELECT seq, salience, access_count, accessed_at FROM earned WHERE id = ? AND ifnull(created_at = ?, 1)"
-        for seq, salience, count, at in list(self._execute(rows, (entry.id, entry.created_at))):
+        earned = self._earned(entry.id, entry.created_at)
+        if earned is not None:
+            seq, salience, count, at = earned
             entry = msgspec.structs.replace(entry, seq=seq, salience=salience, access_count=count, accessed_at=at)
         self._execute("DELETE FROM earned WHERE id = ?", (entry.id,))
         self._insert(entry, vector)
@@ -632,8 +632,13 @@ class Catalog(Lookup):
 
     def _is_lost(self, id: str, created_at: int | None = None) -> bool:
         """Whether a tier was to hold a record of this id, created at this moment, and has lost it."""
-        born = "SELECT 1 FROM earned WHERE id = ?1 AND coalesce(created_at = ?2, TRUE)"
-        return self._execute(born, (id, created_at)).get is not None
+        return self._earned(id, created_at) is not None
+
+    def _earned(self, id: str, created_at: int | None) -> tuple[int, float, int, int | None] | None:
+        """Place, salience, accesses and the last one of a record that is in no tier: of this id, and of this birth
+        where both are known."""
+        rows = "SELECT seq, salience, access_count, accessed_at FROM earned WHERE id = ? AND ifnull(created_at = ?, 1)"
+        return next(self._execute(rows, (id, created_at)), None)
 
     def _undecided(self) -> list[tuple[str | None, str, str, str]]:
         """The groups with equal copies in two tiers, both of them read through: owner, group, and the two tiers, that

@@ -202,12 +202,7 @@ class Readings:
             ranked = [(id, 1 - place / (len(newest) + 1)) for place, id in enumerate(newest)]
         least = params.min_score
         best = [(id, score) for id, score in ranked if least is None or score >= least][:limit]
-        records = [
-            _laid_over(shown[id], entries[id], score, params.embeddings)
-            if id in entries
-            else _as_mounted(shown[id], score, params.embeddings)
-            for id, score in best
-        ]
+        records = [_as_answered(shown[id], entries.get(id), score, params.embeddings) for id, score in best]
         degraded += [*differing, *(Degraded(name, CROWDED) for name in question.crowded)]
         degraded += [Degraded(name, why.reason) for name, why in barred.items()]
         return Records(records, self._with_unaccounted(tiers, degraded, unaccounted))
@@ -293,9 +288,7 @@ class Readings:
         shown, now, differing = self._homes(question.tiers, lists, read, question.scope)
         meant = {entry.id for entry in self._catalog.among(now, question.selection())}
         records = [
-            _laid_over(record, now[id], None, question.embeddings)
-            if id in now
-            else _as_mounted(record, None, question.embeddings)
+            _as_answered(record, now.get(id), None, question.embeddings)
             for id, record in shown.items()
             if id in meant or id not in now
         ]
@@ -626,6 +619,13 @@ def _silent(tiers: Sequence[Tier], found: Sequence[object]) -> list[Degraded]:
 def reason_of(failure: object) -> str:
     """Why a tier did not answer, for `degraded`."""
     return failure.reason if isinstance(failure, TierDown) else str(failure)
+
+
+def _as_answered(record: Record, entry: Entry | None, score: float | None, embeddings: bool) -> Record:
+    """A record as it is answered; what has no entry is a mount's."""
+    if entry is None:
+        return _as_mounted(record, score, embeddings)
+    return _laid_over(record, entry, score, embeddings)
 
 
 def _as_mounted(record: Record, score: float | None, embeddings: bool) -> Record:
