@@ -229,7 +229,7 @@ class Trial:
         if self.federation.settings.policy.background:
             await self.federation.passes.idle()
         await self.caught_up()
-        await self.federation.sweeper.idle()
+        await self.federation.reconciler.idle()
 
     async def caught_up(self) -> None:
         """Return when what is claimed now has been let go: what is not settled, and tiers that have to catch up."""

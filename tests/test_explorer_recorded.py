@@ -15,8 +15,9 @@ from anyio import wait_all_tasks_blocked
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.readers import Readers
 from a2m_router.methods.writing import Writing
-from a2m_router.placement.moves import Moves
-from a2m_router.placement.sweeping import Sweeper
+from a2m_router.placement import moves
+from a2m_router.placement.reconciler import Reconciler
+from a2m_router.placement.steps import Step as MoveStep
 from a2m_router.protocol.client.client import Connection
 from a2m_router.tiers.copies import Copies
 from tests.clocks import simulated
@@ -97,7 +98,7 @@ async def at_rest(fed: Trial) -> None:
     """Return when nothing is left to be done. It claims nothing meanwhile, which the sweeper would meet."""
     catalog = fed.federation.catalog
     with anyio.fail_after(PATIENCE):
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         # nobody tells when the last claim has been let go, the last copy swept, the last tier caught up
         while catalog.strays_left() or catalog.is_redoing() or catalog.claims._waiting:  # noqa: ASYNC110
             await anyio.sleep(0.01)
@@ -253,7 +254,7 @@ async def test_a_call_that_lands_late_is_met_as_in_the_model(
     async def given_up(fed: Trial, task: Task) -> None:
         await task.settled()
         # where it is the sweeper that waits, it passes over what it has a claim on as soon as it has given up
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
 
     await Run(monkeypatch, msgspec.structs.replace(scenario, timeouts=1))(act, step, while_held=given_up)
 
@@ -282,8 +283,8 @@ async def nothing(*_: Any) -> dict[str, Any]:
     return {}
 
 
-async def seen_unread(self: Sweeper, entries: Any, tier: str) -> dict[str, Any]:
-    return {entry.id: None for entry in entries}
+async def seen_unread(self: Reconciler, entries: Any, tier: str) -> tuple[dict[str, Any], None]:
+    return {entry.id: None for entry in entries}, None
 
 
 _commit_write = Catalog.commit_write
@@ -312,7 +313,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
     ),
     "notes that are not durable": (
-        *(Moves, "_note_synced", nothing),
+        *(moves, "MOVE", [[step for step in row if step != MoveStep.SYNC] for row in moves.MOVE]),
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
     ),
     "a sweeper that does not wait for readers": (
@@ -350,7 +351,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(None, ("source", "remember", False)),
     ),
     "a sweeper that does not read records at home": (
-        *(Sweeper, "_seen_at_home", seen_unread),
+        *(Reconciler, "_seen_at_home", seen_unread),
         *(Scenario(name="a move"), move, None, ("source", "forget", True)),
     ),
 }
@@ -372,7 +373,7 @@ async def test_what_is_replaced_is_told_to_its_tier_when_no_call_of_an_earlier_r
     steer = Steered()
     async with trial(CALM, weather=steer) as fed:
         await write_one(fed)
-        sweeper = fed.federation.sweeper
+        sweeper = fed.federation.reconciler
         # as after a crash, where what was under way may be an earlier replacement of the same record
         sweeper.hold("working", 3600.0)
         steer.seen.clear()

@@ -299,7 +299,7 @@ async def live_with(fed: Watched) -> Witness:
         answer = await witness.ask("forget", **selector)
         if answer is not None and answer["forgotten"]:
             witness.forgotten.add(id)
-    await fed.federation.sweeper.idle()
+    await fed.federation.reconciler.idle()
     await witness.read("recall", query=QUESTION)
     await witness.read("timeline")
     for tier in (await fed.call("describe"))["tiers"]:
@@ -374,7 +374,7 @@ async def test_what_a_tier_will_not_forget_is_not_taken_for_what_is_written_anew
     async with federation(TIERS, {"liar": Foreign(kind=LIES["ForgetsNothing"])}) as fed:
         await fed.call("remember", records=[{"id": "a", "content": "old", "tier": "liar"}])
         assert await fed.call("forget", ids=["a"]) == {"forgotten": 1}
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         refusal = await fed.refused("remember", records=[{"id": "a", "content": "new", "tier": "liar"}])
         assert refusal.message == (
             "the tier 'liar' did not take the write: an older copy of a record could not be removed yet; nothing was "

@@ -130,7 +130,7 @@ async def killed_at_rest(folder: Path) -> Path:
 async def held_for(folder: Path, seconds: float, **options: Any) -> float:
     """How long a start that is ended after so many seconds leaves the tier alone that is reached over HTTP."""
     async with trial(OVER_HTTP, folder=folder, **options) as fed:
-        held = fed.federation.sweeper.held_for("semantic")
+        held = fed.federation.reconciler.held_for("semantic")
         await anyio.sleep(seconds)
         return held
 

@@ -161,7 +161,7 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
                 await fed.call("remember", records=[{**T, "tier": "working"}])
             look.release()
             await fed.federation._welcomed["working"].wait()
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         await wait_all_tasks_blocked()
         assert "--rebuild" in fed.federation.problems["working"]
     assert {id: where for id, where in held(tmp_path).items() if id != moved} == before
@@ -428,7 +428,7 @@ async def test_nothing_is_removed_from_a_tier_while_it_is_read_through(tmp_path:
         down.clear()
         await scan.reached.wait()
         await fed.call("forget", ids=["y"])
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         assert [message for _, message in steer.seen if b"memory/forget" in message] == []
         scan.release()
         await joined(fed, "semantic")

@@ -565,7 +565,7 @@ async def test_a_record_leaves_as_it_was_replaced(tier: str, method: str, after:
 async def test_a_tier_that_refuses_to_catch_up_is_asked_until_it_does(
     tier: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(a2m_router.placement.redoing, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(a2m_router.placement.reconciler, "_FIRST_WAIT", 0.0)
     steer = Steered()
     async with trial(CALM, servers=KEYED, weather=steer) as fed:
         await fed.call("remember", records=[{**FIRST, "tier": tier}, {"content": "other", "tier": tier}])
@@ -596,7 +596,7 @@ class Altering(CoreOnly):
 
 
 async def test_what_a_tier_alters_is_as_it_was_given_and_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(a2m_router.placement.redoing, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(a2m_router.placement.reconciler, "_FIRST_WAIT", 0.0)
     async with trial(CALM, servers={"working": Foreign(kind=Altering)}) as fed:
         await fed.call("remember", records=[FIRST, {"content": "other"}])
         server = fed.servers["working"]

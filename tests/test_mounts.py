@@ -1004,7 +1004,7 @@ async def test_a_tier_that_holds_records_of_ours_does_not_become_a_mount(
         assert [(record["id"], record["tier"]) for record in await fed.records()] == [("y", "notes"), ("z", "handbook")]
 
     async with started() as fed:
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         assert [record.id for record in told_by(fed.servers["handbook"])] == ["z"]
         assert [(record["id"], record["tier"]) for record in await fed.records()] == [("y", "notes"), ("z", "handbook")]
 

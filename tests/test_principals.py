@@ -825,7 +825,7 @@ def test_a_file_that_would_publish_is_refused_and_no_other_publishes_unless_it_s
                 tier = place % len(file.tiers)
                 await carry_out(fed, doing, tier, number, group=f"g{number // 2}" if groups else None)
                 await done(fed, "consolidate")
-                await fed.federation.sweeper.idle()
+                await fed.federation.reconciler.idle()
                 await nothing_has_come_out(fed, file)
 
     run(anyio_backend, scenario)

@@ -317,7 +317,7 @@ async def test_a_tier_that_is_later_than_the_catalog_and_comes_up_late_takes_no_
         await fed.federation.links["working"].wait_up()
         await wait_all_tasks_blocked()
         assert "--rebuild" in fed.federation.problems["working"]
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         with pytest.raises(A2MError, match=r"what it holds|older than"):
             await fed.remember("x", tier="working")
         assert [degraded["tier"] for degraded in (await fed.call("timeline"))["degraded"]] == ["working"]
@@ -338,7 +338,7 @@ async def test_a_stray_copy_at_a_lesser_server_stays_if_a_later_router_has_writt
         metadata = {"a2m-router": msgspec.json.encode(rider).decode()}
         server.call("memory/forget", {"ids": ["t"]})
         server.call("memory/remember", {"records": [{"id": "t", "content": "anew", "metadata": metadata}]})
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         assert [record.content for record in told_by(server)] == ["anew"]
         assert [stray.id for stray in lost.strays("working", "", 9)] == ["t"]
 

@@ -420,5 +420,5 @@ async def test_check_says_why_a_tier_that_is_up_takes_no_part(
 
 
 def test_every_kind_of_stray_that_may_be_swept_is_known_to_be() -> None:
-    # a new kind has to be thought about in `Lookup.strays` and `Sweeper._remove`
+    # a new kind has to be thought about in `Lookup.strays` and `Reconciler._remove`
     assert [kind.name for kind in Stray] == ["PENDING", "SUPERSEDED", "UNWANTED", "EQUAL", "ASIDE"]

@@ -212,9 +212,9 @@ async def test_a_replacement_that_its_tier_does_not_take_is_true_and_the_tier_ca
         await is_shown(fed, id)
         assert redone(fed) == [id]
         assert held(fed) == {id: [("semantic", "old")]}
-        said = [record.getMessage() for record in caplog.records if "has not caught up" in record.getMessage()]
+        said = [record.getMessage() for record in caplog.records if "not up to date" in record.getMessage()]
         assert len(said) == 1
-        assert said[0].startswith("semantic has not caught up with what replaced 'x': ")
+        assert said[0].startswith("tier=semantic copies are not up to date, will retry: ")
         trouble.end()
         await anyio.sleep(A_WHILE)
         await fed.settled()
@@ -340,7 +340,7 @@ async def test_while_the_other_tier_has_not_taken_it_nothing_is_shown_twice_or_m
         for _ in range(3):
             assert await seen_by_all(fed) == {"new": "semantic"}
             assert await fed.timeline(tier="working") == []
-            await fed.federation.sweeper.idle()
+            await fed.federation.reconciler.idle()
         assert held(fed) == {}  # its old copy need not wait: the catalog has the record
         steer.allow("semantic", "remember")
         await one_home_each(fed)
@@ -393,7 +393,7 @@ async def test_the_old_copy_stays_as_long_as_a_power_cut_could_bring_back_the_ol
             replacing = Task(tasks, lambda: fed.remember("new", key="k", tier="semantic"))
             await wait_all_tasks_blocked()
             assert not replacing.done  # nobody is told what is not durable yet
-            fed.federation.sweeper.wake()
+            fed.federation.reconciler.wake()
             await wait_all_tasks_blocked()
             assert calls(steer, "working", "forget") == before
             assert held(fed) == {id: [("working", "old")]}

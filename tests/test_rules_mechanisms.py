@@ -5,7 +5,7 @@ so the first one tests it.
 """
 
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint
 import a2m_router.methods.asking
 import a2m_router.methods.reading
 import a2m_router.methods.resolving
-import a2m_router.methods.writing
+import a2m_router.placement.changes
 import a2m_router.placement.moves
 import a2m_router.tiers.copies
 import a2m_store.store
@@ -28,9 +28,9 @@ from a2m_router.catalog.entries import Entry
 from a2m_router.catalog.readers import Readers, Reading
 from a2m_router.methods.asking import Question
 from a2m_router.methods.writing import Writing
+from a2m_router.placement.changes import Changes
 from a2m_router.placement.moves import Moves
-from a2m_router.placement.settling import Settling
-from a2m_router.placement.sweeping import Sweeper
+from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_store.drafts import Limits
 from tests.federated import (
@@ -279,12 +279,12 @@ async def test_a_true_copy_becomes_home_again_when_the_new_home_loses_the_record
 async def test_a_sweeper_that_does_not_read_the_home_first_removes_the_last_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def believed(self: Sweeper, entries: Any, tier: str) -> set[str]:
+    async def believed(self: Reconciler, entries: Any, tier: str) -> tuple[dict[str, Any], None]:
         for home in {entry.home for entry in entries}:
             await self._copies.read(home, [entry.id for entry in entries])
-        return {entry.id for entry in entries}
+        return {entry.id: None for entry in entries}, None
 
-    monkeypatch.setattr(Sweeper, "_seen_at_home", believed)
+    monkeypatch.setattr(Reconciler, "_seen_at_home", believed)
     await goes_wrong(a_tier_that_loses_a_record_after_the_flip)
 
 
@@ -371,10 +371,10 @@ async def test_a_new_record_at_a_forgotten_key_is_a_new_record() -> None:
 
 
 async def test_without_clearing_the_way_a_tier_keeps_what_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def clear(self: Sweeper, tier: str, entries: Any) -> None:
+    async def clear(self: Reconciler, tier: str, entries: Any) -> None:
         await checkpoint()
 
-    monkeypatch.setattr(Sweeper, "clear", clear)
+    monkeypatch.setattr(Reconciler, "clear", clear)
 
     async def refused_forget() -> None:
         steer = Steered()
@@ -436,10 +436,11 @@ async def test_nothing_is_written_for_an_id_whose_write_may_still_land() -> None
 
 
 async def test_without_settling_a_tier_is_told_more_while_a_write_may_land(monkeypatch: pytest.MonkeyPatch) -> None:
-    def release(self: Settling, claim: Claim, failures: Any = (), then: Any = None) -> None:
-        claim.release()
+    async def resolve(self: Changes, claims: Sequence[Claim], *_: Any) -> None:
+        for claim in claims:
+            claim.release()
 
-    monkeypatch.setattr(Settling, "release", release)
+    monkeypatch.setattr(Changes, "_resolve", resolve)
     await goes_wrong(an_id_whose_first_write_is_still_on_its_way)
 
 
@@ -574,8 +575,8 @@ async def test_a_request_cancelled_between_the_tiers_answer_and_the_commit_is_ca
 
 
 async def test_without_the_shield_the_reservation_has_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    open_scope = SimpleNamespace(CancelScope=lambda **_: anyio.CancelScope(), fail_after=anyio.fail_after)
-    monkeypatch.setattr(a2m_router.methods.writing, "anyio", open_scope)
+    open_scope = SimpleNamespace(CancelScope=lambda **_: anyio.CancelScope())
+    monkeypatch.setattr(a2m_router.placement.changes, "anyio", open_scope)
     await goes_wrong(a_write_cancelled_between_answer_and_commit)
 
 
@@ -803,7 +804,8 @@ async def test_what_cannot_be_noted_since_the_catalog_is_damaged_lets_go_of_its_
             raise ValueError("damaged")
 
         with pytest.raises(ValueError, match="damaged"):
-            await fed.federation.moves._settling.release([claim], note=note)
+            async with fed.federation.moves._core.changes.guarded(claim) as change:
+                change.note = note
         assert not fed.federation.catalog.claims._waiting
 
 

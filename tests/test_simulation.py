@@ -92,7 +92,7 @@ def test_copies_in_two_tiers_go_when_what_claimed_them_both_lets_go() -> None:
             catalog.note_copies([entry], "semantic")
             catalog.give_up([entry], "episodic")
             catalog.give_up([entry], "semantic")
-            fed.federation.sweeper.wake()
+            fed.federation.reconciler.wake()
             await anyio.sleep(1)
             assert catalog.strays_left() == 2
             claim.release()

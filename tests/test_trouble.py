@@ -281,8 +281,8 @@ async def test_a_write_that_failed_for_want_of_room_is_undone_when_there_is_some
 async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("a2m_router.placement.settling._FIRST_WAIT", 0.001)
-    caplog.set_level(logging.INFO, "a2m_router.placement.settling")
+    monkeypatch.setattr("a2m_router.placement.changes._FIRST_WAIT", 0.001)
+    caplog.set_level(logging.INFO, "a2m_router.placement.changes")
     trials = 0
 
     def counting(abandon: Callable[..., Any]) -> Callable[..., Any]:
@@ -294,7 +294,7 @@ async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
         return counted
 
     def said() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name == "a2m_router.placement.settling"]
+        return [record.getMessage() for record in caplog.records if record.name == "a2m_router.placement.changes"]
 
     async with trial() as fed:
         disk = FullDisk(monkeypatch, "commit_write", "abandon")
@@ -306,10 +306,10 @@ async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
             while trials < 10:
                 await anyio.lowlevel.checkpoint()
         [begun] = said()
-        assert "the catalog's disk does not take what has to be noted; it is tried again" in begun
+        assert "the catalog's disk refuses what has to be noted, will retry" in begun
         disk.full = False
         await fed.settled()
-        assert said()[1:] == ["the catalog's disk has taken all that had to be noted"]
+        assert said()[1:] == ["the catalog's disk takes notes again"]
 
 
 async def test_a_move_that_failed_for_want_of_room_is_undone_when_there_is_some(
@@ -401,7 +401,7 @@ async def test_a_sweep_that_is_called_off_lets_no_claim_go_while_its_forget_may_
 
         async def welcome() -> None:
             with sweep:  # as that of a tier's welcome, which its next coming up cancels
-                await fed.federation.sweeper.sweep("working")
+                await fed.federation.reconciler.sweep("working")
 
         fed.federation.catalog.forget(ids, Scope(), fed.clock())
         tasks.start_soon(welcome)
@@ -427,7 +427,7 @@ async def test_no_copy_goes_before_the_note_that_lets_it_go_is_durable(monkeypat
             with pytest.raises(A2MError):
                 await fed.call("forget", ids=ids)
             with pytest.raises(OSError, match="disk"):
-                await fed.federation.sweeper.sweep("working")
+                await fed.federation.reconciler.sweep("working")
         assert fed.copies() == {ids[0]: ["working"]}
         await fed.settled()
         assert fed.copies() == {}

@@ -37,9 +37,9 @@ from tests.explorer.states import (
     NEVER,
     NOBODY,
     OVER,
+    RECONCILERS,
     RESTING,
     SENT,
-    SWEEPER,
     THE_DEAD,
     WRITER,
     Moment,
@@ -216,7 +216,7 @@ class Faults:
         if not state.losses:
             return
         book = state.book
-        busy = state.work[SWEEPER].mine | state.work[MOVER].mine
+        busy = state.work[RECONCILERS[SOURCE]].mine | state.work[MOVER].mine
         for id in members(book.living(TARGET) & ~busy):
             copy = content_in(state.held[TARGET], id)
             if copy and content_in(state.held[SOURCE], id) == copy and book.stray(SOURCE, id) == SUPERSEDED:

@@ -4,8 +4,8 @@ A state is a value. The walks go their steps, faults befall them, and what a fau
 
 Rougher than the router, and why that loses nothing that is looked for here:
 - a claim is taken in one step (`Claims` has tests of its own);
-- a sweep may begin whenever there is something noted, without being woken; there is one at a time;
-- a tier may be had to catch up, again, whenever the record is free, without a wait; one at a time, too;
+- a reconciler begins whenever its tier is owed something, without being woken and without a wait, with the strays or
+  with what is to be replaced; one of the two at a time;
 - a read that has failed may be asked once more whenever its tier is up;
 - what comes back altered when it was written a second time is done anew; no tier alters anything here;
 - a tier that comes back is scanned in one step; in two where something is not there.

@@ -22,16 +22,16 @@ from tests.explorer.accounts import (
 )
 from tests.explorer.steps import REMEMBER, REMOVAL
 
-# who works
-MOVER, WRITER, REPLACER, SWEEPER, CATCHER = range(5)
-WORKERS: Final = ("the move", "the late write", "the replacement", "the sweeper", "the catching up")
+# who works; the last are the reconcilers of the tiers, in their order
+MOVER, WRITER, REPLACER, *RECONCILERS = range(5)
+WORKERS: Final = ("the move", "the late write", "the replacement", "source's reconciler", "target's reconciler")
 NOBODY: Final = -1
 # who asked for what may still land in the next router's time
 THE_DEAD: Final = -2
 
 # where a worker is: not begun, at a call that the tier has not seen, that it has done, that has failed, at a
-# wait (for the disk, for readers; these have ended; for calls that are open), done; handed a claim, and about to begin
-IDLE, SENT, DONE, FAILED, SYNCING, WAITING, READY, SETTLING, OVER, HANDED = range(10)
+# wait (for the disk, for readers; these have ended), done
+IDLE, SENT, DONE, FAILED, SYNCING, WAITING, READY, OVER = range(8)
 
 # what becomes of a call under way when a process dies
 NEVER, LANDS, LATER = range(3)

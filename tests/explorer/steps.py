@@ -3,18 +3,23 @@
 A line is a call to a tier (in CALLS), a wait, or a piece of work on the catalog; pieces of work that stand together are
 done in one breath, since nothing is awaited between them. A table is a parameter: a test takes a line out, or puts it
 elsewhere, and sees the explorer find what that breaks.
+
+The order of a move is not written here: it is the table that the router runs moves by, line by line.
 """
 
+from itertools import permutations, product
 from typing import Final
 
 import msgspec
 
+from a2m_router.placement import steps as router
+from a2m_router.placement.steps import Step
+
 SYNC: Final = "make it durable"
 SYNC_NOTES: Final = "make the notes durable"
 GRACE: Final = "wait for readers"
-SETTLE: Final = "wait until nothing can land any more"
 
-# what `Sweeper._remove` does, whoever asks for it
+# what `Reconciler._remove` does, whoever asks for it
 _REMOVE: Final = (
     "look at what is noted now",
     "read it at home",
@@ -27,35 +32,44 @@ _REMOVE: Final = (
     "strike the notes",
 )
 
-# what `Sweeper.clear` does before anything is written to a tier
+# what `Reconciler.clear` does before anything is written to a tier
 CLEAR: Final = ("look what is in the way", GRACE, *_REMOVE, "see that the way is clear")
 
 SWEEP: Final = (GRACE, "claim what is free", *_REMOVE, "let go")
 
-MOVE: Final = (
-    *CLEAR,
-    "note the copies to come",
-    "read the source",
-    SYNC,
-    "compare with the catalog",
-    "write the target",
-    "read back",
-    "compare with what was given",
-    "flip",
-    "give up the rest",
-    SYNC,
-    "let go",
-)
+# the router's steps, line by line
+LINES: Final = {
+    Step.CLEAR: CLEAR,
+    Step.NOTE: ("note the copies to come",),
+    Step.READ: ("read the source",),
+    Step.SYNC: (SYNC,),
+    Step.COMPARE: ("compare with the catalog",),
+    Step.WRITE: ("write the target", "read back", "compare with what was given"),
+    Step.COMMIT: ("flip",),
+}
+
+
+def orders(table: router.Table) -> tuple[tuple[str, ...], ...]:
+    """Every order in which the steps of a table may happen, line by line: those of a row in any order."""
+    return tuple(
+        tuple(line for row in rows for step in row for line in LINES[step])
+        for rows in product(*(permutations(row) for row in table))
+    )
+
+
+# every order of a move; the guard of a change ends it
+MOVES: Final = tuple((*order, "give up the rest", SYNC, "let go") for order in orders(router.MOVE))
+MOVE: Final = MOVES[0]
 
 WRITE: Final = (*CLEAR, "reserve", "write the tier", "commit the write", SYNC, "answer", "let go")
 WRITE_FAILED: Final = (SYNC, "let go")
 
-# true as soon as it is durable; its tier catches up in its own time, at first under the same claim
-REPLACE: Final = (*CLEAR, "commit the batch", SYNC, "have the tier catch up")
+# true as soon as it is durable; the reconciler of its tier has it catch up
+REPLACE: Final = (*CLEAR, "commit the batch", SYNC, "answer", "let go")
 # a batch that brings a new record as well: the tier is told of a part of it, so its reservation must outlive that
 BATCH: Final = (
     *CLEAR,
-    *("reserve", SYNC, "write the tier", "commit the batch", SYNC, "have the tier catch up"),
+    *("reserve", SYNC, "write the tier", "commit the batch", SYNC, "answer", "let go"),
 )
 
 CATCH_UP: Final = (
@@ -75,7 +89,6 @@ CATCH_UP: Final = (
     "see that it is kept",
     GRACE,
     "end the redo",
-    SETTLE,
     "let go",
 )
 
@@ -170,8 +183,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         return self.move, self.write, self.replace, self.batch, self.write_failed, self.catch_up, self.sweep
 
 
-# as the router is
+# as the router is; and in the other orders that a move may have
 BUILT: Final = Design()
+REORDERED: Final = tuple(Design(move=order) for order in MOVES[1:])
 
 
 def without(steps: tuple[str, ...], *lines: str) -> tuple[str, ...]:

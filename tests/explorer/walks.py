@@ -34,23 +34,20 @@ from tests.explorer.accounts import (
 )
 from tests.explorer.states import (
     ASKED,
-    CATCHER,
     DONE,
     FAILED,
     FINISHED,
-    HANDED,
     IDLE,
     LOSING,
     MOVER,
     NOWHERE,
     OVER,
     READY,
+    RECONCILERS,
     REPLACER,
     RESTING,
     SENT,
-    SETTLING,
     SILENT,
-    SWEEPER,
     SYNCING,
     THE_DEAD,
     WAITING,
@@ -72,7 +69,6 @@ from tests.explorer.steps import (
     RECALL,
     REPLACING,
     REPLACING_AND_WRITING,
-    SETTLE,
     SWEEPING,
     SYNC,
     SYNC_NOTES,
@@ -115,7 +111,6 @@ class Walks:
             "commit the write": self._commit_the_write,
             "answer": self._answer,
             "commit the batch": self._commit_the_batch,
-            "have the tier catch up": self._have_the_tier_catch_up,
             "see what the tier has yet to catch up with": self._see_what_it_is_behind_with,
             "see whether it is kept": self._see_whether_it_is_kept,
             "see that it is kept": self._see_that_it_is_kept,
@@ -125,8 +120,8 @@ class Walks:
 
     def steps(self, state: State) -> Iterator[Step]:
         """Every step that a worker or a client may take now."""
-        # before a tier takes part again, it is swept, and catches up; nobody is served before the tiers take part
-        for who in (SWEEPER, CATCHER) if state.starting else (MOVER, WRITER, REPLACER, SWEEPER, CATCHER):
+        # before a tier takes part again, it is reconciled; nobody is served before the tiers take part
+        for who in RECONCILERS if state.starting else (MOVER, WRITER, REPLACER, *RECONCILERS):
             if state.work[who].phase == IDLE:
                 yield from self._begin(state, who)
             else:
@@ -180,25 +175,29 @@ class Walks:
             if can_begin:
                 m.replaces -= 1
                 yield from self._claimed(m, who, work)
-        elif who == CATCHER:
-            home = book.home(A)
-            claim = record_names(_REPLACED) if self.design.catches_up_claimed else 0
-            if book.redo and home is not None and not claim & m.claimed() and self._can_catch_up(m, home):
-                m.put(who, Work(CATCHING_UP, claim=claim))
-                self._run(m, who)
-                yield m.step(WORKERS[who], f"begins for {TIER_NAMES[home]}")
         else:
-            for tier in TIERS:
-                page = book.noted(tier)
-                if page and m.is_up(tier) and not self.is_held(m, tier):
-                    m = Moment(state)
-                    m.put(who, Work(SWEEPING, tier=tier, mine=page))
-                    self._run(m, who)
-                    yield m.step(WORKERS[who], f"begins with {written(page)} in {TIER_NAMES[tier]}")
+            yield from self._reconcile(state, who)
+
+    def _reconcile(self, state: State, who: int) -> Iterator[Step]:
+        tier = RECONCILERS.index(who)
+        m = Moment(state)
+        page = m.book.noted(tier)
+        if page and m.is_up(tier) and not self.is_held(m, tier):
+            m.put(who, Work(SWEEPING, tier=tier, mine=page))
+            self._run(m, who)
+            yield m.step(WORKERS[who], f"begins with {written(page)}")
+        m = Moment(state)
+        claim = record_names(_REPLACED) if self.design.catches_up_claimed else 0
+        is_owed = m.book.redo and m.book.home(A) == tier
+        if is_owed and not claim & m.claimed() and self._can_catch_up(m, tier):
+            m.put(who, Work(CATCHING_UP, tier=tier, claim=claim))
+            self._run(m, who)
+            yield m.step(WORKERS[who], "has its tier catch up")
 
     def _can_catch_up(self, m: Moment, tier: int) -> bool:
         """Whether there is a use in trying."""
-        return m.is_up(tier) and self.is_accounted(m, tier) and not self.is_held(m, tier)
+        waits = self.design.holds_back_redo and self.is_held(m, tier)
+        return m.is_up(tier) and self.is_accounted(m, tier) and not waits
 
     def _claimed(self, m: Moment, who: int, work: Work) -> Iterator[Step]:
         """The change begins, if all that it touches is free, or there is nothing left of it to be done."""
@@ -232,10 +231,6 @@ class Walks:
                 if m.reading is not None:
                     m.change(who, phase=WAITING)
                     return
-            elif line == SETTLE:
-                if any(call.by == who for call in m.open):
-                    m.change(who, phase=SETTLING)
-                    return
             elif line != SYNC_NOTES and not self._work[line](m, who, work):
                 return
             m.change(who, at=m.work[who].at + 1)
@@ -265,10 +260,7 @@ class Walks:
         line = self._programs[work.program][work.at]
         name = WORKERS[who]
         m = Moment(state)
-        if work.phase == HANDED:
-            self._run(m, who)
-            yield m.step(name, "begins under the claim of the write")
-        elif work.phase == SYNCING:
+        if work.phase == SYNCING:
             m.sync()
             m.change(who, at=work.at + 1)
             self._run(m, who)
@@ -277,11 +269,6 @@ class Walks:
             m.change(who, at=work.at + 1)
             self._run(m, who)
             yield m.step(name, "no read is left that began before")
-        elif work.phase == SETTLING:
-            if not any(call.by == who for call in m.open):
-                m.change(who, at=work.at + 1)
-                self._run(m, who)
-                yield m.step(name, "nothing of it can land any more")
         elif work.phase == SENT:
             yield from self._call_under_way(state, who, line)
         elif work.phase == DONE:
@@ -336,7 +323,7 @@ class Walks:
             m.change(who, program=WRITE_UNDONE, at=0)
             self._run(m, who)
         elif work.program == CATCHING_UP:
-            m.change(who, at=steps.index(SETTLE if SETTLE in steps else "let go"), whole=0, got=0)
+            m.change(who, at=steps.index("let go"), whole=0, got=0)
             self._run(m, who)
         elif work.program == MOVING:
             m.change(who, at=steps.index("give up the rest"), whole=0, got=0)
@@ -469,6 +456,8 @@ class Walks:
 
     def _answer(self, m: Moment, who: int, work: Work) -> bool:
         m.told |= work.ids
+        if work.program in (REPLACING, REPLACING_AND_WRITING):
+            m.newest = content_in(work.was, A) + 1
         return True
 
     def _commit_the_batch(self, m: Moment, who: int, work: Work) -> bool:
@@ -482,20 +471,9 @@ class Walks:
         m.commit("commit_write", book)
         return True
 
-    def _have_the_tier_catch_up(self, m: Moment, who: int, work: Work) -> bool:
-        """The caller is answered, and the claim is for what follows."""
-        m.told |= _new_in(work)
-        m.newest = content_in(work.was, A) + 1
-        m.put(who, RESTING)
-        claim = work.claim if self.design.catches_up_claimed else 0
-        if m.work[CATCHER].phase == IDLE:
-            m.put(CATCHER, Work(CATCHING_UP, phase=HANDED, claim=claim))
-        return False
-
     def _see_what_it_is_behind_with(self, m: Moment, who: int, work: Work) -> bool:
         home = m.book.home(A)
-        waits = home is not None and self.design.holds_back_redo and self.is_held(m, home)
-        if home is None or not m.book.redo or waits or not (m.is_up(home) and self.is_accounted(m, home)):
+        if home is None or not m.book.redo or not self._can_catch_up(m, home):
             return self._let_go(m, who, work)
         m.change(who, tier=home, ids=_REPLACED, was=with_content(0, A, m.book.content(A)))
         return True

@@ -25,13 +25,12 @@ from a2m_router.methods.summaries import Summaries
 from a2m_router.methods.table import CAPABILITIES, Methods
 from a2m_router.methods.upkeep import Upkeep
 from a2m_router.methods.writing import Writing
-from a2m_router.placement.distilling import Distilling
+from a2m_router.placement.core import core_of
+from a2m_router.placement.distilling import Distilling, Rewriter
 from a2m_router.placement.moves import Moves
 from a2m_router.placement.passes import Passes
+from a2m_router.placement.reconciler import MAY_STILL_LAND
 from a2m_router.placement.recovery import Recovery
-from a2m_router.placement.redoing import Redoing
-from a2m_router.placement.settling import Settling
-from a2m_router.placement.sweeping import MAY_STILL_LAND, Sweeper
 from a2m_router.process.budget import budget
 from a2m_router.process.repeats import Repeats
 from a2m_router.protocol.client.http_client import SETTLING
@@ -100,38 +99,24 @@ class Federation:
         self._clock = clock
         self.mounts = mounts = Mounts(settings.tiers)
         copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
-        settling = Settling(catalog, copies, self._spawn)
-        self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
-        self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)
-        self.moves = Moves(catalog, copies, self.sweeper, settling)
+        core = core_of(catalog, copies, mounts, settings.managed, self._spawn)
+        self.reconciler = core.reconciler
+        self.moves = Moves(core)
         events = EventLog(settings.events.retained)
         tell = events.append
-        distilling = Distilling(
-            catalog,
-            copies,
-            self.sweeper,
-            settling,
-            self.moves,
-            summarizer,
-            settings.limits.max_content_length,
-            new_id,
-            clock,
-        )
-        self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, tell, clock)
+        rewriter = Rewriter(summarizer, settings.limits.max_content_length, new_id)
+        distilling = Distilling(core, self.moves, rewriter, clock)
+        self.passes = Passes(settings, catalog, self.moves, distilling, self.reconciler, tell, clock)
         self.recovery = Recovery(
-            settings, catalog, copies, self.sweeper, mounts, events.break_off, adopt=adopt, gather=self._gather
+            settings, catalog, copies, self.reconciler, mounts, events.break_off, adopt=adopt, gather=self._gather
         )
         asking = Asking(catalog, copies, mounts)
         resolving = Resolving(settings, catalog, copies, asking, mounts)
         wake = self.passes.wake
         writing = Writing(
             settings,
-            catalog,
-            copies,
-            self.sweeper,
-            settling,
+            core,
             self.moves,
-            self._redoing,
             resolving,
             asking,
             mounts,
@@ -185,7 +170,7 @@ class Federation:
         for tier in self.settings.managed:
             # of a tier's own process nothing is left that could land; a power cut may have taken the note of what could
             if tier.url is not None and (not self.catalog.ended_well or self.catalog.has_notes(tier.name)):
-                self.sweeper.hold(tier.name, SETTLING)
+                self.reconciler.hold(tier.name, SETTLING)
         for link in self.links.values():
             link.on_change(self._tier_changed)
             if link.status == "up":
@@ -201,8 +186,7 @@ class Federation:
         with anyio.CancelScope(deadline=until):
             await self._all_up(self._welcomed)
         _refuse(self._refusing)
-        self._redoing.resume()
-        self._tasks.start_soon(_kept_running, self.sweeper.run)
+        self._tasks.start_soon(_kept_running, self.reconciler.run)
         if self.settings.policy.background:
             self._tasks.start_soon(_kept_running, self.passes.run)
         self._tasks.start_soon(_kept_running, self._keep_house)
@@ -263,10 +247,10 @@ class Federation:
                     self._looked[link.name].set()
                     await self._begun.wait()
                     await self.recovery.admit(tier, look)
-                    if self.sweeper.held_for(link.name):
+                    if self.reconciler.held_for(link.name):
                         self._welcomed[link.name].set()  # what it is known to hold can be read meanwhile
                         link.obstacle = MAY_STILL_LAND
-                        await anyio.sleep(self.sweeper.held_for(link.name))
+                        await anyio.sleep(self.reconciler.held_for(link.name))
                         link.obstacle = None
                         look = await self.recovery.look(tier)  # at what has landed, too
                     await self.recovery.welcome(tier, look)
@@ -298,7 +282,7 @@ class Federation:
                 break
             self._looked[link.name].set()
             self._welcomed[link.name].set()
-            self.sweeper.wake()
+            self.reconciler.wake()
             self.passes.tier_changed()
 
     def _end_recovery(self, tier: str) -> None:

@@ -18,12 +18,10 @@ from functools import partial
 from operator import itemgetter
 from typing import Final
 
-import anyio
 import msgspec
 from msgspec import UNSET
 
 from a2m_router.catalog.accounts import Replacement
-from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, names_of
 from a2m_router.catalog.entries import Entry, entry_of, former, is_as_it_is
 from a2m_router.catalog.lookup import unit_of
@@ -45,10 +43,9 @@ from a2m_router.methods.drafting import (
 from a2m_router.methods.permission import passing_by, refuse_unless_writable
 from a2m_router.methods.resolving import Resolving
 from a2m_router.methods.selecting import selects, unaccounted, untrue
+from a2m_router.placement.core import Core
 from a2m_router.placement.moves import Moves
-from a2m_router.placement.redoing import Redoing
-from a2m_router.placement.settling import Settling
-from a2m_router.placement.sweeping import InTheWay, Sweeper
+from a2m_router.placement.reconciler import InTheWay
 from a2m_router.process.budget import left
 from a2m_router.protocol.wire.errors import (
     CALLERS_ERRORS,
@@ -68,7 +65,6 @@ from a2m_router.protocol.wire.messages import ConditionalRemember, Forget
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft, digest
 from a2m_router.protocol.wire.timestamps import after, parse, render
 from a2m_router.ranking.text import query_tokens
-from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import Overloaded, TierDown
 from a2m_router.tiers.mounts import Mounts
 from a2m_router.tiers.together import Failure, outcomes
@@ -103,12 +99,8 @@ class Writing:
     def __init__(
         self,
         settings: Settings,
-        catalog: Catalog,
-        copies: Copies,
-        sweeper: Sweeper,
-        settling: Settling,
+        core: Core,
         moves: Moves,
-        redoing: Redoing,
         resolving: Resolving,
         asking: Asking,
         mounts: Mounts,
@@ -117,12 +109,11 @@ class Writing:
         changed: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._catalog = catalog
-        self._copies = copies
-        self._sweeper = sweeper
-        self._settling = settling
+        self._catalog = core.catalog
+        self._copies = core.copies
+        self._changes = core.changes
+        self._reconciler = core.reconciler
         self._moves = moves
-        self._redoing = redoing
         self._resolving = resolving
         self._asking = asking
         self._mounts = mounts
@@ -151,9 +142,7 @@ class Writing:
         written = False
         while not written:
             claim, plan = await self._claim(slots, scope)
-            # what a tier has been told must be finished whatever becomes of the caller; every call has a deadline
-            with anyio.CancelScope(shield=True):
-                written = await self._write(plan, claim, still)
+            written = await self._write(plan, claim, still)
         self._changed()
         return [slot.answer for slot in places if slot.answer is not None]
 
@@ -177,7 +166,7 @@ class Writing:
         struck = self._catalog.forget(ids, scope, self._clock())
         records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
         self._tell(Forgotten(at=self._clock(), by=scope.owner, records=records))
-        self._sweeper.wake()  # it waits for the note to be durable itself, so it may be told at once
+        self._reconciler.wake()  # it waits for the note to be durable itself, so it may be told at once
         try:
             await self._catalog.synced()
         except OSError as failure:
@@ -339,13 +328,13 @@ class Writing:
         for entry in [*entries, *before.values()]:
             names.update(names_of(entry))
         for tier, there in _by_home(entries).items():
-            names |= self._sweeper.names_in_the_way(tier, there)
+            names |= self._reconciler.names_in_the_way(tier, there)
         return names
 
     # --- the walk
 
     async def _write(self, plan: _Plan, claim: Claim, still: Callable[[], bool] | None) -> bool:
-        """Carry out a plan under its claim, which is released, at once or when what is open is settled.
+        """Carry out a plan under its claim, which is released at the end, or when none of its calls is in doubt.
 
         Returns False if a scan or a forget has brought about what the plan did not know: it has to be made anew.
         """
@@ -353,50 +342,42 @@ class Writing:
         replacements = [replacement for _, _, replacement in plan.replaced]
         redo = {replacement.entry.id: draft for _, draft, replacement in plan.replaced}
         drafts = [draft for _, draft, _ in [*plan.new, *plan.replaced]]
-        failures: list[Failure] = []
-        reserved = is_true = False
+        is_true = False
         try:
-            await self._check_known(plan)
-            self._check_counted(plan)
-            await self._make_way(new + [r.entry for r in replacements])
-            await self._refuse_what_is_there(plan)
-            if self._is_outdated(plan) or self._is_overtaken(replacements):
-                return False
-            _check(still)
-            with self._width(drafts):
-                if new:
-                    self._catalog.reserve(new)
-                    reserved = True
-                    failures = await self._tell_tiers(
-                        [(draft, entry.home) for _, draft, entry in plan.new], are_all=not replacements
-                    )
-                if failures:
-                    raise _answer(failures[0])
-                await self._catalog.writable()
-                _check(still)
-                if self._is_overtaken(replacements):
+            async with self._changes.guarded(claim) as change:
+                await self._check_known(plan)
+                self._check_counted(plan)
+                await self._make_way(new + [r.entry for r in replacements])
+                await self._refuse_what_is_there(plan)
+                if self._is_outdated(plan) or self._is_overtaken(replacements):
                     return False
-                vectors = {draft.id: draft.embedding for draft in drafts if draft.id and draft.embedding}
-                lost = self._catalog.commit_write(new, replacements, vectors, redo)
-                is_true = True
-                self._tell_written(plan, lost)
-            # what is acknowledged outlives a power cut; so must what is known: the disk may have refused it before
-            await self._catalog.synced()
+                _check(still)
+                with self._width(drafts):
+                    if new:
+                        self._catalog.reserve(new)
+                        change.note = partial(self._catalog.abandon, new)
+                        change.failures += await self._tell_tiers(
+                            [(draft, entry.home) for _, draft, entry in plan.new], are_all=not replacements
+                        )
+                    for failure in change.failures:
+                        raise failure
+                    await self._catalog.writable()
+                    _check(still)
+                    if self._is_overtaken(replacements):
+                        return False
+                    vectors = {draft.id: draft.embedding for draft in drafts if draft.id and draft.embedding}
+                    lost = self._catalog.commit_write(new, replacements, vectors, redo)
+                    is_true, change.note = True, None
+                    self._tell_written(plan, lost)
+                # what is acknowledged outlives a power cut; so must what is known: the disk may have refused it before
+                await self._catalog.synced()
         except InTheWay:
             return False
         except OSError as failure:
             sentence = "what was written can be read, but may be gone"
             raise _unsure(failure, sentence) if is_true else _answer(failure) from failure
         except (A2MError, TierDown) as failure:
-            failures = failures or [failure]
             raise _answer(failure) from failure
-        finally:
-            if is_true and redo:
-                self._redoing.begin(redo, claim)
-            else:
-                given_up = partial(self._catalog.abandon, new) if reserved and not is_true else None
-                await self._settling.release([claim], failures, note=given_up)
-            self._sweeper.wake()
         for slot, _, entry in plan.new + plan.known:
             slot.answer = entry.id
         for slot, _, replacement in plan.replaced:
@@ -459,9 +440,9 @@ class Writing:
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that nothing is in the way of these records where they are going, before anything is noted of them."""
         for tier, there in _by_home(entries).items():
-            self._sweeper.check(tier)
+            self._reconciler.check(tier)
             try:
-                await self._sweeper.clear(tier, there)
+                await self._reconciler.clear(tier, there)
             except A2MError as refused:
                 raise _as_down(tier, refused) from refused
 
@@ -485,7 +466,7 @@ class Writing:
                 raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
             if late:
                 self._catalog.note_unwanted(late, tier)
-                await self._sweeper.clear(tier, late)
+                await self._reconciler.clear(tier, late)
 
     def _is_outdated(self, plan: _Plan) -> bool:
         """Whether a scan has taken a record into the account, which needs no claim, that the plan takes for new."""

@@ -1,15 +1,14 @@
 """Distilling: a group that spills is rewritten on its way (§4.7), and its records give way to the summary.
 
-The steps are a move's (moves.py), but that the copy is another record than its sources:
-1. the records are read from the source and compared with the digests in the catalog;
-2. the summarizer thinks. Nothing is claimed meanwhile;
-3. under a claim, on the summary's id as well, if the group still is what it was: a stray at the target is noted, the
-   summary is written there;
-4. it is read back from there, and compared;
-5. in one transaction the summary becomes a record and its sources are struck out. Synced. This is the commit point;
-6. the sweeper removes the old copies.
+The records are read from the source and compared with the digests in the catalog; then the summarizer thinks, and
+nothing is claimed meanwhile. The rest runs by the table `steps.DISTIL`, as a move, but that the copy is another record
+than its sources. Under a claim, on the summary's id as well, and if the group still is what it was:
+- a stray at the target is noted, durably;
+- the summary is written there, read back, and compared;
+- in one transaction the summary becomes a record and its sources are struck out. Synced, this is the commit point.
 
-What dies before 5 leaves the group as it was, and at most an unwanted copy of a summary that nobody ever saw.
+The reconciler removes the old copies. What dies before the commit leaves the group as it was, and at most an unwanted
+copy of a summary that nobody ever saw.
 """
 
 from collections import Counter
@@ -21,18 +20,16 @@ from typing import Final
 import anyio
 import msgspec
 
-from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import id_name
 from a2m_router.catalog.entries import Entry, entry_of
-from a2m_router.placement.moves import Altered, Hindrance, Moved, Moves, hindrance_of
-from a2m_router.placement.settling import Settling
-from a2m_router.placement.sweeping import Sweeper
+from a2m_router.placement.core import Core
+from a2m_router.placement.moves import Altered, Hindrance, Moved, Moves, hindrance_of, write
+from a2m_router.placement.steps import DISTIL, Step, Steps, run
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.events import Place
 from a2m_router.protocol.wire.records import Record, digest
 from a2m_router.ranking.policy import Unit
 from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
-from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import AnswerTooLong, TierDown
 
 # One group may be at fault, that a model will not write of or the target does not take; so many in a row are not, and
@@ -40,35 +37,51 @@ from a2m_router.tiers.link import AnswerTooLong, TierDown
 _MOST_REFUSALS: Final = 3
 
 
+class Rewriter(msgspec.Struct, frozen=True):
+    """Writes the records that stand for groups.
+
+    Args:
+        summarizer: finds the text.
+        max_content: characters that a record may have.
+        new_id: gives a fresh record id.
+    """
+
+    summarizer: Summarizer
+    max_content: int
+    new_id: Callable[[], str]
+
+    async def write(self, records: Sequence[Record]) -> Record | None:
+        """What stands for the records, which all are of one group; None where there is nothing to say."""
+        content = await self.summarizer.summarize(records)
+        if content is None:
+            return None
+        check_length(content, self.max_content)
+        sessions = {record.session for record in records}
+        return Record(
+            id=self.new_id(),
+            content=content,
+            created_at=max(record.created_at for record in records),
+            role="memory",
+            metadata=provenance(len(records), self.summarizer.model),
+            group=records[0].group,
+            owner=records[0].owner,
+            session=sessions.pop() if len(sessions) == 1 else None,
+        )
+
+
 class Distilling:
     """Carries out spills that rewrite.
 
     Args:
-        max_content: characters that a record may have.
-        new_id: gives a fresh record id.
+        rewriter: writes the summaries.
         clock: the time, in milliseconds since 1970.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        copies: Copies,
-        sweeper: Sweeper,
-        settling: Settling,
-        moves: Moves,
-        summarizer: Summarizer,
-        max_content: int,
-        new_id: Callable[[], str],
-        clock: Callable[[], int],
-    ) -> None:
-        self._catalog = catalog
-        self._copies = copies
-        self._sweeper = sweeper
-        self._settling = settling
+    def __init__(self, core: Core, moves: Moves, rewriter: Rewriter, clock: Callable[[], int]) -> None:
+        self._core = core
+        self._catalog = core.catalog
         self._moves = moves
-        self._summarizer = summarizer
-        self._max_content = max_content
-        self._new_id = new_id
+        self._rewriter = rewriter
         self._clock = clock
         self._busy: dict[frozenset[str], anyio.Event] = {}  # what is being thought about, and when that is over
         self._in_vain: Counter[tuple[str, str]] = Counter()  # refusals in a row, by the way that was refused
@@ -143,23 +156,22 @@ class Distilling:
                 await under_way.wait()
             return await self._distil(unit, source, target, thinking, result)
         self._check(source, target)  # before anything is thought for a tier that cannot take it
-        found = await self._copies.read(source, [entry.id for entry in group], embeddings=True)
+        found = await self._core.copies.read(source, [entry.id for entry in group], embeddings=True)
         records = _as_they_were(group, found)
         if records is None or not all(map(_is_rewritable, records)):
             return False
-        if len(self._summarizer.material(records)) < len(records):
+        if len(self._rewriter.summarizer.material(records)) < len(records):
             return False  # nothing is rewritten unread
         # the pass has its turn until it thinks, so nobody else has come to this unit since it was looked at
         self._busy[ids] = anyio.Event()
         try:
             async with thinking():
-                content = await self._summarizer.summarize(records)
+                summary = await self._rewriter.write(records)
         finally:
             self._busy.pop(ids).set()
-        if content is None:
+        if summary is None:
             return False
-        check_length(content, self._max_content)
-        if await self._replace(unit, group, self._summary(content, records), source, target):
+        if await self._replace(unit, group, summary, source, target):
             result.rewritten.update(Place(entry.owner, target) for entry in group)
         else:
             result.hindrance = Hindrance("changed", "it has changed while it was summarized", unit.ids[0])
@@ -175,28 +187,30 @@ class Distilling:
         claim, present = claimed
         # what of the summary may still land at the target must not be taken for removed; a fresh id is always free
         own = self._catalog.claims.take_if_free([id_name(summary.id)])
-        claims = [each for each in (claim, own) if each is not None]
         done = False
-        failure: Exception | None = None
-        # from here on a cancellation could leave a claim or the copy without an owner; every call has a deadline
-        with anyio.CancelScope(shield=True):
-            try:
-                if present and self._catalog.unchanged(group) is not None:
-                    self._catalog.note_copies([entry], target)
-                    await self._catalog.synced()
-                    await self._moves.write(target, [summary])
-                    done = self._commit(group, entry)
-            except (TierDown, A2MError, Altered, OSError) as problem:
-                failure = problem
-                raise
-            finally:
-                await self._settling.release(claims, [failure], note=partial(self._catalog.give_up, [entry], target))
-                self._sweeper.wake(source, target)
+
+        async def note() -> None:
+            self._catalog.note_copies([entry], target)
+
+        async def commit() -> None:
+            nonlocal done
+            done = self._commit(group, entry)
+
+        async with self._core.changes.guarded(*(each for each in (claim, own) if each is not None)) as change:
+            change.note = partial(self._catalog.give_up, [entry], target)
+            if present and self._catalog.unchanged(group) is not None:
+                steps: Steps = {
+                    Step.NOTE: note,
+                    Step.SYNC: self._catalog.synced,
+                    Step.WRITE: partial(write, self._core.copies, target, [summary]),
+                    Step.COMMIT: commit,
+                }
+                await run(DISTIL, steps)
         return done
 
     def _check(self, *tiers: str) -> None:
         for tier in tiers:
-            self._sweeper.check(tier)
+            self._core.reconciler.check(tier)
 
     def _commit(self, group: Sequence[Entry], summary: Entry) -> bool:
         """The summary is worth what the best of its sources is by now."""
@@ -205,19 +219,6 @@ class Distilling:
             return False
         worth = max(entry.salience for entry in now)
         return self._catalog.distil(now, msgspec.structs.replace(summary, salience=worth), self._clock())
-
-    def _summary(self, content: str, records: Sequence[Record]) -> Record:
-        sessions = {record.session for record in records}
-        return Record(
-            id=self._new_id(),
-            content=content,
-            created_at=max(record.created_at for record in records),
-            role="memory",
-            metadata=provenance(len(records), self._summarizer.model),
-            group=records[0].group,
-            owner=records[0].owner,
-            session=sessions.pop() if len(sessions) == 1 else None,
-        )
 
 
 def _as_they_were(group: Sequence[Entry], found: Mapping[str, Record]) -> list[Record] | None:

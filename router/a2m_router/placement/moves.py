@@ -1,12 +1,14 @@
 """Moves: changing a record's home, between two servers that share no transaction.
 
-The steps, in their order; the crash table of docs/architecture.md says what remains when anything dies in between:
-1. a stray at the target is noted;
-2. the records are read from the source, vectors included, and compared with the digests in the catalog;
-3. they are written to the target under their own ids;
-4. they are read back from there, and every field that must not change is compared;
-5. the flip: their home becomes the target, if they still are what they were. Synced. This is the commit point;
-6. the sweeper removes the old copies when no reader needs them any more.
+A move runs by the table `steps.MOVE`. Under a claim on the units and on what is in their way at the target:
+- a stray at the target is noted;
+- the records are read from the source, vectors included, and compared with the digests in the catalog. The note becomes
+  durable meanwhile;
+- they are written to the target under their own ids and read back, and every field that must not change is compared;
+- the flip: their home becomes the target, if they still are what they were. Synced, this is the commit point.
+
+The reconciler removes the old copies when no reader needs them any more. The crash table of docs/architecture.md says
+what remains when anything dies in between.
 """
 
 import logging
@@ -15,16 +17,16 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final
 
-import anyio
 import anyio.lowlevel
 import msgspec
 
-from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, names_of
 from a2m_router.catalog.entries import Entry, former, is_as_it_is
 from a2m_router.catalog.lookup import Selection
-from a2m_router.placement.settling import Settling
-from a2m_router.placement.sweeping import InTheWay, Sweeper
+from a2m_router.placement.core import Core
+from a2m_router.placement.reconciler import InTheWay
+from a2m_router.placement.steps import MOVE, Step, Steps, run
+from a2m_router.process.alerts import Alerts
 from a2m_router.process.budget import left
 from a2m_router.protocol.wire.errors import NOT_AS_WRITTEN, A2MError, no_room
 from a2m_router.protocol.wire.events import Place
@@ -32,7 +34,6 @@ from a2m_router.protocol.wire.records import Record, digest, draft_of
 from a2m_router.ranking.policy import Unit, in_batches
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import AnswerTooLong, TierDown
-from a2m_router.tiers.together import failures_in, outcomes
 
 log = logging.getLogger(__name__)
 
@@ -107,16 +108,10 @@ class Altered(Exception):
 class Moves:
     """Carries moves out."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, sweeper: Sweeper, settling: Settling) -> None:
-        self._catalog = catalog
-        self._copies = copies
-        self._sweeper = sweeper
-        self._settling = settling
-        # what the log has said of each way, by its kind, and of which record, as far as it goes on
-        self._said: dict[tuple[str, str], dict[str, str | None]] = {}
-        self._one_server: set[tuple[str, str]] = set()  # of which the log has said that they seem to lead to one
-        # ids of which the log has said that their tier does not hold them as they were, and how it holds them
-        self._broken: dict[str, str] = {}
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._catalog = core.catalog
+        self._alerts = Alerts(log)
 
     async def carry_out(
         self, units: Sequence[Unit], source: str, target: str, salience: float = 0.0, *, result: Moved | None = None
@@ -159,10 +154,10 @@ class Moves:
             sentence = f"{source} has yet to catch up with what replaced a record"
             result.hindrance = Hindrance("behind", sentence, min(still_behind))
         self.say(source, target, result)
-        if result.hindrance is None:  # of what is broken the log has spoken when it was met
-            broken = next((id for unit in units for id in unit.ids if id in self._broken), None)
+        if result.hindrance is None:  # the log has spoken of what is broken when it was met
+            broken = next((id for unit in units for id in unit.ids if _Broken(id) in self._alerts), None)
             if broken is not None:
-                result.hindrance = Hindrance(NOT_AS_WRITTEN, self._broken[broken], broken)
+                result.hindrance = Hindrance(NOT_AS_WRITTEN, self._alerts.cause(_Broken(broken)) or "", broken)
         return result
 
     def say(self, source: str, target: str, moved: Moved) -> None:
@@ -170,23 +165,31 @@ class Moves:
 
         What hinders one record is over when that record is not there any more; what hinders all, when something moves.
         """
-        said = self._said.setdefault((source, target), {})
         hindrance = moved.hindrance
-        for kind, subject in list(said.items()):
+        blocked = self._blocked((source, target))
+        for each in blocked:
+            subject = self._alerts.cause(each)
             goes_on = moved.left == 0 if subject is None else self._lives_in(source, subject)
-            if not goes_on and (subject is not None or hindrance is None or hindrance.kind != kind):
-                del said[kind]
-                if not said and hindrance is None:
-                    log.info("%s -> %s: nothing is in the way any more", source, target)
-        if hindrance is not None and hindrance.kind not in said and len(said) < _MOST_KINDS:
-            log.warning("%s -> %s: not moved: %s", source, target, hindrance)
-            said[hindrance.kind] = hindrance.subject
+            if not goes_on and (subject is not None or hindrance is None or hindrance.kind != each.kind):
+                self._alerts.end(each)
+        if hindrance is not None:
+            blocker = _Blocker((source, target), hindrance.kind)
+            if blocker not in self._alerts and len(self._blocked((source, target))) < _MOST_KINDS:
+                sentence = f"{source} -> {target}: not moved: {hindrance}"
+                self._alerts.begin(blocker, logging.WARNING, sentence, cause=hindrance.subject)
+        elif blocked and not self._blocked((source, target)):
+            log.info("%s -> %s: nothing is in the way any more", source, target)
 
     def say_over(self, waiting: Collection[tuple[str, str]]) -> None:
         """Of all ways but these, (source, target), where something may wait still: nothing does any more."""
-        for way in [way for way, said in self._said.items() if said and way not in waiting]:
-            del self._said[way]
+        over = [each for each in self._alerts if isinstance(each, _Blocker) and each.way not in waiting]
+        for each in over:
+            self._alerts.end(each)
+        for way in dict.fromkeys(each.way for each in over):
             log.info("%s -> %s: nothing waits to be moved any more", *way)
+
+    def _blocked(self, way: tuple[str, str]) -> list["_Blocker"]:
+        return [each for each in self._alerts if isinstance(each, _Blocker) and each.way == way]
 
     def _lives_in(self, tier: str, id: str) -> bool:
         entry = self._catalog.find([id]).get(id)
@@ -194,30 +197,24 @@ class Moves:
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
         """What moved; None if others are at work on one of the records for too long."""
-        self._sweeper.check(source, writes=False)  # what stays there is a stray
-        self._sweeper.check(target)
-        claimed = await self.claim(units, source, target)
-        if claimed is None:
-            return None
-        claim, groups = claimed
-        failure: Exception | None = None
-        moved: list[Entry] = []
-        # from here on a cancellation could leave the claim or the copies without an owner; every call has a deadline
-        with anyio.CancelScope(shield=True):
+        core = self._core
+        core.reconciler.check(source, writes=False)  # what stays there is a stray
+        core.reconciler.check(target)
+        while True:
+            claimed = await self.claim(units, source, target)
+            if claimed is None:
+                return None
+            claim, groups = claimed
+            carried = _Carried(core, self._alerts, groups, (source, target), salience)
             try:
-                moved = await self._copy_and_flip(groups, source, target, salience)
-            except (TierDown, A2MError, Altered, InTheWay, OSError) as problem:
-                failure = problem
-            finally:
-                # of those that have no new home; and what has one is durable before the claim goes
-                given_up = partial(self._catalog.give_up, [entry for unit in groups for entry in unit], target)
-                await self._settling.release([claim], [failure], note=given_up if groups else None)
-                self._sweeper.wake(source, target)
-        if isinstance(failure, InTheWay):
-            return await self._move(units, source, target, salience)
-        if failure is not None:
-            raise failure
-        return moved
+                async with core.changes.guarded(claim) as change:
+                    if groups:
+                        # of those that have no new home; and what has one is durable before the claim goes
+                        change.note = partial(core.catalog.give_up, carried.entries, target)
+                        await run(MOVE, carried.steps)
+                return carried.moved
+            except InTheWay:
+                continue
 
     async def claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
         """A claim on all that the units touch, and their entries as they are under it; None if others keep it busy."""
@@ -226,7 +223,7 @@ class Moves:
             groups = self.present(units, source)
             entries = [entry for unit in groups for entry in unit]
             names = {name for entry in entries for name in names_of(entry)}
-            return names | self._sweeper.names_in_the_way(target, entries), groups
+            return names | self._core.reconciler.names_in_the_way(target, entries), groups
 
         try:
             return await self._catalog.claims.take_touched(look, lambda: min(_CLAIM_SECONDS, left()))
@@ -240,68 +237,94 @@ class Moves:
         entries = self._catalog.find(newest).values()
         return self._catalog.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
 
-    async def _copy_and_flip(
-        self, groups: Sequence[Sequence[Entry]], source: str, target: str, salience: float
-    ) -> list[Entry]:
-        entries = [entry for unit in groups for entry in unit]
-        if not entries:
-            return []
-        await self._sweeper.clear(target, entries)
-        # of what the source has lost, what was to be cleared away at the target may have become the record
-        groups = [unit for unit in groups if self._catalog.unchanged(unit) is not None]
-        entries = [entry for unit in groups for entry in unit]
-        await self._refuse_one_server(entries, source, target)
-        await self._catalog.writable()
-        self._catalog.note_copies(entries, target)
-        records, _ = _all_well(
-            await outcomes(
-                [
-                    lambda: self._copies.read(source, [entry.id for entry in entries], embeddings=True),
-                    self._note_synced,
-                ]
-            )
-        )
-        behind = self._catalog.behind(entry.id for entry in entries)
-        groups = [
-            unit
-            for unit in groups
-            if behind.isdisjoint(entry.id for entry in unit) and self._is_whole(unit, records, source)
-        ]
-        await self.write(target, [records[entry.id] for unit in groups for entry in unit])
-        vectors = {id: record.embedding for id, record in records.items() if record.embedding is not None}
-        await self._catalog.writable()
-        return self._catalog.flip(groups, target, salience, vectors)
 
-    async def _refuse_one_server(self, entries: Sequence[Entry], source: str, target: str) -> None:
+class _Blocker(msgspec.Struct, frozen=True):
+    """Why nothing moves on a way, (source, target); its cause is the record that it happened to, if it was one."""
+
+    way: tuple[str, str]
+    kind: str
+
+
+class _Broken(msgspec.Struct, frozen=True):
+    """A record that its tier does not hold as it was written; its cause says how."""
+
+    id: str
+
+
+class _Carried:
+    """Some units on their way, under their claim. `entries` are their records as the catalog has them; `moved`, as they
+    were, those that have a new home."""
+
+    def __init__(
+        self, core: Core, alerts: Alerts, groups: list[list[Entry]], way: tuple[str, str], salience: float
+    ) -> None:
+        self._catalog = core.catalog
+        self._copies = core.copies
+        self._reconciler = core.reconciler
+        self._alerts = alerts
+        self._groups = groups
+        self.entries = [entry for unit in groups for entry in unit]
+        self._source, self._target = way
+        self._salience = salience
+        self._records: dict[str, Record] = {}
+        self.moved: list[Entry] = []
+        self.steps: Steps = {
+            Step.CLEAR: self._clear,
+            Step.NOTE: self._note,
+            Step.READ: self._read,
+            Step.SYNC: self._catalog.synced,
+            Step.COMPARE: self._compare,
+            Step.WRITE: self._write,
+            Step.COMMIT: self._flip,
+        }
+
+    async def _clear(self) -> None:
+        await self._reconciler.clear(self._target, self.entries)
+        # of what the source has lost, what was to be cleared away at the target may have become the record
+        self._groups = [unit for unit in self._groups if self._catalog.unchanged(unit) is not None]
+        self.entries = [entry for unit in self._groups for entry in unit]
+        await self._refuse_one_server()
+
+    async def _refuse_one_server(self) -> None:
         """Raises TierDown if both tiers seem to lead to one server: what would be removed from the one, after the move,
         would be the record in the other. A native store says who it is; of another, the target has what lives in the
         source, and not only what an earlier move has left there."""
+        source, target = self._source, self._target
         if self._copies.manner(target).native:
             return
-        ids = [entry.id for entry in entries]
+        ids = [entry.id for entry in self.entries]
         there = await self._copies.read(target, ids)
         if not there:
             return
         newest = self._catalog.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
         others = [entry.id for entry in newest if entry.id not in set(ids)]
         if not others or await self._copies.read(target, others):
-            if (source, target) not in self._one_server:
-                self._one_server.add((source, target))
-                log.error("%s and %s seem to lead to one server; give each a store of its own", source, target)
+            sentence = f"{source} and {target} seem to lead to one server; give each a store of its own"
+            self._alerts.begin(("one server", source, target), logging.ERROR, sentence)
             raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
         held = await self._copies.read(source, there)
         left_over = {id for id in there if id in held and digest(held[id]) == digest(there[id])}
         await self._copies.remove(target, left_over)
 
-    async def _note_synced(self) -> dict[str, Record]:
-        await self._catalog.synced()
-        return {}
+    async def _note(self) -> None:
+        await self._catalog.writable()
+        self._catalog.note_copies(self.entries, self._target)
 
-    def _is_whole(self, unit: Sequence[Entry], records: dict[str, Record], source: str) -> bool:
+    async def _read(self) -> None:
+        self._records = await self._copies.read(self._source, [entry.id for entry in self.entries], embeddings=True)
+
+    async def _compare(self) -> None:
+        behind = self._catalog.behind(entry.id for entry in self.entries)
+        self._groups = [
+            unit for unit in self._groups if behind.isdisjoint(entry.id for entry in unit) and self._is_whole(unit)
+        ]
+
+    def _is_whole(self, unit: Sequence[Entry]) -> bool:
+        source = self._source
         for entry in unit:
-            record = records.get(entry.id)
+            record = self._records.get(entry.id)
             if record is not None and digest(record) == entry.digest:
-                self._broken.pop(entry.id, None)
+                self._alerts.end(_Broken(entry.id))
                 continue
             how = f"{source} does not hold it as it was written"
             if record is None:
@@ -311,26 +334,27 @@ class Moves:
             else:
                 how = f"{source}: {former([entry.id])}"
                 wrong = f"{how}; it is not moved"
-            if entry.id not in self._broken:
-                log.error("%s", wrong)
-            self._broken[entry.id] = how
+            self._alerts.begin(_Broken(entry.id), logging.ERROR, wrong, cause=how)
             return False
         return True
 
-    async def write(self, target: str, records: Sequence[Record]) -> None:
-        """Write the records to `target` and see that they are there as they were. Once more for those that are not.
+    async def _write(self) -> None:
+        await write(self._copies, self._target, [self._records[entry.id] for unit in self._groups for entry in unit])
 
-        Raises Altered.
-        """
-        left = await self._copies.write_seen(target, [draft_of(record) for record in records])
-        for what in left.values():
-            raise Altered(f"{target} does not keep what it is given: it {what}")
+    async def _flip(self) -> None:
+        vectors = {id: record.embedding for id, record in self._records.items() if record.embedding is not None}
+        await self._catalog.writable()
+        self.moved = self._catalog.flip(self._groups, self._target, self._salience, vectors)
 
 
-def _all_well(found: Sequence[dict[str, Record] | A2MError | TierDown | OSError]) -> list[dict[str, Record]]:
-    for failure in failures_in(found):
-        raise failure
-    return [outcome for outcome in found if isinstance(outcome, dict)]
+async def write(copies: Copies, target: str, records: Sequence[Record]) -> None:
+    """Write the records to `target` and see that they are there as they were. Once more for those that are not.
+
+    Raises Altered.
+    """
+    left = await copies.write_seen(target, [draft_of(record) for record in records])
+    for what in left.values():
+        raise Altered(f"{target} does not keep what it is given: it {what}")
 
 
 def hindrance_of(failure: A2MError | Altered | TierDown | OSError, unit: Unit | None = None) -> Hindrance:

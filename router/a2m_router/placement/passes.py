@@ -23,7 +23,8 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.distilling import Distilling
 from a2m_router.placement.moves import Moved, Moves
-from a2m_router.placement.sweeping import Sweeper
+from a2m_router.placement.reconciler import Reconciler
+from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.errors import STOPPING
 from a2m_router.protocol.wire.events import Consolidated, Event, Place
 from a2m_router.ranking.policy import Unit, evictions
@@ -82,7 +83,7 @@ class Passes:
         catalog: Catalog,
         moves: Moves,
         distilling: Distilling,
-        sweeper: Sweeper,
+        reconciler: Reconciler,
         tell: Callable[[Event], None],
         clock: Callable[[], int],
     ) -> None:
@@ -90,13 +91,13 @@ class Passes:
         self._catalog = catalog
         self._moves = moves
         self._distilling = distilling
-        self._sweeper = sweeper
+        self._reconciler = reconciler
         self._tell = tell
         self._clock = clock
         self._turn = anyio.Lock()
         self._something_left = False
         self._rests: dict[tuple[str, str], _Rest] = {}
-        self._filled: frozenset[_Filled] = frozenset()  # buckets of which the log has said that one group fills them
+        self._alerts = Alerts(log)
         self._wanted = anyio.Event()
         self._idle = anyio.Event()
         self._asked: set[anyio.CancelScope] = set()
@@ -223,17 +224,16 @@ class Passes:
                 unit = next(self._catalog.weakest(tier.name, bucket), None)
                 if unit is None or unit.group is None or unit.weight != held:
                     continue
-                told = _Filled(bucket, unit.owner, unit.group)
-                filled.add(told)
-                if told not in self._filled:
-                    log.info(
-                        "%s: the group %r alone has %d records, and the capacity is %d: it stays whole, and over it",
-                        tier.name,
-                        unit.group,
-                        held,
-                        tier.capacity,
-                    )
-        self._filled = frozenset(filled)
+                condition = _Filled(bucket, unit.owner, unit.group)
+                filled.add(condition)
+                sentence = (
+                    f"{tier.name}: the group {unit.group!r} alone has {held} records, and the capacity is "
+                    f"{tier.capacity}: it stays whole, and over it"
+                )
+                self._alerts.begin(condition, logging.INFO, sentence)
+        for told in self._alerts:
+            if told not in filled:
+                self._alerts.end(told)
 
     def _rested(self) -> float:
         """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
@@ -299,7 +299,7 @@ class Passes:
         if tier.overflow == "drop":
             dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
             report.dropped.update(Place(entry.owner, entry.home) for entry in dropped)
-            self._sweeper.wake(tier.name)
+            self._reconciler.wake(tier.name)
             await self._catalog.synced()
         elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
             await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck, report.spilled)

@@ -35,9 +35,8 @@ from a2m_router.catalog.entries import Stray
 from a2m_router.catalog.rebuild import exchanging
 from a2m_router.catalog.rebuild.salvage import Salvage
 from a2m_router.config.settings import Settings, Tier
+from a2m_router.placement.core import core_of
 from a2m_router.placement.recovery import Recovery
-from a2m_router.placement.settling import Settling
-from a2m_router.placement.sweeping import Sweeper
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import locked, real
@@ -155,10 +154,9 @@ async def _scanned(
     managed = {tier.name: links[tier.name] for tier in settings.managed}
     mounts = Mounts(settings.tiers)
     copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
-    settling = Settling(catalog, copies, _nothing_is_left_open)
-    sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
+    core = core_of(catalog, copies, mounts, settings.managed, _nothing_is_left_open)
     recovery = Recovery(
-        settings, catalog, copies, sweeper, mounts, lambda: None, adopt=adopt, watch=seen, only_reads=True
+        settings, catalog, copies, core.reconciler, mounts, lambda: None, adopt=adopt, watch=seen, only_reads=True
     )
     async with anyio.create_task_group() as connections:
         for link in managed.values():

@@ -36,7 +36,8 @@ from a2m_router.catalog.catalog import Catalog, Torn
 from a2m_router.catalog.entries import Entry, entry_of, is_as_it_is
 from a2m_router.catalog.lookup import Selection
 from a2m_router.config.settings import Settings, Tier
-from a2m_router.placement.sweeping import Sweeper
+from a2m_router.placement.reconciler import Reconciler
+from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.messages import Describe, Enrol
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.vectors import MAX_WIDTH
@@ -103,7 +104,7 @@ class Recovery:
         settings: Settings,
         catalog: Catalog,
         copies: Copies,
-        sweeper: Sweeper,
+        reconciler: Reconciler,
         mounts: Mounts,
         changed: Callable[[], None],
         *,
@@ -115,14 +116,14 @@ class Recovery:
         self._settings = settings
         self._catalog = catalog
         self._copies = copies
-        self._sweeper = sweeper
+        self._reconciler = reconciler
         self._mounts = mounts
         self._changed = changed
         self._adopt = adopt
         self._gather = gather
         self._watch = watch
         self._only_reads = only_reads
-        self._said: dict[str, str] = {}  # whose records a tier holds beside ours, as far as the log has said it
+        self._alerts = Alerts(log)
         self._unheard_of: set[str] = set()  # tiers that were in no account before, and are not in this one yet
         for tier in settings.managed:
             copies.link(tier.name).bar()
@@ -313,7 +314,7 @@ class Recovery:
         name = tier.name
         is_scanned = self._catalog.is_scanned(name)
         if is_scanned and look.difference is None:
-            await self._sweeper.sweep(name)
+            await self._reconciler.sweep(name)
         if not is_scanned or not await self._agrees(name, look):
             # until all is accounted for, nothing is written there that a page read before might bring back; and what
             # the scan meets may be later than the catalog
@@ -517,18 +518,16 @@ class Recovery:
 
     def _say_whose(self, tier: str, others: Counter[Origin]) -> None:
         """Say once of a tier that it holds what belongs to somebody else."""
+        if not others:
+            self._alerts.end(tier)
+            return
         whose = _federations(others)
-        if others and self._said.get(tier) != whose:
-            log.error(
-                "%s: at least %d records there belong to another federation (%s; this one is %s), and are not taken "
-                "in; give each a server of its own, or end the router of the other one, and start once with --adopt to "
-                "take them",
-                tier,
-                others.total(),
-                whose,
-                self._catalog.federation,
-            )
-        self._said[tier] = whose
+        sentence = (
+            f"{tier}: at least {others.total()} records there belong to another federation ({whose}; this one is "
+            f"{self._catalog.federation}), and are not taken in; give each a server of its own, or end the router of "
+            "the other one, and start once with --adopt to take them"
+        )
+        self._alerts.begin(tier, logging.ERROR, sentence, cause=whose)
 
     async def _lose_what_is_gone(self, tier: str) -> int:
         """Take out of the account what `tier` does not hold, asked for by id; returns how many records that are.

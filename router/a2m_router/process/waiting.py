@@ -1,6 +1,6 @@
-"""Waiting for whichever of several things comes first."""
+"""Waiting: for whichever of several things comes first, and between trials."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 
@@ -15,3 +15,10 @@ async def until_any(*waits: Callable[[], Awaitable[object]]) -> None:
 
         for wait in waits:
             tasks.start_soon(until, wait)
+
+
+def doubling(first: float, longest: float) -> Iterator[float]:
+    """Waits between trials, in seconds: each twice the one before, up to the longest. Never ends."""
+    while True:
+        yield first
+        first = min(2 * first, longest)

@@ -1,7 +1,7 @@
-"""A copy that a move has left behind, and a replacement that the record's home has yet to catch up with, at once."""
+"""The reconcilers of two tiers, which are owed different things of one record."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -9,8 +9,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.entries import Entry
-from a2m_router.placement.redoing import Redoing
-from a2m_router.placement.sweeping import Sweeper
+from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.records import Record
 from tests.federated import Foreign, Steered, contents, trial
 from tests.test_rules_restart import CALM, photograph
@@ -36,26 +35,23 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
         await wait_all_tasks_blocked()
         folder = photograph(tmp_path / "before", tmp_path / "after")
         halfway.release()
-    # the sweeper has looked before the home catches up
-    look, begin = Sweeper._seen_at_home, Redoing._begin
+    # the one has looked before the home catches up
+    look, replace = Reconciler._seen_at_home, Reconciler._replace
     looked = anyio.Event()
 
-    async def look_first(self: Sweeper, entries: Sequence[Entry], tier: str) -> dict[str, Record]:
+    async def look_first(self: Reconciler, entries: Sequence[Entry], tier: str) -> tuple[dict[str, Record], str | None]:
         seen = await look(self, entries, tier)
         if entries:
             looked.set()
         return seen
 
-    def begin_late(self: Redoing, ids: Iterable[str]) -> None:
-        async def wait() -> None:
+    async def replace_late(self: Reconciler, tier: str) -> str | None:
+        if tier == "semantic":
             await looked.wait()
-            begin(self, there)
+        return await replace(self, tier)
 
-        there = list(ids)
-        self._spawn(wait)
-
-    monkeypatch.setattr(Sweeper, "_seen_at_home", look_first)
-    monkeypatch.setattr(Redoing, "_begin", begin_late)
+    monkeypatch.setattr(Reconciler, "_seen_at_home", look_first)
+    monkeypatch.setattr(Reconciler, "_replace", replace_late)
     caplog.set_level(logging.ERROR)
     async with trial(CALM, servers=LIFTED, folder=folder) as fed:
         assert contents(await fed.timeline()) == {"new": "semantic"}

@@ -1,0 +1,140 @@
+"""Guarded changes: as long as a change may still reach a tier, nobody else changes the same records.
+
+Every change of records holds claims on them (catalog/claims.py). Here is what all changes have in common:
+- a cancellation does not interrupt a change: every call to a tier has a deadline, and a claim that nobody releases
+  would block its records for good;
+- a call to a tier that got no answer is in doubt: it may still be carried out. The claims are kept until the tier can
+  carry it out no more;
+- what the catalog has to note of a failed change becomes durable before the claims are released. If the catalog's disk
+  refuses it, the note is tried again until the disk takes it.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Protocol
+
+import anyio
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.claims import Claim
+from a2m_router.process.alerts import Alerts
+from a2m_router.process.waiting import doubling
+from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.link import TierDown
+
+log = logging.getLogger(__name__)
+
+# Seconds between two trials of a note that the catalog's disk refused.
+_FIRST_WAIT: Final = 0.5
+_LONGEST_WAIT: Final = 30.0
+
+
+class Spawn(Protocol):
+    """Starts a task that outlives the call, owned by the federation."""
+
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
+
+
+class Change:
+    """A change under way.
+
+    `note`: a change of the catalog that is made, durably, at the end; it may be made more than once. `failures`: those
+    of its calls, among which may be calls in doubt; what the block raises is added by itself.
+    """
+
+    def __init__(self) -> None:
+        self.note: Callable[[], None] | None = None
+        self.failures: list[Exception] = []
+
+
+class Changes:
+    """Guards the changes of one federation.
+
+    Args:
+        spawn: starts a task that outlives the call it began in.
+        on_end: called at the end of each change, when there may be copies to reconcile.
+    """
+
+    def __init__(
+        self, catalog: Catalog, copies: Copies, spawn: Spawn, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._catalog = catalog
+        self._copies = copies
+        self._spawn = spawn
+        self._on_end = on_end
+        self._alerts = Alerts(log)
+
+    @asynccontextmanager
+    async def guarded(self, *claims: Claim, wakes: bool = True) -> AsyncIterator[Change]:
+        """Shield the block from cancellation, and release the claims when its note is durable and none of its calls is
+        in doubt. That may be later than the end of the block, which does not wait for it.
+
+        Args:
+            wakes: call `on_end`.
+        """
+        change = Change()
+        with anyio.CancelScope(shield=True):
+            try:
+                yield change
+            except Exception as failure:
+                change.failures.append(failure)
+                raise
+            finally:
+                await self._release(claims, change)
+                if wakes:
+                    self._on_end()
+
+    async def _release(self, claims: Sequence[Claim], change: Change) -> None:
+        in_doubt = [
+            failure
+            for failure in change.failures
+            if isinstance(failure, TierDown) and failure.settled is not None and not failure.settled.is_set()
+        ]
+        note = change.note
+        noted = True
+        try:
+            noted = note is None or await self._is_noted(note)
+        finally:  # a fault that no trial removes must not block the records for good
+            if noted and not in_doubt:
+                for claim in claims:
+                    claim.release()
+            else:
+                self._spawn(lambda: self._resolve(claims, in_doubt, None if noted else note))
+
+    async def _resolve(
+        self, claims: Sequence[Claim], in_doubt: Sequence[TierDown], note: Callable[[], None] | None
+    ) -> None:
+        """Release the claims when the note is durable and no call is in doubt."""
+        try:
+            if note is not None:
+                await self._until_noted(note)
+            for failure in in_doubt:
+                assert failure.settled is not None
+                await self._copies.link(failure.tier).settle(failure.settled)
+        finally:
+            for claim in claims:
+                claim.release()
+
+    async def _until_noted(self, note: Callable[[], None]) -> None:
+        try:
+            for wait in doubling(_FIRST_WAIT, _LONGEST_WAIT):
+                await anyio.sleep(wait)
+                if await self._is_noted(note):
+                    return
+        except anyio.get_cancelled_exc_class():
+            with suppress(OSError):  # the router ends: the last chance
+                note()
+            raise
+
+    async def _is_noted(self, note: Callable[[], None]) -> bool:
+        """Make a note; returns whether the catalog's disk has taken it."""
+        try:
+            note()
+            await self._catalog.synced()
+        except OSError as problem:
+            sentence = "the catalog's disk refuses what has to be noted, will retry: %s"
+            self._alerts.begin("disk", logging.ERROR, sentence % problem)
+            return False
+        self._alerts.end("disk", "the catalog's disk takes notes again")
+        return True

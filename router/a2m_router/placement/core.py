@@ -1,0 +1,28 @@
+"""What every change of records works with."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.config.settings import Tier
+from a2m_router.placement.changes import Changes, Spawn
+from a2m_router.placement.reconciler import Reconciler
+from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.mounts import Mounts
+
+
+class Core(msgspec.Struct, frozen=True):
+    """The catalog, the copies in the tiers, what guards a change, and what finishes it in the background."""
+
+    catalog: Catalog
+    copies: Copies
+    changes: Changes
+    reconciler: Reconciler
+
+
+def core_of(catalog: Catalog, copies: Copies, mounts: Mounts, managed: Iterable[Tier], spawn: Spawn) -> Core:
+    """The core of one federation. Each change that ends wakes the reconciler."""
+    changes = Changes(catalog, copies, spawn, lambda: reconciler.wake())
+    reconciler = Reconciler(catalog, copies, changes, mounts, managed)
+    return Core(catalog, copies, changes, reconciler)

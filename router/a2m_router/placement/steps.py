@@ -1,0 +1,47 @@
+"""The steps of a change between two servers that share no transaction, in their order.
+
+A table is what a change runs by, and what `tests/explorer` explores. The steps of a row run at once, and a row begins
+when the one before has ended. What dies in between, and what puts it right, is in docs/architecture.md.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+from a2m_router.tiers.together import failures_in, outcomes
+
+
+class Step(StrEnum):
+    """One step of a change, by the name that the explorer knows."""
+
+    CLEAR = "clear the way"
+    NOTE = "note the copies to come"
+    READ = "read the source"
+    SYNC = "make it durable"
+    COMPARE = "compare with the catalog"
+    WRITE = "write the target, and read it back"
+    COMMIT = "commit"
+
+
+Table = Sequence[Sequence[Step]]
+Steps = Mapping[Step, Callable[[], Awaitable[None]]]
+
+MOVE: Final[Table] = (
+    (Step.CLEAR,),
+    (Step.NOTE,),
+    (Step.READ, Step.SYNC),
+    (Step.COMPARE,),
+    (Step.WRITE,),
+    (Step.COMMIT,),
+)
+"""A move. The commit is the flip: the records' home becomes the target."""
+
+DISTIL: Final[Table] = ((Step.NOTE,), (Step.SYNC,), (Step.WRITE,), (Step.COMMIT,))
+"""A spill that rewrites, once its summary is there. The commit makes the summary a record, and strikes its sources."""
+
+
+async def run(table: Table, steps: Steps) -> None:
+    """Carry out a table. Raises what a step raises, when all steps of its row have ended."""
+    for row in table:
+        for failure in failures_in(await outcomes([steps[step] for step in row])):
+            raise failure
