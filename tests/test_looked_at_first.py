@@ -145,7 +145,7 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
         [moved] = await fed.remember("moved", tier="episodic")
         look = steer.hold("working", "timeline")
         down.clear()
-        fed.federation._welcomed["working"] = anyio.Event()
+        fed.federation.admission.welcomed["working"] = anyio.Event()
         await fed.federation.links["working"].wait_up()
         if mix:  # of a native store the greeting tells
             await look.reached.wait()
@@ -160,7 +160,7 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
             with suppress(A2MError):  # where the catalog has it, it answers for its tier
                 await fed.call("remember", records=[{**T, "tier": "working"}])
             look.release()
-            await fed.federation._welcomed["working"].wait()
+            await fed.federation.admission.welcomed["working"].wait()
         await fed.federation.reconciler.idle()
         await wait_all_tasks_blocked()
         assert "--rebuild" in fed.federation.problems["working"]
@@ -177,7 +177,7 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
 async def test_a_refused_start_has_changed_nothing_though_a_look_failed_before(
     tmp_path: Path, mix: Mix, noted: Noted, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    monkeypatch.setattr("a2m_router.daemon.app._WELCOME_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.placement.admission._WELCOME_SECONDS", 0.01)
     await is_later(tmp_path, mix, noted)
     before = held(tmp_path)
     weather = Failing("working", "timeline", times)
@@ -194,7 +194,7 @@ async def test_a_refused_start_has_changed_nothing_though_a_look_failed_before(
 async def test_a_refused_start_is_unknown_to_every_store_so_that_the_newer_catalog_can_be_brought_back(
     tmp_path: Path, mix: Mix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("a2m_router.daemon.app._WELCOME_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.placement.admission._WELCOME_SECONDS", 0.01)
     newer = await is_later(tmp_path, mix, forgotten)
     for times in (0, 1):
         copy = copied(tmp_path)
@@ -211,7 +211,7 @@ async def test_a_refused_start_removes_nothing_from_other_tiers_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is noted of a tier that no later start has written to may be untrue all the same."""
-    monkeypatch.setattr("a2m_router.daemon.app._WELCOME_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.placement.admission._WELCOME_SECONDS", 0.01)
     mix, steer = MIXES["all lesser"], Steered()
     async with trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed:
         await fed.call("remember", records=[{**T, "tier": "semantic"}])
@@ -424,7 +424,7 @@ async def test_nothing_is_removed_from_a_tier_while_it_is_read_through(tmp_path:
     steer, down = Steered(), {"semantic"}
     async with trial(CALM, folder=tmp_path, weather=steer, down=down) as fed:
         scan = steer.hold("semantic", "timeline", having=b'"page"')
-        fed.federation._welcomed["semantic"] = anyio.Event()
+        fed.federation.admission.welcomed["semantic"] = anyio.Event()
         down.clear()
         await scan.reached.wait()
         await fed.call("forget", ids=["y"])

@@ -476,7 +476,7 @@ async def test_a_router_that_dies_while_a_tier_catches_up_has_lost_nothing(
     async with trial(CALM, servers=KEYED, folder=folder, down=down) as fed:
         assert redone(fed) == ["x"]
         down.clear()
-        await fed.federation._welcomed[tier].wait()
+        await fed.federation.admission.welcomed[tier].wait()
         await the_second_is_seen(fed)
         await fed.settled()
         await the_second_is_seen(fed)

@@ -816,7 +816,7 @@ async def test_what_a_tier_lost_while_the_router_ran_leaves_the_account_when_it_
         lose(fed, "semantic", "t")
         if exchanged:
             _write_behind(fed, "semantic", "other")
-        fed.federation._welcomed["semantic"] = anyio.Event()
+        fed.federation.admission.welcomed["semantic"] = anyio.Event()
         down.clear()
         await joined(fed, "semantic")
         assert "1 records that should live there are gone: t" in caplog.text
@@ -835,7 +835,7 @@ async def test_a_tier_that_has_lost_nothing_is_not_read_through_when_it_is_back(
     async with trial(CALM, folder=tmp_path, weather=steer) as fed:
         await fed.remember(*(f"n{n}" for n in range(20)), tier="semantic")
         fed.federation.links["semantic"]._peer.lose("it died")  # type: ignore[union-attr]  # in this process it has that
-        fed.federation._welcomed["semantic"] = anyio.Event()
+        fed.federation.admission.welcomed["semantic"] = anyio.Event()
         steer.seen.clear()
         await joined(fed, "semantic")
         assert any(b"memory/timeline" in message for _, message in steer.seen)

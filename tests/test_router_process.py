@@ -36,7 +36,7 @@ from a2m_router.protocol.client import child
 raise SystemExit(cli.main())
 """
 # only where nobody answers in any time: for one who does, so little may be too little
-AT_ITS_START: Final = "app._START_SECONDS = 2.0"
+AT_ITS_START: Final = "from a2m_router.placement import admission; admission._START_SECONDS = 2.0"
 AT_ITS_END: Final = "child._CLOSED = child._TERMINATED = 0.3"
 
 # far more than anything here takes; a hang becomes a failure

@@ -290,7 +290,7 @@ async def test_a_group_moves_whole_without_its_members_that_were_given_up(tmp_pa
 async def joined(fed: Trial, tier: str) -> None:
     """Return when a tier has been taken into the account."""
     await fed.federation.links[tier].wait_up()
-    await fed.federation._welcomed[tier].wait()
+    await fed.federation.admission.welcomed[tier].wait()
 
 
 async def write_group(fed: Trial) -> None:

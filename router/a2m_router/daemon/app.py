@@ -6,9 +6,8 @@ is at; then the links, which let their children go; then the catalog is closed.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -25,41 +24,29 @@ from a2m_router.methods.summaries import Summaries
 from a2m_router.methods.table import CAPABILITIES, Methods
 from a2m_router.methods.upkeep import Upkeep
 from a2m_router.methods.writing import Writing
+from a2m_router.placement.admission import Admission
 from a2m_router.placement.core import core_of
 from a2m_router.placement.distilling import Distilling, Rewriter
 from a2m_router.placement.moves import Moves
 from a2m_router.placement.passes import Passes
-from a2m_router.placement.reconciler import MAY_STILL_LAND
 from a2m_router.placement.recovery import Recovery
 from a2m_router.process.budget import budget
 from a2m_router.process.repeats import Repeats
 from a2m_router.protocol.client.http_client import SETTLING
 from a2m_router.protocol.server.event_log import EventLog
 from a2m_router.protocol.server.server import Dispatcher, Gate
-from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.ranking.policy import strength
 from a2m_router.summaries.model import Model, connect_model
 from a2m_router.summaries.prompting import Prompting
 from a2m_router.summaries.summarizing import Extracts, ModelSummaries, Summarizer
-from a2m_router.tiers.copies import Copies, OfAnother, Untrusted
-from a2m_router.tiers.link import Link, TierDown
+from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.link import Link
 from a2m_router.tiers.mounts import Mounts
-from a2m_router.tiers.profile import CannotServe
 
 log = logging.getLogger(__name__)
 
-# How long the start waits for tiers; those that are not up by then join later.
-_START_SECONDS: Final = 15.0
-
-# How long of that it waits until all were looked at, before it changes any; a look that fails is tried again.
-_LOOK_SECONDS: Final = 10.0
-
-# How often notes of what was forgotten are looked through, and how long a failed welcome waits.
+# How often notes of what was forgotten are looked through.
 _HOUSEKEEPING_SECONDS: Final = 3600.0
-_WELCOME_SECONDS: Final = 2.0
-
-# How long a tier whose answers cannot be trusted is left alone before it is tried again.
-_DISTRUST_SECONDS: Final = 60.0
 
 # How long background work rests after a fault.
 _RESTART_SECONDS: Final = 5.0
@@ -110,6 +97,7 @@ class Federation:
         self.recovery = Recovery(
             settings, catalog, copies, self.reconciler, mounts, events.break_off, adopt=adopt, gather=self._gather
         )
+        self.admission = Admission(settings, core, self.recovery, self._spawn, self.passes.tier_changed)
         asking = Asking(catalog, copies, mounts)
         resolving = Resolving(settings, catalog, copies, asking, mounts)
         wake = self.passes.wake
@@ -134,12 +122,6 @@ class Federation:
         )
         self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
         self._ending = False
-        self._welcoming: dict[str, anyio.CancelScope] = {}
-        self._refusing: list[CannotServe] = []  # what tiers turned out to be that refuses the start
-        self._looked: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
-        self._begun = anyio.Event()  # no tier is changed before: the start may be refused
-        self._welcomed: dict[str, anyio.Event] = {name: anyio.Event() for name in links}
-        self._taken_in: set[str] = set()
 
     @property
     def problems(self) -> dict[str, str]:
@@ -152,50 +134,15 @@ class Federation:
         Raises CannotServe when a tier that is up cannot be part of the federation.
         """
         self.catalog.begin_recovery()
-        with anyio.move_on_after(_START_SECONDS):
-            for link in self.links.values():
-                await link.wait_greeted()
-        profiles = []
-        problems: list[CannotServe] = []
-        for tier in self.settings.tiers:
-            profile = self.links[tier.name].profile
-            if profile is not None:
-                if not tier.mount:
-                    profiles.append((tier, profile))
-                try:
-                    self.recovery.check(tier, profile)
-                except CannotServe as problem:
-                    problems.append(problem)
-        _refuse(problems)
         for tier in self.settings.managed:
             # of a tier's own process nothing is left that could land; a power cut may have taken the note of what could
             if tier.url is not None and (not self.catalog.ended_well or self.catalog.has_notes(tier.name)):
                 self.reconciler.hold(tier.name, SETTLING)
-        for link in self.links.values():
-            link.on_change(self._tier_changed)
-            if link.status == "up":
-                self._tier_changed(link)
-        until = anyio.current_time() + _START_SECONDS
-        with anyio.move_on_after(_LOOK_SECONDS):
-            await self._all_up(self._looked)
-        _refuse(self._refusing)
-        # what is written from here on bears the epoch of this start, which a power cut must not take from the catalog
-        await self.catalog.synced()
-        self.recovery.agree_on_metric(profiles)
-        self._begun.set()
-        with anyio.CancelScope(deadline=until):
-            await self._all_up(self._welcomed)
-        _refuse(self._refusing)
+        await self.admission.start()
         self._tasks.start_soon(_kept_running, self.reconciler.run)
         if self.settings.policy.background:
             self._tasks.start_soon(_kept_running, self.passes.run)
         self._tasks.start_soon(_kept_running, self._keep_house)
-
-    async def _all_up(self, reached: Mapping[str, anyio.Event]) -> None:
-        """Return when all tiers that are up have reached this."""
-        for name, link in self.links.items():
-            if link.status == "up":
-                await reached[name].wait()
 
     def end_calls(self) -> None:
         """The router has been told to end. What is under way has a while to come to its end; then it is answered with
@@ -228,86 +175,11 @@ class Federation:
 
         self._tasks.start_soon(guarded)
 
-    def _tier_changed(self, link: Link) -> None:
-        if link.status == "up":
-            self._spawn(partial(self._welcome, link))
-
-    async def _welcome(self, link: Link) -> None:
-        """Bring the account and a tier that has come up together; again until it works or the tier is down."""
-        earlier = self._welcoming.get(link.name)
-        if earlier is not None:
-            earlier.cancel()
-        with anyio.CancelScope() as scope:
-            self._welcoming[link.name] = scope
-            link.obstacle = None
-            while link.status == "up":
-                tier = self.settings.tier(link.name)
-                try:
-                    look = await self.recovery.look(tier)
-                    self._looked[link.name].set()
-                    await self._begun.wait()
-                    await self.recovery.admit(tier, look)
-                    if self.reconciler.held_for(link.name):
-                        self._welcomed[link.name].set()  # what it is known to hold can be read meanwhile
-                        link.obstacle = MAY_STILL_LAND
-                        await anyio.sleep(self.reconciler.held_for(link.name))
-                        link.obstacle = None
-                        look = await self.recovery.look(tier)  # at what has landed, too
-                    await self.recovery.welcome(tier, look)
-                    link.obstacle = None
-                    self._end_recovery(link.name)
-                except Untrusted as problem:
-                    log.error("%s: not taken into the account: %s", link.name, problem)
-                    link.obstacle = f"tiers.{problem}"
-                    self._looked[link.name].set()
-                    self._welcomed[link.name].set()  # nobody waits for a server to become what it says it is
-                    await anyio.sleep(_DISTRUST_SECONDS)
-                    continue
-                except (TierDown, A2MError, OSError) as problem:
-                    log.warning("%s: not taken into the account yet: %s", link.name, problem)
-                    link.obstacle = f"not taken into the account yet: {problem}"
-                    await anyio.sleep(_WELCOME_SECONDS)
-                    continue
-                except CannotServe as problem:
-                    if isinstance(problem, OfAnother) or not self._begun.is_set():
-                        self._refusing.append(problem)
-                    log.error("%s", problem)
-                    link.obstacle = str(problem)
-                    if self._begun.is_set() and not tier.mount:
-                        self.catalog.set_scanned(link.name, False)
-                except Exception as problem:
-                    # what no one has thought of must not look as if the tier were just slow
-                    log.exception("%s: could not be taken into the account", link.name)
-                    link.obstacle = f"{link.name}: {problem}; the log has the whole story"
-                break
-            self._looked[link.name].set()
-            self._welcomed[link.name].set()
-            self.reconciler.wake()
-            self.passes.tier_changed()
-
-    def _end_recovery(self, tier: str) -> None:
-        """The tier was taken into the account."""
-        self._taken_in.add(tier)
-        if self._taken_in.issuperset(managed.name for managed in self.settings.managed):
-            self.catalog.end_recovery()
-
     async def _keep_house(self) -> None:
         while True:
             kept = int(self.settings.policy.forgotten_for * 1000)
             self.catalog.drop_notes_before(self._clock() - kept)
             await anyio.sleep(_HOUSEKEEPING_SECONDS)
-
-
-def _refuse(problems: Sequence[CannotServe]) -> None:
-    """Raises CannotServe for the problems, if there are any: of several tiers that have the same, one."""
-    tiers: dict[str, list[str]] = {}
-    for problem in problems:
-        if isinstance(problem, OfAnother):
-            tiers.setdefault(problem.sentence, []).extend(problem.tiers)
-    told = [str(OfAnother(sentence, *there)) for sentence, there in tiers.items()]
-    told += [str(problem) for problem in problems if not isinstance(problem, OfAnother)]
-    if told:
-        raise CannotServe("\n".join(told))
 
 
 async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
