@@ -23,7 +23,7 @@ from a2m_router.catalog.rebuild import exchanging
 from a2m_router.catalog.rebuild.exchanging import REBUILDING
 from a2m_router.config.settings import Settings
 from a2m_router.placement.rebuilding import Rebuilt, print_rebuilt, rebuild
-from a2m_router.placement.recovery import Recovery
+from a2m_router.placement.scanning import Scanner
 from a2m_router.protocol.client.child import CannotStart
 from a2m_router.protocol.client.client import Peer, connect_local
 from a2m_router.ranking.policy import strength
@@ -392,11 +392,11 @@ async def test_a_rebuild_that_fails_in_a_scan_leaves_the_old_catalog_and_nothing
     before = await lived(tmp_path)
     old = (tmp_path / "router.db").read_bytes()
 
-    async def dies(self: Recovery, tier: str) -> None:
+    async def dies(self: Scanner, tier: str) -> None:
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recovery, "_scan", dies)
+        patch.setattr(Scanner, "scan", dies)
         with pytest.raises(ExceptionGroup) as failed:
             await rebuilt(tmp_path)
         assert failed.group_contains(OSError)

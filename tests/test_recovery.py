@@ -326,7 +326,7 @@ async def test_a_scan_that_does_not_tell_of_a_record_does_not_prove_it_gone(
                 yield page[1:]
 
         monkeypatch.setattr(fed.federation.recovery._copies, "everything", all_but_the_first)
-        await fed.federation.recovery._scan("semantic")
+        await fed.federation.recovery._scanner.scan("semantic")
         assert len(await fed.timeline()) == 12
 
 

@@ -501,7 +501,7 @@ async def test_scoped_forgetting_of_an_unknown_id_does_not_cost_another_owner_a_
         store = fed.stores["semantic"]
         with store.transaction():
             store.remember(Remember(records=[Draft(id="b1", content="bob's", owner="bob")]), LOCAL)
-        await fed.federation.recovery._scan("semantic")
+        await fed.federation.recovery._scanner.scan("semantic")
         catalog.set_scanned("semantic", True)
         await fed.settled()
         assert await contents(fed) == ["bob's"]

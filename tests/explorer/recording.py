@@ -18,7 +18,7 @@ from a2m_router.catalog.accounts import NotedStray
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, Stray
 from a2m_router.catalog.readers import Readers, Reading
-from a2m_router.placement.recovery import Recovery
+from a2m_router.placement.scanning import Scanner
 from tests.explorer.accounts import (
     ASIDE,
     EQUAL,
@@ -290,12 +290,12 @@ def record(recorder: Recorder, replace: Callable[[object, str, Any], None]) -> N
             yield read
         recorder.read()
 
-    async def nothing(self: Recovery, tier: str, entries: Sequence[Entry]) -> list[Entry]:
+    async def nothing(self: Scanner, tier: str, entries: Sequence[Entry]) -> list[Entry]:
         """In the model's world no file is set back, so nobody looks for that."""
         return []
 
     replace(Catalog, "synced", and_told)
-    replace(Recovery, "_lacking", nothing)
+    replace(Scanner, "lacking", nothing)
     replace(Readers, "reading", until_told)
 
 

@@ -28,8 +28,9 @@ from a2m_router.placement.admission import Admission
 from a2m_router.placement.core import core_of
 from a2m_router.placement.distilling import Distilling, Rewriter
 from a2m_router.placement.moves import Moves
-from a2m_router.placement.passes import Passes
+from a2m_router.placement.passes import Carriers, Passes
 from a2m_router.placement.recovery import Recovery
+from a2m_router.placement.scanning import Intake, Scanner
 from a2m_router.process.budget import budget
 from a2m_router.process.repeats import Repeats
 from a2m_router.protocol.client.http_client import SETTLING
@@ -93,10 +94,9 @@ class Federation:
         tell = events.append
         rewriter = Rewriter(summarizer, settings.limits.max_content_length, new_id)
         distilling = Distilling(core, self.moves, rewriter, clock)
-        self.passes = Passes(settings, catalog, self.moves, distilling, self.reconciler, tell, clock)
-        self.recovery = Recovery(
-            settings, catalog, copies, self.reconciler, mounts, events.break_off, adopt=adopt, gather=self._gather
-        )
+        self.passes = Passes(settings, core, Carriers(self.moves, distilling), tell, clock)
+        intake = Intake(changed=events.break_off, adopt=adopt, gather=self._gather)
+        self.recovery = Recovery(settings, core, mounts, Scanner(settings, core, intake))
         self.admission = Admission(settings, core, self.recovery, self._spawn, self.passes.tier_changed)
         asking = Asking(catalog, copies, mounts)
         resolving = Resolving(settings, catalog, copies, asking, mounts)

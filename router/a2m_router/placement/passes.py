@@ -17,13 +17,12 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
-from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.lookup import unit_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings, Tier
+from a2m_router.placement.core import Core
 from a2m_router.placement.distilling import Distilling
 from a2m_router.placement.moves import Moved, Moves
-from a2m_router.placement.reconciler import Reconciler
 from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.errors import STOPPING
 from a2m_router.protocol.wire.events import Consolidated, Event, Place
@@ -69,6 +68,13 @@ class Report(msgspec.Struct):
         return msgspec.structs.asdict(self)
 
 
+class Carriers(msgspec.Struct, frozen=True):
+    """What carries a pass out: moves as they are, and those that rewrite."""
+
+    moves: Moves
+    distilling: Distilling
+
+
 class Passes:
     """Runs the policy of one federation.
 
@@ -80,18 +86,16 @@ class Passes:
     def __init__(
         self,
         settings: Settings,
-        catalog: Catalog,
-        moves: Moves,
-        distilling: Distilling,
-        reconciler: Reconciler,
+        core: Core,
+        carriers: Carriers,
         tell: Callable[[Event], None],
         clock: Callable[[], int],
     ) -> None:
         self._settings = settings
-        self._catalog = catalog
-        self._moves = moves
-        self._distilling = distilling
-        self._reconciler = reconciler
+        self._catalog = core.catalog
+        self._reconciler = core.reconciler
+        self._moves = carriers.moves
+        self._distilling = carriers.distilling
         self._tell = tell
         self._clock = clock
         self._turn = anyio.Lock()

@@ -37,6 +37,7 @@ from a2m_router.catalog.rebuild.salvage import Salvage
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.core import core_of
 from a2m_router.placement.recovery import Recovery
+from a2m_router.placement.scanning import Intake, Scanner
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import locked, real
@@ -155,9 +156,8 @@ async def _scanned(
     mounts = Mounts(settings.tiers)
     copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
     core = core_of(catalog, copies, mounts, settings.managed, _nothing_is_left_open)
-    recovery = Recovery(
-        settings, catalog, copies, core.reconciler, mounts, lambda: None, adopt=adopt, watch=seen, only_reads=True
-    )
+    scanner = Scanner(settings, core, Intake(adopt=adopt, watch=seen, only_reads=True))
+    recovery = Recovery(settings, core, mounts, scanner)
     async with anyio.create_task_group() as connections:
         for link in managed.values():
             connections.start_soon(link.run)

@@ -1,7 +1,6 @@
-"""Taking a tier into the account when it comes up: who it is, and what it brings along.
+"""Taking a tier into the account when it comes up: who it is, and whether it holds what the account says.
 
-Only here are records adopted: an id that the catalog does not know is never shown by a read. A tier takes part in
-writes, forgets and passes once all that it holds is accounted for.
+A tier takes part in writes, forgets and passes once all that it holds is accounted for.
 
 Rules:
 - a tier is looked at before anything is changed there, by whomever: until `admit` its link is barred. Of several that a
@@ -13,37 +12,23 @@ Rules:
 - each start has an epoch, which the catalog notes, synced, before a native store is told of it, and before anything is
   written there; what a lesser server is told carries it. Whoever holds one that the catalog does not know is later than
   the catalog, of which a copy was put back: nothing is removed there, and the start is refused. A store that holds an
-  earlier one than was noted of it was put back itself: it is read through;
-- a record that should be there is lost when it was asked for by its id, after a scan that did not find it, and no other
-  copy is noted. Then it leaves the account, so that nothing waits for it; what it has earned is kept for its return;
-- of two records at one owner's key, and of two owners' at one id, one is set aside: kept where it is, named in the log
-  and by --check, forgotten by its id like any other. It is taken in when key and id are free;
-- a scan that is cut off begins anew: its tier is not accounted for before `end_scan`, and what has been adopted by then
-  is adopted already.
+  earlier one than was noted of it was put back itself: it is read through.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from msgspec import UNSET
 
-from a2m_router.catalog.accounts import Vectors
-from a2m_router.catalog.catalog import Catalog, Torn
-from a2m_router.catalog.entries import Entry, entry_of, is_as_it_is
-from a2m_router.catalog.lookup import Selection
 from a2m_router.config.settings import Settings, Tier
-from a2m_router.placement.reconciler import Reconciler
-from a2m_router.process.alerts import Alerts
+from a2m_router.placement.core import Core
+from a2m_router.placement.scanning import Scanner
 from a2m_router.protocol.wire.messages import Describe, Enrol
 from a2m_router.protocol.wire.records import Record
-from a2m_router.protocol.wire.vectors import MAX_WIDTH
 from a2m_router.storage.nearest import METRICS
-from a2m_router.tiers.copies import CannotList, Copies, LaterWriter, OtherFederation, Untrusted, Written
-from a2m_router.tiers.lifting import Lifted, Origin
+from a2m_router.tiers.copies import LaterWriter, OtherFederation, Written
 from a2m_router.tiers.link import TierDown
 from a2m_router.tiers.manner import identity_of, manner_of
 from a2m_router.tiers.mounts import Mounts
@@ -65,12 +50,6 @@ _WIDEST: Final = 10_000
 # How long a store that does not keep what it is told is left alone, seconds.
 _AGAIN: Final = 1.0
 
-# Records that are asked for by id in one step of looking for those that are lost.
-_STEP: Final = 500
-
-# Ids that one line of the log names; it says how many there are.
-_NAMED: Final = 20
-
 # why a server that is the old one may look like another
 _HINT: Final = "; a server that says no identity is known by its name, and by the command or address that reaches it"
 
@@ -89,44 +68,19 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Recovery:
-    """Takes tiers into the account of one catalog.
+    """Takes tiers into the account of one catalog."""
 
-    Args:
-        changed: called when records came into the account, or went, that no event tells of.
-        adopt: another server behind a tier than last time is taken as it is.
-        gather: moves a part of a group to where the rest of it is; without, it stays torn for those who can.
-        watch: is told of each page of a scan: the tier, how many records were read, and of how many if that is known.
-        only_reads: no tier is told anything that it keeps.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        copies: Copies,
-        reconciler: Reconciler,
-        mounts: Mounts,
-        changed: Callable[[], None],
-        *,
-        adopt: bool = False,
-        gather: Callable[[Torn], Awaitable[object]] | None = None,
-        watch: Callable[[str, int, int | None], None] = lambda tier, read, of: None,
-        only_reads: bool = False,
-    ) -> None:
+    def __init__(self, settings: Settings, core: Core, mounts: Mounts, scanner: Scanner) -> None:
         self._settings = settings
-        self._catalog = catalog
-        self._copies = copies
-        self._reconciler = reconciler
+        self._catalog = core.catalog
+        self._copies = core.copies
+        self._reconciler = core.reconciler
         self._mounts = mounts
-        self._changed = changed
-        self._adopt = adopt
-        self._gather = gather
-        self._watch = watch
-        self._only_reads = only_reads
-        self._alerts = Alerts(log)
+        self._scanner = scanner
+        self._intake = scanner.intake
         self._unheard_of: set[str] = set()  # tiers that were in no account before, and are not in this one yet
         for tier in settings.managed:
-            copies.link(tier.name).bar()
+            self._copies.link(tier.name).bar()
 
     def check(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe unless the server behind `tier` can be part of this federation."""
@@ -134,7 +88,7 @@ class Recovery:
         if tier in self._mounts:
             return
         known, identity = self._catalog.identity(tier.name), identity_of(tier, profile)
-        if known is not None and known != identity and not self._adopt:
+        if known is not None and known != identity and not self._intake.adopt:
             raise CannotServe(
                 f"tiers.{tier.name}: another store is behind this tier than last time ({identity}, not {known}"
                 f"{_HINT if profile.store.identity is None else ''}); bring the old one back, or start once with "
@@ -169,7 +123,7 @@ class Recovery:
             return
         federation, epoch = profile.store.federation, profile.store.epoch
         if not self._catalog.is_ours(federation, epoch):
-            if not self._adopt:
+            if not self._intake.adopt:
                 raise OtherFederation(tier.name, federation, self._catalog.federation)
         elif not self._catalog.knows_epoch(epoch):
             raise LaterWriter(tier.name, epoch)
@@ -226,7 +180,7 @@ class Recovery:
             # what lived in the store that was there before is not in this one, and must not look as if it were
             dropped = self._catalog.drop_home(name)
             log.warning("%s: another store is behind it now; %d records went with the old one", name, dropped)
-            self._changed()
+            self._intake.changed()
         if profile.dimensions is not None and self._catalog.dimensions() is None:
             self._catalog.fix_dimensions(profile.dimensions)
         await self._enrol(tier, profile)
@@ -234,7 +188,7 @@ class Recovery:
             self._open(name, look)
 
     def _open(self, tier: str, look: Look) -> None:
-        if not self._only_reads:
+        if not self._intake.only_reads:
             self._copies.link(tier).admit(look.risen)
 
     async def welcome(self, tier: Tier, look: Look) -> None:
@@ -255,17 +209,17 @@ class Recovery:
                 holds,
             )
         self._unheard_of.discard(name)
-        await self._take_in_what_was_set_aside(name)
-        await self._gather_groups()
+        await self._scanner.take_in_what_was_set_aside(name)
+        await self._scanner.gather_groups()
 
     async def _enrol(self, tier: Tier, profile: Profile) -> None:
         """Tell a native store whose it is, and of this start. Nothing is written to it before that, or removed."""
         name, federation, epoch = tier.name, profile.store.federation, profile.store.epoch
         if not manner_of(tier, profile).native or epoch is UNSET:
             return
-        if federation is not None and federation != self._catalog.federation and self._adopt:
+        if federation is not None and federation != self._catalog.federation and self._intake.adopt:
             self._catalog.take_origins([] if epoch is None else [epoch], [federation])
-        if self._only_reads:
+        if self._intake.only_reads:
             return
         if (federation, epoch) != (self._catalog.federation, self._catalog.epoch):
             if self._catalog.is_set_back(name, epoch):
@@ -320,9 +274,9 @@ class Recovery:
             # the scan meets may be later than the catalog
             self._catalog.set_scanned(name, False)
             self._copies.link(name).bar()
-            await self._scan(name)
+            await self._scanner.scan(name)
             if self._catalog.end_scan(name).changed:
-                self._changed()
+                self._intake.changed()
             self._open(name, look)
         self._catalog.uncounted.discard(name)
 
@@ -335,10 +289,10 @@ class Recovery:
         most = _WITNESSES if counts and self._catalog.ended_well else _NEWEST
         before = self._catalog.records_in(tier)
         newest, are_all, written = await self._newest(tier, most)
-        others = self._others(written)
-        if others and self._adopt:
+        others = self._scanner.others(written)
+        if others and self._intake.adopt:
             return "holds records of another federation"
-        self._say_whose(tier, others)
+        self._scanner.say_whose(tier, others)
         ids = [record.id for record in newest]
         expected = self._catalog.records_in(tier)
         told = f"tells of others than the {expected} records that are accounted for"
@@ -396,196 +350,10 @@ class Recovery:
             log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, self._catalog.records_in(tier))
             return False
         latest = self._catalog.latest(tier, _WITNESSES)
-        lacking = await self._lacking(tier, latest)
+        lacking = await self._scanner.lacking(tier, latest)
         if lacking:
             log.info("%s lacks some of the %d records that were last written there: scanning", tier, len(latest))
         return not lacking
-
-    async def _lacking(self, tier: str, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of the records that live in `tier` which it does not hold as they are."""
-        with self._catalog.readers.reading():  # until it has ended, the catalog keeps what the tier catches up with
-            found = await self._copies.read(tier, [entry.id for entry in entries])
-            behind = self._catalog.behind(entry.id for entry in entries)
-            now = self._catalog.find(entry.id for entry in entries)
-        return [
-            entry
-            for entry in entries
-            if entry.id not in behind
-            and entry.id in now
-            and now[entry.id].version == entry.version
-            and not (entry.id in found and is_as_it_is(found[entry.id], entry))
-        ]
-
-    async def _scan(self, tier: str) -> None:
-        adopted = seen = there = 0
-        former: list[Entry] = []
-        left: list[str] = []
-        profile = self._copies.link(tier).profile
-        said = None if profile is None else profile.store.records
-        self._watch(tier, 0, said)
-        written: list[Written] = []
-        try:
-            async with aclosing(self._copies.everything(tier, written)) as pages:
-                async for whole in pages:
-                    page = self._own(whole, tier)
-                    new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
-                    adopted += new
-                    if new:
-                        self._changed()
-                    seen += len(whole)
-                    entries = self._catalog.find(record.id for record in page)
-                    if self._catalog.knows_what_left(tier):
-                        aside = {entry.id for entry in refused}
-                        left += [record.id for record in page if record.id not in entries and record.id not in aside]
-                    there += sum(entry.home == tier for entry in entries.values())
-                    living = [record for record in page if record.id in entries and entries[record.id].home == tier]
-                    former += [entries[r.id] for r in living if not is_as_it_is(r, entries[r.id])]
-                    self._watch(tier, seen, said)
-                    for entry in refused:
-                        log.error(
-                            "%s: %r is set aside, and not shown: %s. It is taken in at the next start when that is "
-                            "forgotten; or forget this one, by its id",
-                            tier,
-                            entry.id,
-                            self._catalog.why_set_aside(entry.id, entry.key),
-                        )
-        except CannotList as problem:
-            raise CannotServe(
-                f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "
-                "a mount (mount = true)"
-            ) from None
-        if self._adopts_others(tier, written):
-            await self._scan(tier)
-            return
-        self._refuse_if_lost(tier, written)
-        if left:
-            log.warning(
-                "%s: %d records there were forgotten, or given up, since it was as it is now, and go again: %s",
-                tier,
-                len(left),
-                _named(left),
-            )
-        # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
-        lost = await self._lose_what_is_gone(tier) if there < self._catalog.records_in(tier) else 0
-        former = await self._lacking(tier, former) if former else []
-        if former:
-            log.error(
-                "%s: it holds %d records in another state than they were last in, which is not shown: %s; write them "
-                "anew, or forget them",
-                tier,
-                len(former),
-                _named([entry.id for entry in former]),
-            )
-        if seen or lost:
-            log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
-
-    def _others(self, written: Iterable[Written]) -> Counter[Origin]:
-        """How many records who else has written."""
-        return Counter(origin for _, origin in written if not self._catalog.is_ours(origin.federation, origin.epoch))
-
-    def _adopts_others(self, tier: str, written: Iterable[Written]) -> bool:
-        """Whether what other federations have written, as a scan has met it, is taken from now on; else it is named,
-        and stays theirs."""
-        others = self._others(written)
-        if others and self._adopt:
-            self._catalog.take_origins(
-                [origin.epoch for origin in others if origin.epoch is not None],
-                [origin.federation for origin in others if origin.federation is not None],
-            )
-            return True
-        self._catalog.set_strange(tier, others.total())
-        self._say_whose(tier, others)
-        return False
-
-    def _refuse_if_lost(self, tier: str, written: Iterable[Written]) -> None:
-        """Raises OtherFederation where a lesser server holds another federation's records, and this one has never had
-        any: they are rather its own, and its catalog was lost. A native store tells one from the other, since it is
-        one federation's: that of a lost catalog would have been refused."""
-        others = self._others(written)
-        if not others or not self._catalog.began_blank or self._only_reads or self._catalog.has_enrolled():
-            return
-        profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
-        if any(p is not None and manner_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
-            return
-        ours = self._catalog.federation
-        raise OtherFederation(
-            tier,
-            _federations(others),
-            ours,
-            f"; if this one is new, and the server is for both, a2m-router --config FILE --rebuild --federation {ours} "
-            "begins it",
-        )
-
-    def _say_whose(self, tier: str, others: Counter[Origin]) -> None:
-        """Say once of a tier that it holds what belongs to somebody else."""
-        if not others:
-            self._alerts.end(tier)
-            return
-        whose = _federations(others)
-        sentence = (
-            f"{tier}: at least {others.total()} records there belong to another federation ({whose}; this one is "
-            f"{self._catalog.federation}), and are not taken in; give each a server of its own, or end the router of "
-            "the other one, and start once with --adopt to take them"
-        )
-        self._alerts.begin(tier, logging.ERROR, sentence, cause=whose)
-
-    async def _lose_what_is_gone(self, tier: str) -> int:
-        """Take out of the account what `tier` does not hold, asked for by id; returns how many records that are.
-
-        Looks at all that should be there: for the scan, which does, too."""
-        lost: list[str] = []
-        after: int | None = 0
-        while after is not None:
-            page, after = self._catalog.walk(Selection(tiers=[tier]), after, _STEP)
-            # what the tier is just catching up with may be there by the time that it was not found
-            behind = self._catalog.behind(entry.id for entry in page)
-            found = await self._copies.read(tier, [entry.id for entry in page])
-            gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
-            lost += [entry.id for entry in self._catalog.lose(gone)]
-        if lost:
-            self._changed()
-            log.error("%s: %d records that should live there are gone: %s", tier, len(lost), _named(lost))
-        return len(lost)
-
-    async def _take_in_what_was_set_aside(self, tier: str) -> None:
-        """Records whose ids or owners' keys had others, and have none any more."""
-        free = self._catalog.free_again(tier)
-        if free:
-            found = list((await self._copies.read(tier, free, embeddings=True)).values())
-            page = self._own(found, tier)
-            adopted, _ = self._catalog.adopt(self._entries(page, tier), _vectors(page))
-            self._catalog.strike(tier, set(free) - {record.id for record in found})
-            if adopted:
-                self._changed()
-                log.info("%s: %d records that were set aside are taken in, nothing is in their place", tier, adopted)
-
-    async def _gather_groups(self) -> None:
-        """Groups of which two tiers hold a part each are made whole, as far as both can be reached."""
-        for torn in self._catalog.decide_groups().torn:
-            if self._gather is not None:
-                await self._gather(torn)
-        self._catalog.decide_groups()  # a second copy of what has been gathered is one too many now
-
-    def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
-        """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that
-        a native tier does not tell of, and would become everybody's."""
-        if not self._copies.manner(tier).native:
-            return page
-        own = [record for record in page if not isinstance(record, Lifted)]
-        if len(own) < len(page):
-            log.error(
-                "%s holds %d records that were written there lifted, as to a lesser server; reach it as it was reached "
-                "then (by its url), and they are taken in",
-                tier,
-                len(page) - len(own),
-            )
-        return own
-
-    def _entries(self, page: Sequence[Record], tier: str) -> list[Entry]:
-        try:
-            return [entry_of(record, tier) for record in page]
-        except ValueError as problem:
-            raise Untrusted(tier, f"holds a record that is none: {problem}") from None
 
 
 def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:
@@ -593,16 +361,3 @@ def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:
         f"tiers.{tier}: its server has no vectors, and the router cannot index them by {metric}, as {whose} compares "
         f"them; only by {' and '.join(METRICS)}"
     )
-
-
-def _federations(origins: Iterable[Origin]) -> str:
-    return ", ".join(sorted({str(origin.federation) for origin in origins}))
-
-
-def _named(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")
-
-
-def _vectors(records: Iterable[Record]) -> Vectors:
-    given = ((record.id, record.embedding) for record in records)
-    return {id: vector for id, vector in given if vector is not None and 1 <= len(vector) <= MAX_WIDTH}
