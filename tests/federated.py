@@ -139,7 +139,7 @@ class Steered:
 
     def __init__(self) -> None:
         self._holds: list[Hold] = []
-        self._refused: set[tuple[str, str]] = set()
+        self._refused: dict[tuple[str, str], bytes] = {}  # and what a message has to contain
         self._turns: dict[str, anyio.Lock] = {}
         self.seen: list[tuple[str, bytes]] = []  # every message, and the tier that it went to
 
@@ -149,19 +149,21 @@ class Steered:
         self._holds.append(hold)
         return hold
 
-    def refuse(self, tier: str, method: str) -> None:
-        """From now on the tier answers these calls with an error, and does nothing."""
-        self._refused.add((tier, f"memory/{method}"))
+    def refuse(self, tier: str, method: str, *, having: bytes = b"") -> None:
+        """From now on the tier answers these calls, if their message contains `having`, with an error, and does
+        nothing."""
+        self._refused[tier, f"memory/{method}"] = having
 
     def allow(self, tier: str, method: str) -> None:
-        self._refused.remove((tier, f"memory/{method}"))
+        del self._refused[tier, f"memory/{method}"]
 
     async def __call__(self, tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         self.seen.append((tier, message))
         hold = next((hold for hold in self._holds if hold.is_for(tier, message)), None)
         if hold is not None:
             self._holds.remove(hold)
-        if (tier, method_of(message)) in self._refused:
+        having = self._refused.get((tier, method_of(message)))
+        if having is not None and having in message:
             refusal = A2MError(Code.INTERNAL_ERROR, "not today")
             return render_error(msgspec.Raw(msgspec.json.encode(msgspec.json.decode(message)["id"])), refusal)
         # what is stopped before the tier has seen it stops all that comes behind it, as in a pipe

@@ -11,7 +11,7 @@ from anyio import wait_all_tasks_blocked
 from a2m_router.catalog.entries import Entry
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.records import Record
-from tests.federated import Foreign, Steered, contents, trial
+from tests.federated import Foreign, Mix, Steered, Task, contents, held_by, trial
 from tests.test_rules_restart import CALM, photograph
 
 pytestmark = pytest.mark.anyio
@@ -60,3 +60,51 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
                 await anyio.sleep(0.01)
         assert contents(await fed.timeline()) == {"new": "semantic"}
     assert "has lost" not in caplog.text
+
+
+@pytest.mark.parametrize("servers", [{}, LIFTED], ids=["native", "lesser"])
+async def test_a_record_that_was_just_replaced_can_be_moved_though_its_tier_has_copies_to_remove_first(
+    servers: Mix,
+) -> None:
+    steer = Steered()
+    async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
+        [id] = await fed.remember("old", key="k", tier="semantic")
+        [other] = await fed.remember("forgotten", tier="semantic")
+        removal = steer.hold("semantic", "forget", having=other.encode())
+        await fed.call("forget", ids=[other])
+        await removal.reached.wait()
+        await fed.remember("new", key="k")
+        move = Task(tasks, lambda: fed.call("promote", ids=[id], tier="working"))
+        await wait_all_tasks_blocked()
+        removal.release()
+        assert await move.ended() == {"promoted": 1}
+        assert contents(await fed.timeline()) == {"new": "working"}
+
+
+async def test_a_tier_that_hangs_keeps_no_other_tier_from_being_reconciled() -> None:
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed:
+        ids = [*await fed.remember("a", tier="working"), *await fed.remember("b", tier="semantic")]
+        hung = steer.hold("working", "forget")
+        await fed.call("forget", ids=ids)
+        await hung.reached.wait()
+        await wait_all_tasks_blocked()
+        assert fed.copies() == {ids[0]: ["working"]}
+        hung.release()
+        await fed.settled()
+        assert fed.copies() == {}
+
+
+async def test_one_replacement_that_its_tier_refuses_keeps_no_other_one_from_it() -> None:
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed:
+        await fed.remember("old a", key="a")
+        await fed.remember("old b", key="b")
+        steer.refuse("working", "remember", having=b"new a")
+        await fed.call("remember", records=[{"content": "new a", "key": "a"}, {"content": "new b", "key": "b"}])
+        await fed.federation.reconciler.idle()
+        assert sorted(record["content"] for record in held_by(fed.stores["working"])) == ["new b", "old a"]
+        assert sorted(contents(await fed.timeline())) == ["new a", "new b"]
+        steer.allow("working", "remember")
+        await fed.settled()
+        assert sorted(record["content"] for record in held_by(fed.stores["working"])) == ["new a", "new b"]

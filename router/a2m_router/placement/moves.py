@@ -200,6 +200,8 @@ class Moves:
         core = self._core
         core.reconciler.check(source, writes=False)  # what stays there is a stray
         core.reconciler.check(target)
+        behind = core.catalog.behind(id for unit in units for id in unit.ids)
+        await core.reconciler.replaced(source, behind, min(_CLAIM_SECONDS, left()))
         while True:
             claimed = await self.claim(units, source, target)
             if claimed is None:

@@ -62,11 +62,13 @@ class InTheWay(Exception):
 
 
 class _Queue:
-    """When one tier's task is to look for work. `idle` is set at the end of a round in which nobody woke the task."""
+    """When one tier's task is to look for work. `ended` is set at the end of a round; `idle`, too, if nobody woke the
+    task meanwhile."""
 
     def __init__(self) -> None:
         self.wanted = anyio.Event()
         self.is_working = False
+        self.ended = anyio.Event()
         self.idle = anyio.Event()
         self.held_until = 0.0
 
@@ -117,6 +119,15 @@ class Reconciler:
             for idle in [queue.idle for queue in queues]:
                 await idle.wait()
             is_idle = not any(queue.is_working or queue.wanted.is_set() for queue in queues)
+
+    async def replaced(self, tier: str, ids: Iterable[str], seconds: float) -> None:
+        """Return when `tier` holds what replaces these records, or has not taken it, or after so many seconds."""
+        ids = list(ids)
+        with anyio.move_on_after(seconds):
+            for _ in range(2):  # the round that is under way may have looked before
+                if self._catalog.behind(ids):
+                    self.wake(tier)
+                    await self._queues[tier].ended.wait()
 
     async def sweep(self, tier: str) -> str | None:
         """Remove all strays of `tier` that can be removed now. Returns why others stay; None if only a release or a
@@ -178,6 +189,8 @@ class Reconciler:
             queue.wanted, queue.is_working = anyio.Event(), True
             problem = await self._round(tier)
             queue.is_working = False
+            queue.ended.set()
+            queue.ended = anyio.Event()
             if problem is None:
                 self._alerts.end(tier, f"tier={tier} copies are up to date")
                 waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
