@@ -70,7 +70,6 @@ class _Queue:
         self.is_working = False
         self.ended = anyio.Event()
         self.idle = anyio.Event()
-        self.held_until = 0.0
 
 
 class Reconciler:
@@ -85,6 +84,7 @@ class Reconciler:
         self._mounts = mounts
         self._tiers = {tier.name: tier for tier in tiers}
         self._queues = {name: _Queue() for name in self._tiers}
+        self._held: dict[str, float] = {}  # tiers where an earlier router's calls may still land, and until when
         self._passed_over: dict[Name, set[str]] = {}  # names that others had claimed, and the tiers that wait for them
         self._alerts = Alerts(log)
 
@@ -96,12 +96,12 @@ class Reconciler:
     def hold(self, tier: str, seconds: float) -> None:
         """Change nothing in `tier` for so long: a call of an earlier router may still land there. A stray whose note
         were gone by then would belong to nobody, and a replacement could be undone."""
-        self._queues[tier].held_until = anyio.current_time() + seconds
+        self._held[tier] = anyio.current_time() + seconds
         self.wake(tier)
 
     def held_for(self, tier: str) -> float:
         """The seconds for which nothing is changed in `tier` yet; 0 if it is not held."""
-        return max(0.0, self._queues[tier].held_until - anyio.current_time())
+        return max(0.0, self._held.get(tier, 0.0) - anyio.current_time())
 
     async def run(self) -> None:
         """Work off what each tier is owed, whenever woken. Ends only by being cancelled."""
