@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from a2m_router.catalog.findings import Findings
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
@@ -260,7 +261,7 @@ async def test_what_was_forgotten_does_not_come_back_in_place_of_a_write_of_its_
 ) -> None:
     async def forget_and_write(fed: Trial) -> None:
         plant(fed, "working", id="x", content="old")
-        fed.federation.catalog.set_scanned("working", False)
+        fed.federation.catalog.tiers.set_scanned("working", False)
         await fed.call("forget", ids=["x"])
         await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic"}])
 
@@ -408,7 +409,7 @@ async def test_a_store_that_brings_a_past_is_adopted_page_by_page(
 async def test_a_scan_that_ignores_notes_of_forgetting_brings_the_forgotten_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Catalog, "_is_unwanted", lambda *_: False)
+    monkeypatch.setattr(Findings, "is_unwanted", lambda *_: False)
     with pytest.raises(BaseExceptionGroup) as wrong:
         await a_store_that_brings_a_past(tmp_path)
     assert wrong.group_contains(AssertionError)

@@ -14,7 +14,8 @@ import anyio
 import anyio.abc
 
 from a2m_router.backup.backing_up import Backups
-from a2m_router.catalog.catalog import Catalog, Torn
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.findings import Torn
 from a2m_router.config.settings import Settings
 from a2m_router.methods.asking import Asking
 from a2m_router.methods.drafting import new_id
@@ -86,7 +87,7 @@ class Federation:
         self._tasks = tasks
         self._clock = clock
         self.mounts = mounts = Mounts(settings.tiers)
-        copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
+        copies = Copies(links, mounts, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
         core = core_of(catalog, copies, mounts, settings.managed, self._spawn)
         self.reconciler = core.reconciler
         self.moves = Moves(core)
@@ -136,7 +137,9 @@ class Federation:
         self.catalog.begin_recovery()
         for tier in self.settings.managed:
             # of a tier's own process nothing is left that could land; a power cut may have taken the note of what could
-            if tier.url is not None and (not self.catalog.ended_well or self.catalog.has_notes(tier.name)):
+            if tier.url is not None and (
+                not self.catalog.opening.ended_well or self.catalog.queries.has_notes(tier.name)
+            ):
                 self.reconciler.hold(tier.name, SETTLING)
         await self.admission.start()
         self._tasks.start_soon(_kept_running, self.reconciler.run)

@@ -157,7 +157,7 @@ class Admission:
             log.error("%s", problem)
             link.obstacle = str(problem)
             if self._begun.is_set() and not tier.mount:
-                self._catalog.set_scanned(link.name, False)
+                self._catalog.tiers.set_scanned(link.name, False)
         except Exception as problem:
             # what no one has thought of must not look as if the tier were just slow
             log.exception("%s: could not be taken into the account", link.name)
@@ -173,7 +173,7 @@ class Admission:
         """The tier was taken into the account."""
         self._taken_in.add(tier)
         if self._taken_in.issuperset(managed.name for managed in self._settings.managed):
-            self._catalog.end_recovery()
+            self._catalog.opening.end_recovery()
 
 
 def _refuse(problems: Sequence[CannotServe]) -> None:

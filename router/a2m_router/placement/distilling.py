@@ -92,7 +92,7 @@ class Distilling:
 
     def leaving(self, tier: str, bucket: int) -> int:
         """How many records of a bucket are on their way out, as soon as their summaries have been thought of."""
-        return sum(self._catalog.bucket_of(id) == (tier, bucket) for busy in self._busy for id in busy)
+        return sum(self._catalog.buckets.of(id) == (tier, bucket) for busy in self._busy for id in busy)
 
     async def carry_out(
         self,
@@ -198,7 +198,7 @@ class Distilling:
 
         async with self._core.changes.guarded(*(each for each in (claim, own) if each is not None)) as change:
             change.note = partial(self._catalog.give_up, [entry], target)
-            if present and self._catalog.unchanged(group) is not None:
+            if present and self._catalog.records.unchanged(group) is not None:
                 steps: Steps = {
                     Step.NOTE: note,
                     Step.SYNC: self._catalog.synced,
@@ -214,7 +214,7 @@ class Distilling:
 
     def _commit(self, group: Sequence[Entry], summary: Entry) -> bool:
         """The summary is worth what the best of its sources is by now."""
-        now = self._catalog.unchanged(group)
+        now = self._catalog.records.unchanged(group)
         if now is None:
             return False
         worth = max(entry.salience for entry in now)

@@ -22,7 +22,7 @@ import msgspec
 
 from a2m_router.catalog.claims import Claim, Name, names_of
 from a2m_router.catalog.entries import Entry, former, is_as_it_is
-from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.selection import Selection
 from a2m_router.placement.core import Core
 from a2m_router.placement.reconciler import InTheWay
 from a2m_router.placement.steps import MOVE, Step, Steps, run
@@ -122,7 +122,7 @@ class Moves:
         What comes of it is added to `result` as it comes, for those who have to know though they are cancelled.
         """
         result = Moved() if result is None else result
-        behind = self._catalog.behind(id for unit in units for id in unit.ids)
+        behind = self._catalog.redo.behind(id for unit in units for id in unit.ids)
         # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
         late = [unit for unit in units if not behind.isdisjoint(unit.ids)]
         ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
@@ -149,7 +149,7 @@ class Moves:
                     sentence = "an earlier change of the same records has not been settled yet"
                     result.hindrance = Hindrance("unsettled", sentence, batch[0].ids[0])
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
-        still_behind = self._catalog.behind(behind)
+        still_behind = self._catalog.redo.behind(behind)
         if result.hindrance is None and still_behind:
             sentence = f"{source} has yet to catch up with what replaced a record"
             result.hindrance = Hindrance("behind", sentence, min(still_behind))
@@ -192,7 +192,7 @@ class Moves:
         return [each for each in self._alerts if isinstance(each, _Blocker) and each.way == way]
 
     def _lives_in(self, tier: str, id: str) -> bool:
-        entry = self._catalog.find([id]).get(id)
+        entry = self._catalog.records.get(id)
         return entry is not None and entry.home == tier
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
@@ -200,7 +200,7 @@ class Moves:
         core = self._core
         core.reconciler.check(source, writes=False)  # what stays there is a stray
         core.reconciler.check(target)
-        behind = core.catalog.behind(id for unit in units for id in unit.ids)
+        behind = core.catalog.redo.behind(id for unit in units for id in unit.ids)
         await core.reconciler.replaced(source, behind, min(_CLAIM_SECONDS, left()))
         while True:
             claimed = await self.claim(units, source, target)
@@ -236,8 +236,8 @@ class Moves:
         """The units that still live in `source`, each with all the members its group has now; not what was written
         since under an id of theirs."""
         newest = {id: unit.newest for unit in units for id in unit.ids}
-        entries = self._catalog.find(newest).values()
-        return self._catalog.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
+        entries = self._catalog.records.find(newest).values()
+        return self._catalog.records.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
 
 
 class _Blocker(msgspec.Struct, frozen=True):
@@ -283,7 +283,7 @@ class _Carried:
     async def _clear(self) -> None:
         await self._reconciler.clear(self._target, self.entries)
         # of what the source has lost, what was to be cleared away at the target may have become the record
-        self._groups = [unit for unit in self._groups if self._catalog.unchanged(unit) is not None]
+        self._groups = [unit for unit in self._groups if self._catalog.records.unchanged(unit) is not None]
         self.entries = [entry for unit in self._groups for entry in unit]
         await self._refuse_one_server()
 
@@ -298,7 +298,7 @@ class _Carried:
         there = await self._copies.read(target, ids)
         if not there:
             return
-        newest = self._catalog.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
+        newest = self._catalog.queries.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
         others = [entry.id for entry in newest if entry.id not in set(ids)]
         if not others or await self._copies.read(target, others):
             sentence = f"{source} and {target} seem to lead to one server; give each a store of its own"
@@ -316,7 +316,7 @@ class _Carried:
         self._records = await self._copies.read(self._source, [entry.id for entry in self.entries], embeddings=True)
 
     async def _compare(self) -> None:
-        behind = self._catalog.behind(entry.id for entry in self.entries)
+        behind = self._catalog.redo.behind(entry.id for entry in self.entries)
         self._groups = [
             unit for unit in self._groups if behind.isdisjoint(entry.id for entry in unit) and self._is_whole(unit)
         ]

@@ -25,10 +25,10 @@ from typing import Final, TypeVar
 
 import anyio
 
-from a2m_router.catalog.accounts import NotedStray
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, record_names
 from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.strays import NotedStray
 from a2m_router.config.settings import Tier
 from a2m_router.placement.changes import Changes
 from a2m_router.process.alerts import Alerts
@@ -125,7 +125,7 @@ class Reconciler:
         ids = list(ids)
         with anyio.move_on_after(seconds):
             for _ in range(2):  # the round that is under way may have looked before
-                if self._catalog.behind(ids):
+                if self._catalog.redo.behind(ids):
                     self.wake(tier)
                     await self._queues[tier].ended.wait()
 
@@ -133,13 +133,13 @@ class Reconciler:
         """Remove all strays of `tier` that can be removed now. Returns why others stay; None if only a release or a
         tier that comes up is waited for, which wake the task. Raises TierDown, A2MError and OSError."""
         after, problem = "", None
-        while page := self._catalog.strays(tier, after, _PAGE):
+        while page := self._catalog.strays.removable(tier, after, _PAGE):
             after = page[-1].id
             # before anything is claimed: a long read must not keep writers waiting
             await self._catalog.readers.grace()
             mine, claims = self._claim(tier, page)
             async with self._changes.guarded(*claims, wakes=False):
-                problem = await self._remove(tier, self._catalog.still_noted(tier, mine)) or problem
+                problem = await self._remove(tier, self._catalog.strays.still_noted(tier, mine)) or problem
         return problem
 
     def check(self, tier: str, *, writes: bool = True) -> None:
@@ -153,7 +153,7 @@ class Reconciler:
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
         if writes and not self._mounts.takes_writes(self._tiers[tier]):
             raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.is_scanned(tier) or (writes and link.is_barred):
+        if not self._catalog.tiers.is_scanned(tier) or (writes and link.is_barred):
             raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
@@ -162,14 +162,14 @@ class Reconciler:
         The caller holds claims on all of them (`names_in_the_way`). Raises TierDown if one of them stays, and InTheWay
         if another one, which the caller has no claim on, has come since: a forget claims nothing.
         """
-        strays = self._catalog.strays_in_the_way(tier, entries)
+        strays = self._catalog.strays.in_the_way(tier, entries)
         if strays:
             wait = self.held_for(tier)
             if wait:
                 raise TierDown(tier, MAY_STILL_LAND, wait, None)
             await self._catalog.readers.grace()
-            await self._remove(tier, self._catalog.still_noted(tier, strays))
-            left = {stray.id for stray in self._catalog.strays_in_the_way(tier, entries)}
+            await self._remove(tier, self._catalog.strays.still_noted(tier, strays))
+            left = {stray.id for stray in self._catalog.strays.in_the_way(tier, entries)}
             if not left <= {stray.id for stray in strays}:
                 raise InTheWay
             if left:
@@ -177,7 +177,7 @@ class Reconciler:
 
     def names_in_the_way(self, tier: str, entries: Sequence[Entry]) -> set[Name]:
         """What has to be claimed, beside the entries themselves, to `clear` their way into `tier`."""
-        strays = self._catalog.strays_in_the_way(tier, entries)
+        strays = self._catalog.strays.in_the_way(tier, entries)
         return {name for stray in strays for name in record_names(stray.id, stray.owner, stray.key)}
 
     # --- one tier's task
@@ -244,7 +244,7 @@ class Reconciler:
     async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> str | None:
         """Remove those copies that may go; returns why others stay, as `sweep` does. The caller has claimed them, and
         has waited for the reads under way to end."""
-        entries = self._catalog.find(stray.id for stray in strays)
+        entries = self._catalog.records.find(stray.id for stray in strays)
         at_home = {stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier}
         self._catalog.strike(tier, at_home)
         superseded = [
@@ -273,7 +273,7 @@ class Reconciler:
     async def _restore(self, seen: Mapping[str, Record], tier: str) -> None:
         """Two tiers may lead to one server without saying so: then what was removed from the one was the record in the
         other. It is written back."""
-        entries = self._catalog.find(seen)
+        entries = self._catalog.records.find(seen)
         for home in dict.fromkeys(entry.home for entry in entries.values()):
             there = [id for id, entry in entries.items() if entry.home == home]
             left = await self._copies.read(home, there)
@@ -292,7 +292,7 @@ class Reconciler:
             try:
                 found = await self._copies.read(home, [entry.id for entry in there], embeddings=True)
                 # a pending replacement is not lost: its end wakes the tasks
-                pending = self._catalog.behind(entry.id for entry in there)
+                pending = self._catalog.redo.behind(entry.id for entry in there)
                 lost = []
                 for entry in there:
                     copy = found.get(entry.id)
@@ -321,11 +321,11 @@ class Reconciler:
                 log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
             elif copy is None:
                 self._catalog.strike(tier, [entry.id])
-                if entry in gone and self._catalog.is_scanned(entry.home) and self._catalog.lose([entry]):
+                if entry in gone and self._catalog.tiers.is_scanned(entry.home) and self._catalog.lose([entry]):
                     log.error("%s: a record that should live there is gone: %s", entry.home, entry.id)
             elif entry in gone and self._catalog.fall_back(entry, copy, tier):
                 log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
-            elif not self._catalog.find([entry.id]):
+            elif not self._catalog.records.find([entry.id]):
                 is_done = False
         return is_done
 
@@ -333,13 +333,13 @@ class Reconciler:
 
     async def _replace(self, tier: str) -> str | None:
         """Have `tier` hold what replaces its records; returns why some are not replaced. Raises TierDown, OSError."""
-        if not self._catalog.is_scanned(tier):
+        if not self._catalog.tiers.is_scanned(tier):
             return None  # that it is taken into the account wakes the task
         problems: dict[str, str] = {}
-        pending = self._catalog.redo_in(tier)
+        pending = self._catalog.redo.ids_in(tier)
         for start in range(0, len(pending), _PAGE):
             page = pending[start : start + _PAGE]
-            mine, claims = self._claim(tier, self._catalog.find(page).values())
+            mine, claims = self._claim(tier, self._catalog.records.find(page).values())
             async with self._changes.guarded(*claims, wakes=False) as change:
                 problems |= await self._replace_each(tier, mine, change.failures)
         return next((f"{id!r} is not replaced: {problem}" for id, problem in problems.items()), None)
@@ -359,10 +359,10 @@ class Reconciler:
 
     async def _replace_all(self, tier: str, entries: Sequence[Entry]) -> dict[str, str]:
         """Replace the records, as far as nothing is in their way. Returns which are not replaced, and why."""
-        drafts = self._catalog.redone(entry.id for entry in entries)
+        drafts = self._catalog.redo.drafts(entry.id for entry in entries)
         problems: dict[str, str] = {}
         for entry in entries:
-            if entry.id in drafts and self._catalog.strays_in_the_way(tier, [entry]):
+            if entry.id in drafts and self._catalog.strays.in_the_way(tier, [entry]):
                 problems[entry.id] = "an older copy is in its way"
                 del drafts[entry.id]
         if not drafts:
@@ -375,7 +375,7 @@ class Reconciler:
         left = await self._copies.write_seen(tier, [draft for id, draft in drafts.items() if id not in problems])
         problems |= {id: f"its server {what}" for id, what in left.items()}
         await self._catalog.readers.grace()
-        still = self._catalog.behind(drafts.keys() - problems.keys())  # others were forgotten meanwhile
+        still = self._catalog.redo.behind(drafts.keys() - problems.keys())  # others were forgotten meanwhile
         vectors = {id: drafts[id].embedding for id in still}
         self._catalog.end_redo([entry for entry in entries if entry.id in still], vectors)
         if still:

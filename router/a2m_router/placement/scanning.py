@@ -20,10 +20,10 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from a2m_router.catalog.accounts import Vectors
-from a2m_router.catalog.catalog import Torn
 from a2m_router.catalog.entries import Entry, entry_of, is_as_it_is
-from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.findings import Torn
+from a2m_router.catalog.selection import Selection
+from a2m_router.catalog.vectors import Vectors
 from a2m_router.config.settings import Settings
 from a2m_router.placement.core import Core
 from a2m_router.process.alerts import Alerts
@@ -75,8 +75,8 @@ class Scanner:
         """Those of the records that live in `tier` which it does not hold as they are."""
         with self._catalog.readers.reading():  # until it has ended, the catalog keeps what the tier catches up with
             found = await self._copies.read(tier, [entry.id for entry in entries])
-            behind = self._catalog.behind(entry.id for entry in entries)
-            now = self._catalog.find(entry.id for entry in entries)
+            behind = self._catalog.redo.behind(entry.id for entry in entries)
+            now = self._catalog.records.find(entry.id for entry in entries)
         return [
             entry
             for entry in entries
@@ -103,8 +103,8 @@ class Scanner:
                     if new:
                         self.intake.changed()
                     seen += len(whole)
-                    entries = self._catalog.find(record.id for record in page)
-                    if self._catalog.knows_what_left(tier):
+                    entries = self._catalog.records.find(record.id for record in page)
+                    if self._catalog.lineage.knows_what_left(tier):
                         aside = {entry.id for entry in refused}
                         left += [record.id for record in page if record.id not in entries and record.id not in aside]
                     there += sum(entry.home == tier for entry in entries.values())
@@ -117,7 +117,7 @@ class Scanner:
                             "forgotten; or forget this one, by its id",
                             tier,
                             entry.id,
-                            self._catalog.why_set_aside(entry.id, entry.key),
+                            self._catalog.findings.why_set_aside(entry.id, entry.key),
                         )
         except CannotList as problem:
             raise CannotServe(
@@ -136,7 +136,7 @@ class Scanner:
                 _named(left),
             )
         # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
-        lost = await self._lose_what_is_gone(tier) if there < self._catalog.records_in(tier) else 0
+        lost = await self._lose_what_is_gone(tier) if there < self._catalog.records.count(tier) else 0
         former = await self.lacking(tier, former) if former else []
         if former:
             log.error(
@@ -151,19 +151,21 @@ class Scanner:
 
     def others(self, written: Iterable[Written]) -> Counter[Origin]:
         """How many records who else has written."""
-        return Counter(origin for _, origin in written if not self._catalog.is_ours(origin.federation, origin.epoch))
+        return Counter(
+            origin for _, origin in written if not self._catalog.lineage.is_ours(origin.federation, origin.epoch)
+        )
 
     def _adopts_others(self, tier: str, written: Iterable[Written]) -> bool:
         """Whether what other federations have written, as a scan has met it, is taken from now on; else it is named,
         and stays theirs."""
         others = self.others(written)
         if others and self.intake.adopt:
-            self._catalog.take_origins(
+            self._catalog.lineage.take_origins(
                 [origin.epoch for origin in others if origin.epoch is not None],
                 [origin.federation for origin in others if origin.federation is not None],
             )
             return True
-        self._catalog.set_strange(tier, others.total())
+        self._catalog.tiers.set_strange(tier, others.total())
         self.say_whose(tier, others)
         return False
 
@@ -172,12 +174,17 @@ class Scanner:
         any: they are rather its own, and its catalog was lost. A native store tells one from the other, since it is
         one federation's: that of a lost catalog would have been refused."""
         others = self.others(written)
-        if not others or not self._catalog.began_blank or self.intake.only_reads or self._catalog.has_enrolled():
+        if (
+            not others
+            or not self._catalog.opening.began_blank
+            or self.intake.only_reads
+            or self._catalog.lineage.has_enrolled()
+        ):
             return
         profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
         if any(p is not None and manner_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
             return
-        ours = self._catalog.federation
+        ours = self._catalog.lineage.federation
         raise OtherFederation(
             tier,
             _federations(others),
@@ -194,7 +201,7 @@ class Scanner:
         whose = _federations(others)
         sentence = (
             f"{tier}: at least {others.total()} records there belong to another federation ({whose}; this one is "
-            f"{self._catalog.federation}), and are not taken in; give each a server of its own, or end the router of "
+            f"{self._catalog.lineage.federation}), and are not taken in; give each a server of its own, or end the router of "
             "the other one, and start once with --adopt to take them"
         )
         self._alerts.begin(tier, logging.ERROR, sentence, cause=whose)
@@ -206,9 +213,9 @@ class Scanner:
         lost: list[str] = []
         after: int | None = 0
         while after is not None:
-            page, after = self._catalog.walk(Selection(tiers=[tier]), after, _STEP)
+            page, after = self._catalog.queries.walk(Selection(tiers=[tier]), after, _STEP)
             # what the tier is just catching up with may be there by the time that it was not found
-            behind = self._catalog.behind(entry.id for entry in page)
+            behind = self._catalog.redo.behind(entry.id for entry in page)
             found = await self._copies.read(tier, [entry.id for entry in page])
             gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
             lost += [entry.id for entry in self._catalog.lose(gone)]
@@ -219,7 +226,7 @@ class Scanner:
 
     async def take_in_what_was_set_aside(self, tier: str) -> None:
         """Records whose ids or owners' keys had others, and have none any more."""
-        free = self._catalog.free_again(tier)
+        free = self._catalog.findings.free_again(tier)
         if free:
             found = list((await self._copies.read(tier, free, embeddings=True)).values())
             page = self._own(found, tier)
