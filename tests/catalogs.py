@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from a2m_router.catalog.accounts import Replacement
 from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.claims import Claims, Name
 from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.records import Replacement
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.ranking.policy import strength
@@ -54,7 +55,7 @@ def write(catalog: Catalog, *entries: Entry) -> list[Entry]:
     """The entries, written, as the catalog then has them."""
     catalog.reserve(entries)
     catalog.commit_write(entries, [])
-    found = catalog.find(each.id for each in entries)
+    found = catalog.records.find(each.id for each in entries)
     return [found[each.id] for each in entries]
 
 
@@ -72,3 +73,13 @@ def content_of(entry: Entry) -> Draft:
 def move(catalog: Catalog, units: Sequence[Sequence[Entry]], target: str) -> list[Entry]:
     catalog.note_copies([each for unit in units for each in unit], target)
     return catalog.flip(units, target)
+
+
+def strays_left(catalog: Catalog) -> int:
+    """How many copies outside their homes are noted."""
+    return sum(sum(catalog.strays.counts(tier).values()) for tier in catalog._tables.no)
+
+
+def is_held(claims: Claims, name: Name) -> bool:
+    """Whether somebody has a claim on `name`."""
+    return name in claims._waiting

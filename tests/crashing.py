@@ -763,7 +763,7 @@ async def assert_whole(client: Client) -> None:
     homes = {record["id"]: [record["tier"]] for record in await fed.timeline()}
     assert {id: [tier for tier, _ in held] for id, held in copies.items()} == homes
     counts = {tier: sum(homes[id] == [tier] for id in homes) for tier in TIERS}
-    assert fed.federation.catalog.counts(Scope()) == counts, "more is accounted for than is there"
+    assert fed.federation.catalog.queries.counts(Scope()) == counts, "more is accounted for than is there"
     ids = [fact.id for fact in expected]
     distils = any(tier.distil for tier in fed.federation.settings.managed)
     op = client.ledger.begin(distilled(GROUP_IDS) if distils else nothing)
@@ -774,7 +774,7 @@ async def assert_whole(client: Client) -> None:
     assert world in client.ledger.worlds(), f"a pass has changed {ids} to {world}"
     client.ledger.found(world)
     for tier in fed.federation.settings.managed:
-        assert list(fed.federation.catalog.overfull(tier.name)) == [], f"{tier.name} is over its capacity"
+        assert list(fed.federation.catalog.buckets.overfull(tier.name)) == [], f"{tier.name} is over its capacity"
 
 
 async def assert_usable(client: Client, kind: Kind) -> None:

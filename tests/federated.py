@@ -29,6 +29,7 @@ from a2m_router.tiers.lifting import Told, lowered
 from a2m_router.tiers.link import Link
 from a2m_store.server import serving
 from a2m_store.store import Store
+from tests.catalogs import strays_left
 from tests.servers.core_only import CoreOnly
 
 START = 1_790_000_000_000
@@ -283,7 +284,7 @@ class _Told(msgspec.Struct):
 
 def redone(fed: Trial) -> list[str]:
     """The ids of records that have been replaced, and whose tiers have not caught up."""
-    return [id for tier in fed.federation.settings.managed for id in fed.federation.catalog.redo_in(tier.name)]
+    return [id for tier in fed.federation.settings.managed for id in fed.federation.catalog.redo.ids_in(tier.name)]
 
 
 def assert_nothing_under_way(fed: Trial) -> None:
@@ -292,9 +293,9 @@ def assert_nothing_under_way(fed: Trial) -> None:
     assert not catalog.claims._waiting
     assert not catalog.readers._reads
     assert not catalog.readers._left
-    assert catalog.strays_left() == 0
+    assert strays_left(catalog) == 0
     assert redone(fed) == []
-    assert catalog._reserved() == []
+    assert catalog.records.reserved() == []
 
 
 def settings_of(text: str = FOUR_TIERS, *, policy: str = "background", folder: Path = Path("/nowhere")) -> Settings:

@@ -601,7 +601,7 @@ def check_the_tiers(run: Run, records: Sequence[Record]) -> None:
         assert copy.created_at == record.created_at
         assert (copy.revision or 0) == (record.revision or 0)
     real = {tier: sum(record.tier == tier for record in records) for tier in TIERS}
-    assert fed.federation.catalog.counts(Scope()) == real
+    assert fed.federation.catalog.queries.counts(Scope()) == real
 
 
 class _Ids(msgspec.Struct):

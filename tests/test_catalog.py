@@ -11,26 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2m_router.catalog.accounts import Replacement
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, Stray
-from a2m_router.catalog.lookup import Selection
-from a2m_router.catalog.selection import Scope
+from a2m_router.catalog.records import Replacement
+from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.protocol.wire.equality import text_atom
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.storage.database import DatabaseError
-from tests.catalogs import NAMES, TIERS, content_of, entry, move, opened, replace, rewritten, tier, write
+from tests.catalogs import NAMES, TIERS, content_of, entry, move, opened, replace, rewritten, strays_left, tier, write
 
 ALL = Scope()
 
 
 def home(catalog: Catalog, id: str) -> str | None:
-    return found.home if (found := catalog.find([id]).get(id)) else None
+    return found.home if (found := catalog.records.get(id)) else None
 
 
 def kinds(catalog: Catalog, tier: str) -> dict[str, Stray]:
     """All strays of a tier, also those of changes under way, which `strays` leaves out."""
-    found = catalog.strays_in_the_way(tier, [entry(id) for id in "xyz"])
+    found = catalog.strays.in_the_way(tier, [entry(id) for id in "xyz"])
     return {stray.id: stray.kind for stray in found}
 
 
@@ -96,7 +95,7 @@ def test_what_was_recalled_or_reinforced_meanwhile_moves_all_the_same_and_keeps_
     catalog.reinforce(["x"], 2.0, ALL)
     catalog.note_copies(unit, "episodic")
     assert len(catalog.flip([unit], "episodic", salience=0.5)) == 1
-    moved = catalog.find(["x"])["x"]
+    moved = catalog.records.find(["x"])["x"]
     assert (moved.access_count, moved.accessed_at, moved.salience) == (1, 3000, 3.5)
 
 
@@ -120,7 +119,7 @@ def test_an_id_that_was_forgotten_and_written_again_is_another_record(tmp_path: 
     assert catalog.flip([old], "episodic") == []
     assert home(catalog, "x") == "working"
     assert not replace(catalog, rewritten(old[0]), old[0])
-    assert catalog.find(["x"]) == {"x": new}
+    assert catalog.records.find(["x"]) == {"x": new}
     catalog.close()
 
 
@@ -128,7 +127,7 @@ def test_versions_never_repeat(tmp_path: Path) -> None:
     seen: set[int] = set()
     for turn in range(3):
         catalog = opened(tmp_path / "catalog.db")
-        known = catalog.find(["x", "y"])
+        known = catalog.records.find(["x", "y"])
         if turn:
             assert {known["y"].version} <= seen  # opening alone changes nothing
         catalog.forget(["x"], ALL, 1000)
@@ -136,8 +135,8 @@ def test_versions_never_repeat(tmp_path: Path) -> None:
             assert made.version not in seen
             seen.add(made.version)
         for target in ("episodic", "semantic", "working"):
-            move(catalog, [[catalog.find(["x"])["x"]]], target)
-            version = catalog.find(["x"])["x"].version
+            move(catalog, [[catalog.records.find(["x"])["x"]]], target)
+            version = catalog.records.find(["x"])["x"].version
             assert version not in seen
             seen.add(version)
         catalog.close()
@@ -148,8 +147,8 @@ def test_what_a_group_joins_in_its_new_tier_moves_on_with_it() -> None:
     write(catalog, entry("y", "episodic", group="g"))
     unit = write(catalog, entry("x", group="g"))
     move(catalog, [unit], "episodic")
-    [x] = catalog.find(["x"]).values()
-    assert [member.id for member in catalog.unit(x)] == ["y", "x"]
+    [x] = catalog.records.find(["x"]).values()
+    assert [member.id for member in catalog.records.unit(x)] == ["y", "x"]
 
 
 # --- after a crash
@@ -162,11 +161,11 @@ def test_what_was_being_written_is_given_up_and_its_copies_go(tmp_path: Path) ->
     [v] = write(catalog, entry("v"))
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")
-    assert catalog.find("vxyz") == {"v": v}
-    assert not any(map(catalog.is_reserved, "xyz"))
+    assert catalog.records.find("vxyz") == {"v": v}
+    assert not any(map(catalog.records.is_reserved, "xyz"))
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
     assert kinds(catalog, "episodic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
-    assert catalog.counts(ALL) == {name: int(name == "working") for name in NAMES}
+    assert catalog.queries.counts(ALL) == {name: int(name == "working") for name in NAMES}
     # its ids and its keys are free
     assert catalog.adopt([entry("y", "semantic", key="k")]) == (1, [])
     write(catalog, entry("x"))
@@ -181,7 +180,7 @@ def test_what_was_being_written_to_a_tier_that_is_configured_no_more_is_given_up
     catalog.close()
     catalog = opened(tmp_path / "catalog.db", without)
     catalog.begin_recovery()
-    assert not any(map(catalog.is_reserved, "xy"))
+    assert not any(map(catalog.records.is_reserved, "xy"))
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")  # it is back
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED}
@@ -195,7 +194,7 @@ def test_what_was_being_moved_stays_where_it_was(tmp_path: Path) -> None:
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")
     assert home(catalog, "x") == "working"
-    assert [stray.id for stray in catalog.strays("episodic", "", 9)] == ["x"]
+    assert [stray.id for stray in catalog.strays.removable("episodic", "", 9)] == ["x"]
     catalog.close()
 
 
@@ -219,10 +218,10 @@ REMOTE = [
 
 def behind(catalog: Catalog) -> dict[str, str | None]:
     """What the tiers have yet to catch up with, and its content; the catalog's ways of telling it agree."""
-    redone = catalog.redone("xyz")
-    assert sorted(id for name in NAMES for id in catalog.redo_in(name)) == sorted(redone)
-    assert all(home(catalog, id) == name for name in NAMES for id in catalog.redo_in(name))
-    assert catalog.is_redoing() == bool(redone)
+    redone = catalog.redo.drafts("xyz")
+    assert sorted(id for name in NAMES for id in catalog.redo.ids_in(name)) == sorted(redone)
+    assert all(home(catalog, id) == name for name in NAMES for id in catalog.redo.ids_in(name))
+    assert catalog.redo.is_open() == bool(redone)
     return {id: draft.content for id, draft in redone.items()}
 
 
@@ -233,12 +232,12 @@ def test_what_replaces_a_record_is_true_at_once_and_survives_until_its_tier_has_
     new = rewritten(old, session="s")
     assert replace(catalog, new, old)
     for _ in range(2):
-        [now] = catalog.find(["x"]).values()
+        [now] = catalog.records.find(["x"]).values()
         assert (now.digest, now.session, now.revision) == (new.digest, "s", 1)
         assert (now.salience, now.access_count, now.accessed_at) == (3.0, 1, 5000)
         assert now.version != old.version
         assert behind(catalog) == {"x": "again of x"}
-        assert catalog.strays_left() == 0
+        assert strays_left(catalog) == 0
         catalog.close()
         catalog = recovered(tmp_path / "catalog.db")
     catalog.end_redo([now], {})
@@ -246,7 +245,7 @@ def test_what_replaces_a_record_is_true_at_once_and_survives_until_its_tier_has_
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")
     assert behind(catalog) == {}
-    assert catalog.find(["x"]) == {"x": now}
+    assert catalog.records.find(["x"]) == {"x": now}
     catalog.close()
 
 
@@ -259,25 +258,25 @@ def test_a_batch_becomes_true_with_its_replacements_in_all_tiers_or_not_at_all(
     redo = {each.entry.id: content_of(each.entry) for each in replacements}
     catalog.reserve([entry("z", "episodic")])
 
-    before = catalog._replace
+    before = catalog._changes.replace
 
     def fail_at_the_last(current: Entry, *rest: Any) -> None:
         if current.id == "y":
             raise OSError(errno.ENOSPC, "no room")
         before(current, *rest)
 
-    monkeypatch.setattr(catalog, "_replace", fail_at_the_last)
+    monkeypatch.setattr(catalog._changes, "replace", fail_at_the_last)
     with pytest.raises(OSError, match="no room"):
         catalog.commit_write([entry("z", "episodic")], replacements, redo=redo)
-    assert catalog.find("xyz") == {"x": x, "y": y}
+    assert catalog.records.find("xyz") == {"x": x, "y": y}
     assert behind(catalog) == {}
-    assert catalog.is_reserved("z")
+    assert catalog.records.is_reserved("z")
 
     monkeypatch.undo()
     assert catalog.commit_write([entry("z", "episodic")], replacements, redo=redo) == []
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")
-    found = catalog.find("xyz")
+    found = catalog.records.find("xyz")
     assert {id: each.digest for id, each in found.items()} == {
         "x": b"again of x",
         "y": b"again of y",
@@ -294,11 +293,11 @@ def test_what_was_being_written_to_a_server_over_http_is_kept_from_coming_true_l
     catalog.close()
     catalog = opened(tmp_path / "catalog.db", REMOTE)
     catalog.begin_recovery()
-    assert catalog.find("xyz") == {"x": x}
+    assert catalog.records.find("xyz") == {"x": x}
     assert kinds(catalog, "working") == {"y": Stray.UNWANTED}
     assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
     # what goes to a server over HTTP may land later than anybody waits
-    assert [catalog.is_forgotten(id) for id in "yz"] == [False, True]
+    assert [catalog.tombstones.is_forgotten(id) for id in "yz"] == [False, True]
     catalog.strike("semantic", ["z"])
     assert catalog.adopt([entry("z", "semantic")]) == (0, [])
     assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
@@ -312,34 +311,34 @@ def test_what_recovery_gave_up_can_be_written_again_on_purpose(tmp_path: Path) -
     catalog = opened(tmp_path / "catalog.db", REMOTE)
     catalog.begin_recovery()
     for name in NAMES:
-        catalog.set_scanned(name, True)
+        catalog.tiers.set_scanned(name, True)
     write(catalog, entry("z", "semantic"))
     assert home(catalog, "z") == "semantic"
-    assert not catalog.is_forgotten("z")
-    assert catalog.strays_left() == 0
+    assert not catalog.tombstones.is_forgotten("z")
+    assert strays_left(catalog) == 0
     catalog.close()
 
 
 @pytest.mark.parametrize("owner", [None, "a"])
 def test_what_is_written_anew_is_not_taken_for_what_a_tier_may_still_hold_of_its_id(owner: str | None) -> None:
     catalog = opened()
-    catalog.set_scanned("episodic", True)
+    catalog.tiers.set_scanned("episodic", True)
     assert catalog.forget(["x"], Scope(owner), 1) == []  # nobody has looked what the others hold
     write(catalog, entry("x", "semantic", owner=owner))
     assert catalog.adopt([entry("x", "working", digest=b"the old one", owner=owner)]) == (0, [])
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
     assert home(catalog, "x") == "semantic"
     for name in NAMES:
-        assert catalog.is_forgotten("x")
+        assert catalog.tombstones.is_forgotten("x")
         catalog.end_scan(name)
-    assert not catalog.is_forgotten("x")
+    assert not catalog.tombstones.is_forgotten("x")
 
 
 def test_a_walk_does_not_go_through_numbers_that_no_record_has() -> None:
     catalog = opened()
-    catalog._newest = 1 << 60  # what a damaged file may have said
+    catalog.records.newest = 1 << 60  # what a damaged file may have said
     write(catalog, entry("x"))
-    there, after = catalog.walk(Selection(tiers=NAMES), 0, 10)
+    there, after = catalog.queries.walk(Selection(tiers=NAMES), 0, 10)
     assert ([each.id for each in there], after) == (["x"], None)
 
 
@@ -348,9 +347,9 @@ def test_what_is_written_under_the_id_of_a_lost_record_has_earned_nothing() -> N
     [x] = write(catalog, entry("x"))
     catalog.touch(["x"], 1)
     assert catalog.lose([x]) != []
-    assert catalog.unfound() == 1
+    assert catalog.earned.count() == 1
     [anew] = write(catalog, entry("x", "semantic"))
-    assert (anew.access_count, catalog.unfound()) == (0, 0)
+    assert (anew.access_count, catalog.earned.count()) == (0, 0)
 
 
 def test_a_write_that_is_given_up_is_kept_from_coming_back_late_where_it_may() -> None:
@@ -359,17 +358,17 @@ def test_a_write_that_is_given_up_is_kept_from_coming_back_late_where_it_may() -
     catalog.reserve(given_up)
     catalog.abandon(given_up)
     catalog.abandon(given_up)  # it is noted again where the disk did not take it at once
-    assert not any(map(catalog.is_reserved, "xyz"))
-    assert [catalog.is_forgotten(id) for id in "xyz"] == [False, True, True]
+    assert not any(map(catalog.records.is_reserved, "xyz"))
+    assert [catalog.tombstones.is_forgotten(id) for id in "xyz"] == [False, True, True]
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
     catalog.strike("semantic", ["y", "z"])
     assert catalog.adopt(given_up[1:]) == (0, [])  # it has landed, and a scan comes by
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
     for name in NAMES:
-        catalog.set_scanned(name, True)
+        catalog.tiers.set_scanned(name, True)
     write(catalog, entry("y", "semantic"))
-    assert [catalog.is_forgotten(id) for id in "xyz"] == [False, False, True]
+    assert [catalog.tombstones.is_forgotten(id) for id in "xyz"] == [False, False, True]
 
 
 def test_the_catalog_lets_go_of_several_at_once_and_of_no_others() -> None:
@@ -377,10 +376,10 @@ def test_the_catalog_lets_go_of_several_at_once_and_of_no_others() -> None:
     written = write(catalog, *(entry(id, key=id) for id in "xyz"))
     for each in written:
         replace(catalog, rewritten(each), each)
-    found = catalog.find("xyz")
+    found = catalog.records.find("xyz")
     catalog.end_redo([found["x"], found["z"]], {})
     assert behind(catalog) == {"y": "again of y"}
-    assert catalog.find("xyz") == found
+    assert catalog.records.find("xyz") == found
     catalog.end_redo([], {})
     assert behind(catalog) == {"y": "again of y"}
 
@@ -389,10 +388,10 @@ def test_of_two_replacements_the_tier_has_to_catch_up_with_the_last_wherever_tha
     catalog = opened()
     [first] = write(catalog, entry("x", key="k"))
     replace(catalog, rewritten(first), first)
-    [second] = catalog.find(["x"]).values()
+    [second] = catalog.records.find(["x"]).values()
     assert replace(catalog, rewritten(second, digest=b"third", home="semantic"), second)
     assert behind(catalog) == {"x": "third"}
-    assert catalog.redo_in("semantic") == ["x"]
+    assert catalog.redo.ids_in("semantic") == ["x"]
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
 
 
@@ -405,9 +404,9 @@ CHANGES_OF_X: dict[str, Callable[[Catalog], object]] = {
     "it was forgotten": lambda catalog: catalog.forget(["x"], ALL, 2000),
     "it was forgotten and written again": forget_and_write_again,
     "it was replaced": lambda catalog: replace(
-        catalog, rewritten(catalog.find(["x"])["x"], digest=b"another"), catalog.find(["x"])["x"]
+        catalog, rewritten(catalog.records.find(["x"])["x"], digest=b"another"), catalog.records.find(["x"])["x"]
     ),
-    "it was moved": lambda catalog: move(catalog, [catalog.unit(catalog.find(["x"])["x"])], "episodic"),
+    "it was moved": lambda catalog: move(catalog, [catalog.records.unit(catalog.records.find(["x"])["x"])], "episodic"),
     "it came home": lambda catalog: catalog.come_home("x", b"first of x", "episodic"),
     "a scan found a newer one": lambda catalog: catalog.adopt([entry("x", "episodic", key="k", revision=7)]),
 }
@@ -418,9 +417,9 @@ def test_a_replacement_of_what_is_not_any_more_what_it_was_does_not_become_true(
     catalog = opened()
     [x] = write(catalog, entry("x", key="k"))
     CHANGES_OF_X[meanwhile](catalog)
-    then, were_behind = catalog.find(["x"]), behind(catalog)
+    then, were_behind = catalog.records.find(["x"]), behind(catalog)
     assert not replace(catalog, rewritten(x), x)
-    assert catalog.find(["x"]) == then
+    assert catalog.records.find(["x"]) == then
     assert behind(catalog) == were_behind
 
 
@@ -430,16 +429,16 @@ def test_a_replacement_does_not_mind_that_the_record_was_recalled_and_reinforced
     catalog.touch(["x"], 5000)
     catalog.reinforce(["x"], 2.0, ALL)
     assert replace(catalog, rewritten(x), x)
-    [now] = catalog.find(["x"]).values()
+    [now] = catalog.records.find(["x"]).values()
     assert (now.access_count, now.accessed_at, now.salience) == (1, 5000, 3.0)
 
 
 LETTING_GO: dict[str, Callable[[Catalog], object]] = {
     "it is forgotten": lambda catalog: catalog.forget(["x"], ALL, 2000),
-    "it moves": lambda catalog: move(catalog, [catalog.unit(catalog.find(["x"])["x"])], "episodic"),
+    "it moves": lambda catalog: move(catalog, [catalog.records.unit(catalog.records.find(["x"])["x"])], "episodic"),
     "it comes home": lambda catalog: catalog.come_home("x", b"again of x", "episodic"),
     "it gives way to a summary": lambda catalog: catalog.distil(
-        catalog.unit(catalog.find(["x"])["x"]), entry("summary", "episodic"), 2000
+        catalog.records.unit(catalog.records.find(["x"])["x"]), entry("summary", "episodic"), 2000
     ),
     "its store is exchanged": lambda catalog: catalog.drop_home("working"),
     "a scan finds a newer one": lambda catalog: catalog.adopt([entry("x", "episodic", key="k", revision=7)]),
@@ -460,8 +459,8 @@ def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> No
     catalog = opened()
     [x, _] = write(catalog, entry("x", key="k"), entry("y"))
     replace(catalog, rewritten(x), x)
-    found = catalog.find("xy")
-    assert catalog.may_hold("working") == range(1, 3)
+    found = catalog.records.find("xy")
+    assert catalog.queries.may_hold("working") == range(1, 3)
     assert [lost.id for lost in catalog.lose(found.values())] == ["y"]
     catalog.end_redo([found["x"]], {})
     assert [lost.id for lost in catalog.lose([found["x"]])] == ["x"]
@@ -469,16 +468,16 @@ def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> No
 
 def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_caught_up() -> None:
     catalog = opened()
-    catalog.index_vectors("working", True)
+    catalog.vectors.set_indexed("working", True)
     catalog.reserve([entry("x", key="k"), entry("y")])
     catalog.commit_write([entry("x", key="k"), entry("y")], [], {"x": [1.0, 0.0], "y": [0.6, 0.8]})
-    x = catalog.find(["x"])["x"]
-    nearest_first = partial(catalog.nearest, Selection(tiers=NAMES), [1.0, 0.0], 2)
+    x = catalog.records.find(["x"])["x"]
+    nearest_first = partial(catalog.queries.nearest, Selection(tiers=NAMES), [1.0, 0.0], 2)
     assert nearest_first() == ["x", "y"]
     away = {"x": [0.0, 1.0]}
     catalog.commit_write([], [Replacement(rewritten(x), x.version)], away, {"x": Draft(id="x")})
     assert nearest_first() == ["y", "x"]
-    catalog.end_redo(catalog.find(["x"]).values(), away)
+    catalog.end_redo(catalog.records.find(["x"]).values(), away)
     assert nearest_first() == ["y", "x"]
 
 
@@ -491,7 +490,7 @@ def test_a_record_that_moves_on_has_to_earn_its_next_promotion() -> None:
         catalog = opened(tiers=tiers)
         [x] = write(catalog, entry("x", "a", key="k"))
         assert [catalog.touch(["x"], 2000) for _ in range(2)] == [False, True]
-        assert [due.id for due in catalog.due("a")] == ["x"]
+        assert [due.id for due in catalog.buckets.due("a")] == ["x"]
         if moved == "flip":
             move(catalog, [[x]], "b")
         elif moved == "replaced":
@@ -499,17 +498,17 @@ def test_a_record_that_moves_on_has_to_earn_its_next_promotion() -> None:
         else:
             catalog.come_home("x", x.digest, "b")
         assert home(catalog, "x") == "b"
-        assert [each for name in "abc" for each in catalog.due(name)] == []
+        assert [each for name in "abc" for each in catalog.buckets.due(name)] == []
 
 
 def test_a_promotion_that_is_asked_more_of_is_not_due_any_more(tmp_path: Path) -> None:
     for after, due in ((2, ["x"]), (3, []), (1, ["x", "y"])):
         changed = [tier("a", promote_to="b", promote_after=after), tier("b")]
         catalog = opened(tmp_path / "catalog.db", changed)
-        if not catalog.find("x"):
+        if not catalog.records.find("x"):
             write(catalog, entry("x", "a"), entry("y", "a"))
             catalog.touch(["x", "x", "y"], 2000)
-        assert sorted(each.id for each in catalog.due("a")) == due
+        assert sorted(each.id for each in catalog.buckets.due("a")) == due
         catalog.close()
 
 
@@ -519,21 +518,21 @@ def test_a_group_stands_where_its_strongest_member_would(order: list[str], size:
     write(catalog, *(entry(id, "t", group="g" if id in "abcd"[:size] else None) for id in order))
     write(catalog, entry("late", "t", group="g"))
     catalog.forget(["late"], ALL, 2000)
-    [(bucket, held)] = catalog.overfull("t")
+    [(bucket, held)] = catalog.buckets.overfull("t")
     assert held == 4
     group = tuple(id for id in order if id in "abcd"[:size])
     expected = [group if id == group[-1] else (id,) for id in order if id == group[-1] or id not in group]
-    assert [unit.ids for unit in catalog.weakest("t", bucket)] == expected
+    assert [unit.ids for unit in catalog.buckets.weakest("t", bucket)] == expected
 
 
 def test_salience_never_grows_beyond_what_json_can_say() -> None:
     catalog = opened()
     unit = write(catalog, entry("x", salience=1.7e308))
     catalog.reinforce(["x"], 1.7e308, ALL)
-    assert catalog.find(["x"])["x"].salience == 1.7976931348623157e308
+    assert catalog.records.find(["x"])["x"].salience == 1.7976931348623157e308
     catalog.note_copies(unit, "semantic")
     catalog.flip([unit], "semantic", salience=1e308)
-    assert catalog.find(["x"])["x"].salience == 1.7976931348623157e308
+    assert catalog.records.find(["x"])["x"].salience == 1.7976931348623157e308
 
 
 def test_a_tier_with_records_cannot_be_taken_out_of_the_settings(tmp_path: Path) -> None:
@@ -555,9 +554,9 @@ def test_a_conversation_is_as_old_as_what_the_caller_sees_of_it() -> None:
     catalog = opened()
     write(catalog, entry("x", owner="b", session="s", created_at=1), entry("y", owner="b", session="s", created_at=9))
     write(catalog, entry("z", "procedural", owner="b", session="s", created_at=5))
-    [seen] = catalog.sessions(Scope("a"))
+    [seen] = catalog.queries.sessions(Scope("a"))
     assert (seen.tiers, seen.opened_at, seen.touched_at) == ({"procedural": 1}, 5, 5)
-    [whole] = catalog.sessions(Scope("b"))
+    [whole] = catalog.queries.sessions(Scope("b"))
     assert (whole.tiers, whole.opened_at, whole.touched_at) == ({"working": 2, "procedural": 1}, 1, 9)
 
 
@@ -570,8 +569,8 @@ def test_a_conversation_of_many_owners_is_found_whole_and_in_order() -> None:
     )
     selection = Selection(tiers=NAMES, where={"session": (text_atom("s"),)})
     expected = sorted(range(200), key=lambda i: ((i * 37) % 100, i))
-    assert [found.id for found in catalog.newest(selection, 50)] == [f"{i}" for i in expected[-50:]]
-    assert len(catalog.ids(selection)) == 200
+    assert [found.id for found in catalog.queries.newest(selection, 50)] == [f"{i}" for i in expected[-50:]]
+    assert len(catalog.queries.ids(selection)) == 200
 
 
 @pytest.mark.parametrize("name", ["id", "key", "session", "role", "owner"])
@@ -581,8 +580,10 @@ def test_a_filter_may_list_more_values_than_a_query_takes(name: str) -> None:
     write(catalog, entry("x", **fields), entry("y", owner="b"))
     many = [*(f"nothing {i}" for i in range(40_000)), {"id": "x", **fields}[name]]
     where = {name: tuple(text_atom(value) for value in [*many, *many])}
-    assert catalog.ids(Selection(tiers=NAMES, where=where)) == ["x"]
-    assert [found.id for found in catalog.newest(Selection(tiers=NAMES, where=where, scope=Scope("a")), 3)] == ["x"]
+    assert catalog.queries.ids(Selection(tiers=NAMES, where=where)) == ["x"]
+    assert [found.id for found in catalog.queries.newest(Selection(tiers=NAMES, where=where, scope=Scope("a")), 3)] == [
+        "x"
+    ]
 
 
 # --- small accounts
@@ -594,7 +595,7 @@ def test_what_a_scan_finds_at_a_key_that_is_just_being_written_does_not_take_it(
     catalog.reserve([new])
     assert catalog.adopt([old, entry("z", "semantic", key="k")]) == (1, [old])
     assert catalog.commit_write([new], []) == []
-    assert set(catalog.find("xyz")) == {"x", "z"}
+    assert set(catalog.records.find("xyz")) == {"x", "z"}
 
 
 def test_a_better_copy_is_not_adopted_at_the_cost_of_anothers_key() -> None:
@@ -617,47 +618,47 @@ def test_a_clock_that_is_set_back_is_seen_once_also_over_a_restart(tmp_path: Pat
 
 def test_another_identity_means_other_contents() -> None:
     catalog = opened()
-    assert catalog.identity("working") is None
-    catalog.set_identity("working", "one")
-    catalog.set_scanned("working", True)
-    catalog.set_identity("working", "one")
-    assert catalog.is_scanned("working")
-    catalog.set_identity("working", "another")
-    assert (catalog.identity("working"), catalog.is_scanned("working")) == ("another", False)
+    assert catalog.tiers.identity("working") is None
+    catalog.tiers.set_identity("working", "one")
+    catalog.tiers.set_scanned("working", True)
+    catalog.tiers.set_identity("working", "one")
+    assert catalog.tiers.is_scanned("working")
+    catalog.tiers.set_identity("working", "another")
+    assert (catalog.tiers.identity("working"), catalog.tiers.is_scanned("working")) == ("another", False)
 
 
 def test_notes_of_forgetting_go_once_they_are_old_and_no_copy_is_left() -> None:
     catalog = opened()
     for name in NAMES:
-        catalog.set_scanned(name, True)
+        catalog.tiers.set_scanned(name, True)
     write(catalog, entry("x"), entry("y"), entry("z"))
     catalog.forget(["x", "y"], ALL, 2000)
     catalog.forget(["z"], ALL, 3000)
     catalog.strike("working", ["x", "z"])
     catalog.drop_notes_before(3000)
-    assert [id for id in "xyz" if catalog.is_forgotten(id)] == ["y", "z"]
+    assert [id for id in "xyz" if catalog.tombstones.is_forgotten(id)] == ["y", "z"]
 
 
 def test_an_id_nobody_knows_is_noted_as_forgotten_only_while_there_may_be_more_to_find() -> None:
     catalog = opened()
     for name in NAMES[1:]:
-        catalog.set_scanned(name, True)
+        catalog.tiers.set_scanned(name, True)
     catalog.forget(["x"], ALL, 2000)
-    catalog.set_scanned(NAMES[0], True)
+    catalog.tiers.set_scanned(NAMES[0], True)
     catalog.forget(["y"], ALL, 2000)
-    assert (catalog.is_forgotten("x"), catalog.is_forgotten("y")) == (True, False)
+    assert (catalog.tombstones.is_forgotten("x"), catalog.tombstones.is_forgotten("y")) == (True, False)
     assert catalog.adopt([entry("x"), entry("y")]) == (1, [])
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
 
 
 def test_the_federations_vectors_have_one_width_and_metric(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "catalog.db")
-    assert (catalog.dimensions(), catalog.metric()) == (None, "cosine")
-    catalog.fix_dimensions(384)
-    catalog.set_metric("dot")
+    assert (catalog.vectors.dimensions(), catalog.vectors.metric()) == (None, "cosine")
+    catalog.vectors.fix_dimensions(384)
+    catalog.vectors.set_metric("dot")
     catalog.close()
     catalog = opened(tmp_path / "catalog.db")
-    assert (catalog.dimensions(), catalog.metric()) == (384, "dot")
+    assert (catalog.vectors.dimensions(), catalog.vectors.metric()) == (384, "dot")
     catalog.close()
 
 
@@ -666,7 +667,7 @@ def test_a_read_under_way_may_show_a_copy_that_has_just_been_moved() -> None:
     [x] = write(catalog, entry("x"))
     with catalog.readers.reading() as read:
         move(catalog, [[x]], "episodic")
-        [x] = catalog.find(["x"]).values()
+        [x] = catalog.records.find(["x"]).values()
         accepted = {name for name in NAMES if catalog.readers.accepts(read, x, name)}
         assert accepted == {"working"}
     with catalog.readers.reading() as read:

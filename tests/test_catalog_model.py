@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import Raw
 
-from a2m_router.catalog.accounts import Replacement
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, group_name, id_name, key_name
 from a2m_router.catalog.entries import Entry, Stray
-from a2m_router.catalog.lookup import Selection
-from a2m_router.catalog.selection import Scope
+from a2m_router.catalog.records import Replacement
+from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.equality import parse_where
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.policy import strength
-from tests.catalogs import NAMES, content_of, entry, opened, rewritten
+from tests.catalogs import NAMES, content_of, entry, is_held, opened, rewritten, strays_left
 from tests.catalogs import TIERS as ALL_ON_PIPES
 
 # what is written to a server over HTTP may land later than anybody waits
@@ -173,7 +172,7 @@ class Model(RuleBasedStateMachine):
         self.tiers: dict[str, Tier] = {tier.name: tier for tier in TIERS}
         self.catalog: Catalog = opened(self.path, TIERS)
         for name in NAMES:
-            self.catalog.set_scanned(name, True)
+            self.catalog.tiers.set_scanned(name, True)
         self.unscanned: set[str] = set()
         self.was_whole = False  # no scan, and no start, has seen that
         self.living: dict[str, Entry] = {}
@@ -332,9 +331,9 @@ class Model(RuleBasedStateMachine):
         new: dict[str, Entry] = {}
         replaced: dict[str, Replacement] = {}
         for draft in drafts:
-            current = self.catalog.find([draft.id]).get(draft.id)
+            current = self.catalog.records.get(draft.id)
             if current is None and draft.key is not None:
-                current = self.catalog.by_key(draft.owner, draft.key)
+                current = self.catalog.records.by_key(draft.owner, draft.key)
             self.digests += 1
             digest = b"%d" % self.digests
             if current is None:
@@ -349,7 +348,7 @@ class Model(RuleBasedStateMachine):
                 )
                 replaced[current.id] = Replacement(changed, current.version, salience)
         written = [*new.values(), *(r.entry for r in replaced.values())]
-        in_the_way = [stray for each in written for stray in self.catalog.strays_in_the_way(each.home, [each])]
+        in_the_way = [stray for each in written for stray in self.catalog.strays.in_the_way(each.home, [each])]
         wanted = {name for each in written for name in names(each)}
         wanted |= {name for id in replaced for name in names(self.living[id])}
         wanted |= {id_name(stray.id) for stray in in_the_way}
@@ -393,8 +392,8 @@ class Model(RuleBasedStateMachine):
     def tiers_catch_up(self, which: set[int]) -> None:
         waiting = sorted(self.redo)
         ids = {waiting[n % len(waiting)] for n in which}
-        held = [id for id in sorted(ids) if not self.catalog.claims.is_held(id_name(id))]
-        self.catalog.end_redo(self.catalog.find(held).values(), {})
+        held = [id for id in sorted(ids) if not is_held(self.catalog.claims, id_name(id))]
+        self.catalog.end_redo(self.catalog.records.find(held).values(), {})
         for id in held:
             del self.redo[id]
 
@@ -409,10 +408,10 @@ class Model(RuleBasedStateMachine):
         units = {}
         for each in [id, *others]:
             if each in self.living and self.living[each].home == start.home:
-                unit = self.catalog.unit(self.catalog.find([each])[each])
+                unit = self.catalog.records.unit(self.catalog.records.find([each])[each])
                 units[unit[0].id] = unit
         moving = [member for unit in units.values() for member in unit]
-        in_the_way = self.catalog.strays_in_the_way(to, moving)
+        in_the_way = self.catalog.strays.in_the_way(to, moving)
         wanted = {name for member in moving for name in names(member)} | {id_name(stray.id) for stray in in_the_way}
         claim = self.catalog.claims.take_if_free(wanted)
         if claim is None:
@@ -458,7 +457,7 @@ class Model(RuleBasedStateMachine):
         fresh = [id for id in IDS if id not in known and not self.is_reserved(id)]
         if summary.home == start.home or not fresh:
             return
-        unit = self.catalog.unit(self.catalog.find([start.id])[start.id])
+        unit = self.catalog.records.unit(self.catalog.records.find([start.id])[start.id])
         claim = self.catalog.claims.take_if_free({name for member in unit for name in names(member)})
         if claim is None:
             return
@@ -481,7 +480,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(id=ids, tier=homes, true=st.booleans())
     def a_home_has_lost_a_record(self, id: str, tier: str, true: bool) -> None:
-        if self.catalog.claims.is_held(id_name(id)):
+        if is_held(self.catalog.claims, id_name(id)):
             return
         old = self.living.get(id)
         came = self.catalog.come_home(id, old.digest if old and true else b"another", tier)
@@ -496,7 +495,9 @@ class Model(RuleBasedStateMachine):
 
     @rule(tier=homes)
     def the_sweeper_comes_by(self, tier: str) -> None:
-        swept = [s for s in self.catalog.strays(tier, "", 100) if not self.catalog.claims.is_held(id_name(s.id))]
+        swept = [
+            s for s in self.catalog.strays.removable(tier, "", 100) if not is_held(self.catalog.claims, id_name(s.id))
+        ]
         self.catalog.strike(tier, [stray.id for stray in swept])
         for stray in swept:
             del self.strays[tier, stray.id]
@@ -528,7 +529,7 @@ class Model(RuleBasedStateMachine):
     @rule(scope=scopes, where=wheres | likely_wheres, prefix=prefixes)
     def a_selection_is_forgotten(self, scope: Scope, where: dict[str, Any], prefix: str | None) -> None:
         if where or prefix is not None:
-            self.some_are_forgotten(self.catalog.ids(selection_of(NAMES, scope, where, prefix)), scope)
+            self.some_are_forgotten(self.catalog.queries.ids(selection_of(NAMES, scope, where, prefix)), scope)
 
     @rule(wanted=some_ids, now=moments)
     def some_are_recalled(self, wanted: list[str], now: int) -> None:
@@ -552,7 +553,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(tier=homes)
     def a_tier_must_be_scanned(self, tier: str) -> None:
-        self.catalog.set_scanned(tier, False)
+        self.catalog.tiers.set_scanned(tier, False)
         self.unscanned.add(tier)
 
     @rule(tier=homes, held=st.lists(entries, max_size=3))
@@ -620,9 +621,9 @@ class Model(RuleBasedStateMachine):
             ),
             key=lambda record: (record.created_at, record.seq),
         )
-        assert sorted(self.catalog.ids(selection)) == sorted(record.id for record in expected)
+        assert sorted(self.catalog.queries.ids(selection)) == sorted(record.id for record in expected)
         newest = expected if limit is None else expected[len(expected) - min(limit, len(expected)) :]
-        assert plains(self.catalog.newest(selection, limit)) == plains(newest)
+        assert plains(self.catalog.queries.newest(selection, limit)) == plains(newest)
 
     @rule(session=st.sampled_from(["s", "", "s\0t", "t"]), tier=homes, scope=scopes)
     def a_conversation_leaves_in_whole_units(self, session: str, tier: str, scope: Scope) -> None:
@@ -632,41 +633,45 @@ class Model(RuleBasedStateMachine):
         for record in sorted(there, key=lambda record: (record.created_at, record.seq)):
             ids = tuple(member.id for member in self.unit(record))
             units.setdefault(ids[0], ids)
-        assert [unit.ids for unit in self.catalog.in_session(tier, session, scope.owner)] == list(units.values())
+        assert [unit.ids for unit in self.catalog.queries.in_session(tier, session, scope.owner)] == list(
+            units.values()
+        )
 
     @invariant()
     def every_record_is_as_it_should_be(self) -> None:
-        found = self.catalog.find([*IDS, "nobody's"])
+        found = self.catalog.records.find([*IDS, "nobody's"])
         assert {id: plain(record) for id, record in found.items()} == {
             id: plain(record) for id, record in self.living.items()
         }
         order = sorted(found.values(), key=lambda record: record.seq)
         assert [record.id for record in order] == sorted(self.living, key=lambda each: self.living[each].seq)
         for record in found.values():
-            assert plains(self.catalog.unit(record)) == plains(self.unit(self.living[record.id]))
+            assert plains(self.catalog.records.unit(record)) == plains(self.unit(self.living[record.id]))
 
     @invariant()
     def every_key_leads_to_its_record(self) -> None:
         keys = {(record.owner, record.key): record for record in self.living.values() if record.key is not None}
         for owner in OWNERS:
             for key in KEYS:
-                found = self.catalog.by_key(owner, key)
+                found = self.catalog.records.by_key(owner, key)
                 expected = keys.get((owner, key))
                 assert (found and plain(found)) == (expected and plain(expected))
 
     @invariant()
     def everything_is_counted(self) -> None:
         per_tier = Counter(record.home for record in self.living.values())
-        assert {name: self.catalog.records_in(name) for name in NAMES} == {name: per_tier[name] for name in NAMES}
+        assert {name: self.catalog.records.count(name) for name in NAMES} == {name: per_tier[name] for name in NAMES}
         for scope in map(Scope, OWNERS):
             seen = [record for record in self.living.values() if self.sees(scope, record)]
             visible = Counter(record.home for record in seen)
-            assert self.catalog.counts(scope) == {name: visible[name] for name in NAMES}
+            assert self.catalog.queries.counts(scope) == {name: visible[name] for name in NAMES}
             talks: dict[tuple[str, str | None], list[Entry]] = {}
             for record in seen:
                 if record.session is not None:
                     talks.setdefault((record.session, record.owner), []).append(record)
-            assert [(s.session, s.owner, s.tiers, s.opened_at, s.touched_at) for s in self.catalog.sessions(scope)] == [
+            assert [
+                (s.session, s.owner, s.tiers, s.opened_at, s.touched_at) for s in self.catalog.queries.sessions(scope)
+            ] == [
                 (
                     *talk,
                     Counter(record.home for record in records),
@@ -698,8 +703,8 @@ class Model(RuleBasedStateMachine):
                         )
                     )
             found = [
-                (held, [(unit.ids, unit.weight) for unit in self.catalog.weakest(name, bucket)])
-                for bucket, held in self.catalog.overfull(name)
+                (held, [(unit.ids, unit.weight) for unit in self.catalog.buckets.weakest(name, bucket)])
+                for bucket, held in self.catalog.buckets.overfull(name)
             ]
             assert sorted(found) == sorted(expected)
 
@@ -711,24 +716,26 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def what_is_due_is_due(self) -> None:
         expected = {id for id in self.due if self.tiers[self.living[id].home].promote_to is not None}
-        assert {record.id for name in NAMES for record in self.catalog.due(name)} == expected
+        assert {record.id for name in NAMES for record in self.catalog.buckets.due(name)} == expected
         self.due = expected
 
     @invariant()
     def every_stray_is_noted(self) -> None:
-        assert self.catalog.strays_left() == len(self.strays)
+        assert strays_left(self.catalog) == len(self.strays)
         for name in NAMES:
-            noted = [(s.id, s.tier, s.kind, s.owner, s.key) for s in self.catalog.strays(name, "", 100)]
+            noted = [(s.id, s.tier, s.kind, s.owner, s.key) for s in self.catalog.strays.removable(name, "", 100)]
             assert noted == [
                 (id, tier, *stray)
                 for (tier, id), stray in sorted(self.strays.items())
                 if tier == name and stray[0] in (Stray.SUPERSEDED, Stray.UNWANTED)
             ]
-            assert [stray.id for stray in self.catalog.strays(name, "1", 2)] == [id for id, *_ in noted if id > "1"][:2]
+            assert [stray.id for stray in self.catalog.strays.removable(name, "1", 2)] == [
+                id for id, *_ in noted if id > "1"
+            ][:2]
 
     @rule(tier=homes, others=st.lists(entries, max_size=2))
     def the_strays_in_the_way_are_those_of_an_id_or_a_key(self, tier: str, others: list[Entry]) -> None:
-        found = self.catalog.strays_in_the_way(tier, others)
+        found = self.catalog.strays.in_the_way(tier, others)
         assert {(s.id, s.tier, s.kind, s.owner, s.key) for s in found} == {
             (id, where, kind, owner, key)
             for (where, id), (kind, owner, key) in self.strays.items()
@@ -740,22 +747,22 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def notes_of_forgetting_and_reservations_agree(self) -> None:
         for id in IDS:
-            assert self.catalog.is_forgotten(id) == any(id == named for named, _ in self.forgotten)
-            assert self.catalog.is_reserved(id) == self.is_reserved(id)
+            assert self.catalog.tombstones.is_forgotten(id) == any(id == named for named, _ in self.forgotten)
+            assert self.catalog.records.is_reserved(id) == self.is_reserved(id)
 
     @invariant()
     def every_tier_is_known_to_be_behind_with_what_it_is_behind_with(self) -> None:
         assert self.redo.keys() <= self.living.keys()
-        assert self.catalog.redone([*IDS, "nobody's"]) == {id: content_of(new) for id, new in self.redo.items()}
-        assert self.catalog.behind([*IDS, "nobody's"]) == self.redo.keys()
-        assert self.catalog.is_redoing() == bool(self.redo)
+        assert self.catalog.redo.drafts([*IDS, "nobody's"]) == {id: content_of(new) for id, new in self.redo.items()}
+        assert self.catalog.redo.behind([*IDS, "nobody's"]) == self.redo.keys()
+        assert self.catalog.redo.is_open() == bool(self.redo)
         for name in NAMES:
             there = [id for id in self.redo if self.living[id].home == name]
-            assert sorted(self.catalog.redo_in(name)) == sorted(there)
+            assert sorted(self.catalog.redo.ids_in(name)) == sorted(there)
             lives = sum(record.home == name for record in self.living.values())
             strays = [kind for (tier, _), (kind, *_) in self.strays.items() if tier == name]
             least = lives + strays.count(Stray.ASIDE) - len(there)
-            assert self.catalog.may_hold(name) == range(least, lives + len(strays) + 1)
+            assert self.catalog.queries.may_hold(name) == range(least, lives + len(strays) + 1)
 
 
 def selection_of(tiers: list[str], scope: Scope, where: dict[str, Any], prefix: str | None) -> Selection:
@@ -804,7 +811,7 @@ class OnFile(Model):
                     }
         self.was_whole |= not self.unscanned
         self.catalog = opened(self.path, list(self.tiers.values()))
-        assert {name for name in NAMES if not self.catalog.is_scanned(name)} == self.unscanned
+        assert {name for name in NAMES if not self.catalog.tiers.is_scanned(name)} == self.unscanned
 
     @precondition(lambda self: not self.batches and not self.moves)
     @rule(**CHANGES)

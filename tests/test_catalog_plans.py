@@ -11,8 +11,7 @@ import pytest
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry
-from a2m_router.catalog.lookup import Selection
-from a2m_router.catalog.selection import Scope
+from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.protocol.wire.equality import text_atom
 from tests.catalogs import NAMES, entry, move, opened, replace, rewritten, write
 
@@ -25,7 +24,7 @@ def atoms(*texts: str | None) -> tuple[bytes, ...]:
 
 
 def newest(limit: int | None = 5, tiers: list[str] = NAMES, **fields: Any) -> Callable[[Catalog], object]:
-    return lambda catalog: catalog.newest(Selection(tiers=tiers, **fields), limit)
+    return lambda catalog: catalog.queries.newest(Selection(tiers=tiers, **fields), limit)
 
 
 def fail(catalog: Catalog) -> None:
@@ -35,21 +34,21 @@ def fail(catalog: Catalog) -> None:
 
 def replace_twice(catalog: Catalog) -> None:
     for home in ("working", "semantic"):
-        known = catalog.find("x")["x"]
+        known = catalog.records.find("x")["x"]
         replace(catalog, rewritten(known, home=home), known)
 
 
 def catch_up(catalog: Catalog) -> None:
     replace_twice(catalog)
-    catalog.end_redo(catalog.find(catalog.redo_in("semantic")).values(), {})
+    catalog.end_redo(catalog.records.find(catalog.redo.ids_in("semantic")).values(), {})
 
 
 QUESTIONS: dict[str, Callable[[Catalog], object]] = {
-    "find": lambda catalog: catalog.find(["x", "y"]),
-    "by_key": lambda catalog: (catalog.by_key("a", "k"), catalog.by_key(None, "k")),
-    "group": lambda catalog: catalog.group("working", "a", "g"),
+    "find": lambda catalog: catalog.records.find(["x", "y"]),
+    "by_key": lambda catalog: (catalog.records.by_key("a", "k"), catalog.records.by_key(None, "k")),
+    "group": lambda catalog: catalog.records.group("working", "a", "g"),
     "newest of a session": newest(where={"session": atoms("s")}),
-    "when a conversation was last written to": lambda catalog: catalog.newest_of("a", "s"),
+    "when a conversation was last written to": lambda catalog: catalog.queries.newest_of("a", "s"),
     "newest of no session": newest(where={"session": atoms(None)}, scope=MINE),
     "newest of an owner": newest(scope=MINE),
     "newest of a tier": newest(tiers=["working"]),
@@ -60,43 +59,45 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "newest beneath a key": newest(key_prefix="k"),
     "newest beneath a key's slash": newest(key_prefix="k/", scope=MINE),
     "newest of a group": newest(where={"group": atoms("g")}),
-    "ids of a session": lambda catalog: catalog.ids(Selection(tiers=NAMES, where={"session": atoms("s")})),
-    "walk": lambda catalog: catalog.walk(Selection(tiers=NAMES, scope=MINE), 3, 2),
-    "held": lambda catalog: catalog.held(1),
-    "what was last written to a tier": lambda catalog: catalog.latest("working", 5),
-    "whether a store was set back": lambda catalog: catalog.is_set_back("working", catalog.epoch),
-    "a store is told of the start": lambda catalog: catalog.note_epoch("working"),
-    "bucket_of": lambda catalog: catalog.bucket_of("x"),
-    "in_session": lambda catalog: catalog.in_session("working", "s", "a"),
-    "sessions of an owner": lambda catalog: catalog.sessions(MINE),
-    "counts of an owner": lambda catalog: catalog.counts(MINE),
-    "overfull": lambda catalog: [catalog.overfull(name) for name in NAMES],
-    "weakest": lambda catalog: [list(catalog.weakest("working", bucket)) for bucket, _ in catalog.overfull("working")],
+    "ids of a session": lambda catalog: catalog.queries.ids(Selection(tiers=NAMES, where={"session": atoms("s")})),
+    "walk": lambda catalog: catalog.queries.walk(Selection(tiers=NAMES, scope=MINE), 3, 2),
+    "held": lambda catalog: catalog.buckets.held(1),
+    "what was last written to a tier": lambda catalog: catalog.queries.latest("working", 5),
+    "whether a store was set back": lambda catalog: catalog.lineage.is_set_back("working", catalog.lineage.epoch),
+    "a store is told of the start": lambda catalog: catalog.lineage.note_epoch("working"),
+    "bucket_of": lambda catalog: catalog.buckets.of("x"),
+    "in_session": lambda catalog: catalog.queries.in_session("working", "s", "a"),
+    "sessions of an owner": lambda catalog: catalog.queries.sessions(MINE),
+    "counts of an owner": lambda catalog: catalog.queries.counts(MINE),
+    "overfull": lambda catalog: [catalog.buckets.overfull(name) for name in NAMES],
+    "weakest": lambda catalog: [
+        list(catalog.buckets.weakest("working", bucket)) for bucket, _ in catalog.buckets.overfull("working")
+    ],
     "a write": lambda catalog: write(catalog, entry("new", group="g", key="new", owner="a")),
     "a write that fails": fail,
     "replacements": replace_twice,
     "catching up": catch_up,
     "what is to be caught up with": lambda catalog: (
-        catalog.redone(["x", "y"]),
-        catalog.behind(["x"]),
-        catalog.redo_in("working"),
+        catalog.redo.drafts(["x", "y"]),
+        catalog.redo.behind(["x"]),
+        catalog.redo.ids_in("working"),
     ),
-    "is_scanned": lambda catalog: catalog.is_scanned("working"),
-    "whether a tier has notes": lambda catalog: catalog.has_notes("working"),
-    "whether a key is taken": lambda catalog: catalog._has_taken_key(entry("n", key="k", owner="a")),
-    "knows_of": lambda catalog: catalog.knows_of(MINE, "x"),
-    "a move": lambda catalog: move(catalog, [catalog.unit(catalog.find("x")["x"])], "episodic"),
+    "is_scanned": lambda catalog: catalog.tiers.is_scanned("working"),
+    "whether a tier has notes": lambda catalog: catalog.queries.has_notes("working"),
+    "whether a key is taken": lambda catalog: catalog.findings.is_key_taken(entry("n", key="k", owner="a")),
+    "knows_of": lambda catalog: catalog.queries.knows_of(MINE, "x"),
+    "a move": lambda catalog: move(catalog, [catalog.records.unit(catalog.records.find("x")["x"])], "episodic"),
     "giving up": lambda catalog: catalog.give_up([X], "episodic"),
     "coming home": lambda catalog: catalog.come_home("x", X.digest, "semantic"),
     "forget": lambda catalog: catalog.forget(["x", "y", "nobody's"], MINE, 2000),
     "touch": lambda catalog: catalog.touch(["x", "y"], 2000),
     "reinforce": lambda catalog: catalog.reinforce(["x", "y"], 1.0, MINE),
-    "strays": lambda catalog: catalog.strays("working", "1", 5),
-    "strays_in_the_way": lambda catalog: catalog.strays_in_the_way("working", [X]),
+    "strays": lambda catalog: catalog.strays.removable("working", "1", 5),
+    "strays_in_the_way": lambda catalog: catalog.strays.in_the_way("working", [X]),
     "strike": lambda catalog: catalog.strike("working", ["x"]),
     "adopt": lambda catalog: catalog.adopt([entry("new", key="new")]),
-    "is_reserved": lambda catalog: catalog.is_reserved("x"),
-    "is_forgotten": lambda catalog: catalog.is_forgotten("x"),
+    "is_reserved": lambda catalog: catalog.records.is_reserved("x"),
+    "is_forgotten": lambda catalog: catalog.tombstones.is_forgotten("x"),
 }
 
 
@@ -133,7 +134,7 @@ def plan(connection: apsw.Connection, statement: str) -> list[str]:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_nothing_is_looked_for_without_an_index(catalog: Catalog, name: str) -> None:
-    connection = catalog._database.connection
+    connection = catalog.database.connection
     with statements_of(connection) as statements:
         QUESTIONS[name](catalog)
     plans = {statement: plan(connection, statement) for statement in statements}
@@ -164,7 +165,7 @@ INDEXES: dict[str, str] = {
 
 @pytest.mark.parametrize("name", INDEXES)
 def test_the_narrowest_index_is_the_one_that_is_followed(catalog: Catalog, name: str) -> None:
-    connection = catalog._database.connection
+    connection = catalog.database.connection
     with statements_of(connection) as statements:
         QUESTIONS[name](catalog)
     assert any(INDEXES[name] in step for statement in statements for step in plan(connection, statement))
@@ -174,7 +175,7 @@ def test_the_narrowest_index_is_the_one_that_is_followed(catalog: Catalog, name:
     "name", ["newest of a session", "newest of an owner", "newest of a tier", "newest of all", "weakest"]
 )
 def test_the_first_few_are_found_without_sorting_the_rest(catalog: Catalog, name: str) -> None:
-    connection = catalog._database.connection
+    connection = catalog.database.connection
     with statements_of(connection) as statements:
         QUESTIONS[name](catalog)
     searched = [plan(connection, s) for s in statements if "LIMIT" in s or "ORDER BY strength, seq" in s]
@@ -190,11 +191,11 @@ def rows_stepped_over(catalog: Catalog, ask: Callable[[Catalog], object]) -> int
         nonlocal steps
         steps += event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
 
-    catalog._database.connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, count)
+    catalog.database.connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, count)
     try:
         ask(catalog)
     finally:
-        catalog._database.connection.trace_v2(0, None)
+        catalog.database.connection.trace_v2(0, None)
     return steps
 
 

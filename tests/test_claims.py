@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2m_router.catalog.claims import Claim, Claims, Name, group_name, id_name, key_name
+from tests.catalogs import is_held
 
 NAMES = [id_name("x"), id_name("\0"), key_name(None, "k"), key_name("", "k"), group_name("a", "g")]
 
@@ -58,7 +59,7 @@ def test_whoever_takes_whatever_and_is_cancelled_whenever_each_name_has_one_hold
                 try:
                     for name in taker.names:
                         assert holders.setdefault(name, taker) is taker
-                        assert claims.is_held(name)
+                        assert is_held(claims, name)
                     for _ in range(taker.holds):
                         await anyio.lowlevel.checkpoint()
                     served.append(taker)
@@ -79,7 +80,7 @@ def test_whoever_takes_whatever_and_is_cancelled_whenever_each_name_has_one_hold
                 if taker.cancelled is not None:
                     tasks.start_soon(cancel, taker, scope)
         assert set(served) >= {taker for taker in takers if taker.cancelled is None}
-        assert not any(map(claims.is_held, NAMES))
+        assert not any(is_held(claims, name) for name in NAMES)
         claims.take_if_free(NAMES)
 
     run(backend, main)
@@ -111,7 +112,7 @@ def test_who_comes_first_is_served_first(backend: str, stays: list[bool]) -> Non
                     scopes[turn].cancel()
             await anyio.wait_all_tasks_blocked()
             first.release()
-            assert claims.is_held(NAMES[0]) == any(stays)  # handed over: nobody can slip in between
+            assert is_held(claims, NAMES[0]) == any(stays)  # handed over: nobody can slip in between
             assert claims.take_if_free([NAMES[0]]) is None or not any(stays)
         assert served == [turn for turn, stay in enumerate(stays) if stay]
 
@@ -132,7 +133,7 @@ def test_a_name_handed_to_one_who_is_being_cancelled_goes_on_to_the_next(backend
                 claim = await claims.take([NAMES[0], NAMES[1]])
                 await anyio.lowlevel.checkpoint()  # on trio what was handed over in time is kept until here
                 claim.release()
-            if scope.cancelled_caught and claims.is_held(NAMES[0]) and not got:
+            if scope.cancelled_caught and is_held(claims, NAMES[0]) and not got:
                 claim.release()
 
         async def wait() -> None:
@@ -147,7 +148,7 @@ def test_a_name_handed_to_one_who_is_being_cancelled_goes_on_to_the_next(backend
                 act()
         [claim] = got
         claim.release()
-        assert not any(map(claims.is_held, NAMES))
+        assert not any(is_held(claims, name) for name in NAMES)
 
     run(backend, main)
 
@@ -159,10 +160,10 @@ def test_a_claim_that_must_not_wait_takes_all_or_nothing(held: list[Name], wante
     assert first is not None
     second = claims.take_if_free(wanted)
     assert (second is None) == bool(set(held) & set(wanted))
-    assert {name for name in NAMES if claims.is_held(name)} == set(held) | set(wanted if second else [])
+    assert {name for name in NAMES if is_held(claims, name)} == set(held) | set(wanted if second else [])
     first.release()
     first.release()  # once more does no harm
-    assert {name for name in NAMES if claims.is_held(name)} == set(wanted if second else [])
+    assert {name for name in NAMES if is_held(claims, name)} == set(wanted if second else [])
 
 
 @given(st.lists(name_sets, max_size=5))
@@ -189,7 +190,7 @@ def test_one_who_hears_of_a_release_may_claim_at_once(backend: str) -> None:
         seized: list[Claim | None] = []
         with claims.on_release(lambda names: seized.append(claims.take_if_free(sorted(names)))):
             claim.release()
-            assert all(map(claims.is_held, NAMES))
+            assert all(is_held(claims, name) for name in NAMES)
         assert len(seized) == 1
         assert seized[0] is not None
         seized[0].release()

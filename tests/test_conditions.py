@@ -510,7 +510,7 @@ async def test_no_tier_hears_of_a_condition_and_none_is_kept() -> None:
         await write(fed, {**PAGE, "if_revision": None})
         steer.refuse("working", "remember")
         await write(fed, {"content": "two", "key": "k", "if_revision": 0})
-        kept = fed.federation.catalog._execute("SELECT draft FROM redo").get
+        kept = fed.federation.catalog._tables.execute("SELECT draft FROM redo").get
         assert b"two" in kept
         assert b"if_revision" not in kept
         steer.allow("working", "remember")

@@ -60,7 +60,7 @@ def test_what_is_broken_is_told_whole_and_seen_again_alone(monkeypatch: pytest.M
     synced = Catalog.synced
 
     async def only_at_the_start(self: Catalog) -> None:
-        if self.records_in("working") == 0:
+        if self.records.count("working") == 0:
             await synced(self)
 
     monkeypatch.setattr(Catalog, "synced", only_at_the_start)

@@ -198,7 +198,7 @@ def test_a_process_that_was_killed_leaves_the_file_free_and_its_commits_there(tm
         process.kill()
         process.communicate()
     catalog = opened(path)
-    assert set(catalog.find("x")) == {"x"}
+    assert set(catalog.records.find("x")) == {"x"}
     catalog.close()
 
 
@@ -253,7 +253,7 @@ def test_the_catalogs_own_schema_takes_a_further_step_or_stays_as_it_is(tmp_path
     catalog.close()
     refusal(path, [*SCHEMA, "DROP TABLE groups; UPDATE records SET id = 'y'; SELECT nonsense"], APPLICATION)
     catalog = opened(path)
-    assert set(catalog.find("xy")) == {"x"}
+    assert set(catalog.records.find("xy")) == {"x"}
     catalog.close()
     database(path, [*SCHEMA, "CREATE TABLE more (x)"], APPLICATION).close()
     with pytest.raises(DatabaseError, match="newer"):

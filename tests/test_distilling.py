@@ -652,9 +652,9 @@ async def test_what_gave_way_does_not_come_back_from_a_scan(tmp_path: Path) -> N
         await assert_settled(fed, REWRITTEN)
         for text in GROUP:
             plant(fed, "working", id=text, content=text, group="g", owner="a", session="s")
-        fed.federation.catalog.set_scanned("working", False)
+        fed.federation.catalog.tiers.set_scanned("working", False)
     async with thinking(Thinker(), CALM, folder=tmp_path) as fed:
-        assert fed.federation.catalog.is_scanned("working")
+        assert fed.federation.catalog.tiers.is_scanned("working")
         await assert_settled(fed, REWRITTEN)
 
 

@@ -14,11 +14,13 @@ from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.readers import Readers
+from a2m_router.catalog.records import Records
 from a2m_router.methods.writing import Writing
 from a2m_router.placement.moves import Moves
 from a2m_router.placement.sweeping import Sweeper
 from a2m_router.protocol.client.client import Connection
 from a2m_router.tiers.copies import Copies
+from tests.catalogs import strays_left
 from tests.clocks import simulated
 from tests.explorer.accounts import A, B
 from tests.explorer.recording import TWO_TIERS, Followed, Left, Recorder
@@ -99,7 +101,7 @@ async def at_rest(fed: Trial) -> None:
     with anyio.fail_after(PATIENCE):
         await fed.federation.sweeper.idle()
         # nobody tells when the last claim has been let go, the last copy swept, the last tier caught up
-        while catalog.strays_left() or catalog.is_redoing() or catalog.claims._waiting:  # noqa: ASYNC110
+        while strays_left(catalog) or catalog.redo.is_open() or catalog.claims._waiting:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
@@ -302,7 +304,7 @@ async def as_all_of_the_batch(self: Writing, written: Any, *, are_all: bool) -> 
 
 def before_it_is_told(self: Catalog, new: Any, replacements: Any, vectors: Any, redo: Any) -> Any:
     lost = _commit_write(self, new, replacements, vectors, redo)
-    self.end_redo(self.find(redo).values(), vectors)
+    self.end_redo(self.records.find(redo).values(), vectors)
     return lost
 
 
@@ -320,7 +322,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a read, a move", reads=1), read, move, ("source", "recall", True)),
     ),
     "a flip of what has changed": (
-        *(Catalog, "unchanged", lambda _, unit: [entry for entry in unit if entry.id == "a"]),
+        *(Records, "unchanged", lambda _, unit: [entry for entry in unit if entry.id == "a"]),
         *(Scenario(name="a move, a forget", forgets=B), move, forget_b, ("target", "remember", True)),
     ),
     "copies that are not read back": (

@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 import a2m_router.storage.database
-from a2m_router.catalog import accounts
+from a2m_router.catalog import catalog
 from a2m_router.config.loading import load
 from a2m_router.daemon.opening import open_federation
 from a2m_router.protocol.client.connecting import connect_command
@@ -38,13 +38,13 @@ ON_ASYNCIO: Final = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change waits for a lock as long as it takes."""
-    monkeypatch.setattr(accounts, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(catalog, "_PATIENCE", PATIENCE)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change waits for a lock just so long that it looks twice."""
-    monkeypatch.setattr(accounts, "_PATIENCE", 0.1)
+    monkeypatch.setattr(catalog, "_PATIENCE", 0.1)
 
 
 def federation(folder: Path, state: str = "router.db") -> Path:

@@ -308,7 +308,7 @@ async def test_an_id_of_another_federation_is_refused_in_words_that_blame_nobody
         (tmp_path / name).mkdir()
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "one") as fed:
         await fed.call("remember", records=[{"id": "same", "content": "one", "tier": "semantic"}])
-        theirs = fed.federation.catalog.federation
+        theirs = fed.federation.catalog.lineage.federation
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "two") as fed:
         refused = await refusal(fed, "remember", records=[{"id": "same", "content": "two", "tier": "semantic"}])
         assert refused.code == Code.INVALID_PARAMS

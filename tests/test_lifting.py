@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, UnsetType
 
-from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.changes import Changes
 from a2m_router.config.loading import parse
 from a2m_router.protocol.wire.equality import parse_where
 from a2m_router.protocol.wire.errors import A2MError, Code
@@ -528,15 +528,14 @@ async def test_a_disk_that_fills_up_with_the_first_vector_is_no_trouble_afterwar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with trial(settings_of(KEYED), servers=FOREIGN) as fed:
-        enter = Catalog._settle_home
+        enter = Changes.settle
 
-        def failing(self: Catalog, entry: Any) -> int:
-            enter(self, entry)
-            self._index(1, entry.home, [1.0, 0.0])
+        def failing(self: Changes, *new: Any) -> None:
+            enter(self, *new)
             raise OSError(28, "disk full")
 
         with monkeypatch.context() as full:
-            full.setattr(Catalog, "_settle_home", failing)
+            full.setattr(Changes, "settle", failing)
             with pytest.raises(A2MError, match="disk"):
                 await fed.remember("first", embedding=[1.0, 0.0])
         await fed.settled()

@@ -89,7 +89,7 @@ async def replaced(fed: Trial, steer: Steered) -> Files:
 
 
 def copied_of(fed: Trial) -> Files:
-    path = fed.federation.catalog.path
+    path = fed.federation.catalog.database.path
     assert path is not None
     return copied(path.parent)
 

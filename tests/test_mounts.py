@@ -542,7 +542,7 @@ async def test_while_memory_is_not_looked_through_an_id_may_be_one_of_its_record
         assert await fed.call("forget", ids=["handbook/1"]) == {"forgotten": 0}
         down.clear()
         await fed.federation.links["notes"].wait_up()
-        while not fed.federation.catalog.is_scanned("notes"):
+        while not fed.federation.catalog.tiers.is_scanned("notes"):
             await anyio.lowlevel.checkpoint()
         assert (await fed.refused("reinforce", ids=["handbook/2"])).code == Code.INVALID_PARAMS
 

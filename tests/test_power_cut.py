@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 import a2m_router.storage.database
-from a2m_router.catalog.accounts import Replacement
+from a2m_router.catalog.records import Replacement
 from a2m_router.catalog.selection import Scope
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.messages import Forget, Pages, Reinforce, Remember
@@ -119,7 +119,7 @@ def store_database(path: Path) -> Database:
 
 
 def catalog_database(path: Path) -> Database:
-    return opened(path)._database
+    return opened(path).database
 
 
 # --- streams of changes
@@ -161,9 +161,9 @@ def change_a_catalog(folder: Path, witness: Witness) -> None:
     with closing(opened(folder / "a.db")) as catalog:
 
         def done(*, synced: bool = False) -> None:
-            witness.done(catalog._database.connection)
+            witness.done(catalog.database.connection)
             if synced:
-                catalog._database.sync()
+                catalog.database.sync()
                 witness.confirmed()
 
         done(synced=True)
@@ -173,20 +173,20 @@ def change_a_catalog(folder: Path, witness: Witness) -> None:
             done(synced=True)
             catalog.commit_write([one, other], [])
             done()
-            found = catalog.find([one.id, other.id])
+            found = catalog.records.find([one.id, other.id])
             replacement = Replacement(rewritten(found[one.id]), found[one.id].version)
             redo = {one.id: Draft(id=one.id, content="again")}
             catalog.commit_write([], [replacement], redo=redo)
             done(synced=True)
             if n % 2:  # else it is forgotten, or moved, before its tier has caught up
-                catalog.end_redo(catalog.find([one.id]).values(), {one.id: None})
+                catalog.end_redo(catalog.records.find([one.id]).values(), {one.id: None})
                 done()
             catalog.touch([one.id], 2000)
             done()
-            group = list(catalog.find([one.id, other.id]).values())
+            group = list(catalog.records.find([one.id, other.id]).values())
             catalog.note_copies(group, "semantic")
             done(synced=True)
-            catalog.flip([catalog.unit(group[0])], "semantic")
+            catalog.flip([catalog.records.unit(group[0])], "semantic")
             done(synced=True)
             catalog.forget([one.id], Scope(), 3000)
             done(synced=True)

@@ -23,7 +23,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.entries import Entry, Stray
 from a2m_router.catalog.selection import Scope
 from a2m_router.placement.rebuilding import Rebuilt
 from a2m_router.protocol.server.server import Caller
@@ -340,7 +340,7 @@ async def test_a_stray_copy_at_a_lesser_server_stays_if_a_later_router_has_writt
         server.call("memory/remember", {"records": [{"id": "t", "content": "anew", "metadata": metadata}]})
         await fed.federation.sweeper.idle()
         assert [record.content for record in told_by(server)] == ["anew"]
-        assert [stray.id for stray in lost.strays("working", "", 9)] == ["t"]
+        assert [stray.id for stray in lost.strays.removable("working", "", 9)] == ["t"]
 
 
 # --- what a start may die of
@@ -560,7 +560,7 @@ async def test_what_was_forgotten_stays_so_after_the_note_of_it_has_ended(tmp_pa
         await fed.call("forget", ids=["gone"])
         await fed.settled()
         fed.federation.catalog.drop_notes_before(2**62)
-        assert not fed.federation.catalog.is_forgotten("gone")
+        assert not fed.federation.catalog.tombstones.is_forgotten("gone")
     put_back(tmp_path, copy, "working")
     await assert_is_there(tmp_path, "one", "working")
 
@@ -650,7 +650,7 @@ async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.settled()
         assert contents((await fed.call("timeline", page=10))["records"]) == {"u": "working"}
-        assert sum(map(fed.federation.catalog.records_in, TIERS)) == 1
+        assert sum(map(fed.federation.catalog.records.count, TIERS)) == 1
         await fed.call("remember", records=[{"id": "t", "content": "again", "tier": "working"}])
         await fed.settled()
         assert contents(await fed.timeline()) == {"u": "working", "again": "working"}
@@ -695,7 +695,7 @@ async def test_a_record_that_moved_out_of_and_into_older_stores_leaves_the_accou
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.settled()
         assert contents((await fed.call("timeline", page=10))["records"]) == {"u": "working", "v": "episodic"}
-        assert sum(map(fed.federation.catalog.records_in, TIERS)) == 2
+        assert sum(map(fed.federation.catalog.records.count, TIERS)) == 2
 
 
 @pytest.mark.parametrize("target", ["native", "lesser"])
@@ -748,13 +748,13 @@ async def test_what_was_set_aside_stays_in_a_store_that_is_set_back(tmp_path: Pa
         await fed.call("remember", records=[{"id": "a", "content": "a", "key": "k", "tier": "working"}])
         plant(fed, "semantic", id="b", content="b", key="k")
     async with trial(CALM, folder=tmp_path) as fed:
-        assert [stray.id for stray in fed.federation.catalog.set_aside("semantic")] == ["b"]
+        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.ASIDE)] == ["b"]
     copy = copied(tmp_path, "semantic")
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.remember("since", tier="semantic")
     put_back(tmp_path, copy, "semantic")
     async with trial(CALM, folder=tmp_path) as fed:
-        assert [stray.id for stray in fed.federation.catalog.set_aside("semantic")] == ["b"]
+        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.ASIDE)] == ["b"]
         await fed.call("forget", ids=["a"])
         await fed.settled()
     async with trial(CALM, folder=tmp_path) as fed:
@@ -775,7 +775,7 @@ async def test_an_end_while_an_older_store_is_read_through_brings_nothing_back(
     with monkeypatch.context() as broken:
         broken.setattr(Catalog, "adopt", _fails)
         async with trial(CALM, folder=tmp_path) as fed:
-            assert not fed.federation.catalog.is_scanned("working")
+            assert not fed.federation.catalog.tiers.is_scanned("working")
     await assert_is_there(tmp_path, "one", "working")
 
 
@@ -820,7 +820,7 @@ async def test_what_a_tier_lost_while_the_router_ran_leaves_the_account_when_it_
         down.clear()
         await joined(fed, "semantic")
         assert "1 records that should live there are gone: t" in caplog.text
-        assert fed.federation.catalog.records_in("semantic") == others + exchanged
+        assert fed.federation.catalog.records.count("semantic") == others + exchanged
         assert len((await fed.call("timeline", page=1000))["records"]) == others + exchanged
         await fed.call("remember", records=[{**ANEW, "tier": "semantic"}])
         assert "anew" in [record["content"] for record in await fed.timeline()]
@@ -917,7 +917,7 @@ async def test_two_federations_on_one_server_keep_to_what_is_theirs(
                 f"{name}'s"
             ]
             await fed.settled()
-            ours = fed.federation.catalog.federation
+            ours = fed.federation.catalog.lineage.federation
     assert re.search(
         rf"semantic: at least 1 records there belong to another federation \(\w+; this one is {ours}\)", caplog.text
     )
@@ -980,7 +980,7 @@ async def test_a_store_of_another_federation_is_taken_only_if_it_is_asked_for(tm
 async def test_a_rebuild_takes_the_federation_that_most_records_bear(tmp_path: Path) -> None:
     async with trial(CALM, folder=tmp_path) as fed:
         await write_some(fed)
-        ours = fed.federation.catalog.federation
+        ours = fed.federation.catalog.lineage.federation
     for path in files_of(tmp_path, CATALOG):
         path.unlink()
     with pytest.raises(BaseExceptionGroup) as refused:
@@ -990,7 +990,7 @@ async def test_a_rebuild_takes_the_federation_that_most_records_bear(tmp_path: P
     assert re.search(r"another federation.*--adopt.*--rebuild", str(problem))
     await heal(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
-        assert fed.federation.catalog.federation == ours
+        assert fed.federation.catalog.lineage.federation == ours
         assert {record["id"] for record in await fed.timeline()} == {"t", "u"}
 
 
@@ -1022,10 +1022,10 @@ def test_each_start_has_an_epoch_and_the_federation_keeps_its_id(tmp_path: Path)
     epochs, federations = [], []
     for _ in range(3):
         catalog = opened(tmp_path / "router.db")
-        assert all(map(catalog.knows_epoch, [*epochs, catalog.epoch, None]))
-        assert not catalog.knows_epoch("another")
-        epochs.append(catalog.epoch)
-        federations.append(catalog.federation)
+        assert all(map(catalog.lineage.knows_epoch, [*epochs, catalog.lineage.epoch, None]))
+        assert not catalog.lineage.knows_epoch("another")
+        epochs.append(catalog.lineage.epoch)
+        federations.append(catalog.lineage.federation)
         catalog.close()
     assert len(set(epochs)) == 3
     assert len(set(federations)) == 1
@@ -1035,24 +1035,24 @@ def test_a_store_is_set_back_if_it_has_held_a_later_epoch(tmp_path: Path) -> Non
     epochs = []
     for _ in range(3):
         catalog = opened(tmp_path / "router.db")
-        assert not catalog.is_set_back("working", epochs[-1] if epochs else None)
-        catalog.note_epoch("working")
-        epochs.append(catalog.epoch)
+        assert not catalog.lineage.is_set_back("working", epochs[-1] if epochs else None)
+        catalog.lineage.note_epoch("working")
+        epochs.append(catalog.lineage.epoch)
         catalog.close()
     catalog = opened(tmp_path / "router.db")
-    assert [catalog.is_set_back("working", epoch) for epoch in [*epochs, catalog.epoch, None]] == [
+    assert [catalog.lineage.is_set_back("working", epoch) for epoch in [*epochs, catalog.lineage.epoch, None]] == [
         *(True, True, False, False, True)
     ]
-    assert not catalog.is_set_back("semantic", epochs[0])  # it was told nothing that it could have lost
+    assert not catalog.lineage.is_set_back("semantic", epochs[0])  # it was told nothing that it could have lost
     catalog.close()
 
 
 def test_what_was_adopted_of_another_federation_is_ours_and_what_it_writes_since_is_not() -> None:
     catalog = opened()
-    assert not catalog.is_ours("theirs", "then")
-    catalog.take_origins(["then"], ["theirs"])
-    assert catalog.is_ours("theirs", "then")
-    assert not catalog.is_ours("theirs", "later")
-    assert catalog.is_ours(catalog.federation, "later")
-    assert catalog.is_ours(None, None)
+    assert not catalog.lineage.is_ours("theirs", "then")
+    catalog.lineage.take_origins(["then"], ["theirs"])
+    assert catalog.lineage.is_ours("theirs", "then")
+    assert not catalog.lineage.is_ours("theirs", "later")
+    assert catalog.lineage.is_ours(catalog.lineage.federation, "later")
+    assert catalog.lineage.is_ours(None, None)
     catalog.close()

@@ -186,7 +186,7 @@ async def test_after_an_unclean_end_every_page_is_looked_at(tmp_path: Path) -> N
     overwritten("forgotten_by_time")(file)
     catalog = Catalog(file, settings_in(tmp_path).managed, strength, threads=False)
     assert catalog.damage() is not None
-    catalog._database.close()  # it does not end in good order
+    catalog.database.close()  # it does not end in good order
     with pytest.raises(Damaged, match="--rebuild"):
         Catalog(file, settings_in(tmp_path).managed, strength, threads=False)
 

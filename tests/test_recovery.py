@@ -16,15 +16,16 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 import a2m_router.placement.recovery
-from a2m_router.catalog.catalog import Catalog, Decided
+from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Stray
+from a2m_router.catalog.findings import Decided
 from a2m_router.daemon.checking import print_check
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.messages import Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.protocol.wire.timestamps import render
 from a2m_store.store import Store
-from tests.catalogs import entry, opened, replace, rewritten
+from tests.catalogs import entry, opened, replace, rewritten, strays_left
 from tests.federated import (
     LOCAL,
     START,
@@ -138,7 +139,7 @@ async def test_groups_stay_undecided_while_one_of_their_tiers_is_not_read_throug
     async with trial(CALM, folder=tmp_path, down=down) as fed:
         await fed.settled()
         assert {tier for tiers in fed.copies().values() for tier in tiers} == {"working"}  # its store is not open yet
-        assert fed.federation.catalog.strays_left() == 0
+        assert strays_left(fed.federation.catalog) == 0
         down.clear()
         await joined(fed, "episodic")
         await one_home_each(fed)
@@ -219,12 +220,14 @@ def test_an_equal_copy_whose_record_is_replaced_before_it_is_decided_does_not_co
     catalog.adopt([found])
     catalog.end_scan("working")
     catalog.adopt([msgspec.structs.replace(found, home="episodic")])
-    known = catalog.find(["x"])["x"]
+    known = catalog.records.find(["x"])["x"]
     assert replace(catalog, rewritten(known), known)
     catalog.end_scan("episodic")
-    now = catalog.find(["x"])["x"]
+    now = catalog.records.find(["x"])["x"]
     assert (now.home, now.digest) == ("working", rewritten(known).digest)
-    assert [(stray.tier, stray.kind) for stray in catalog.strays("episodic", "", 5)] == [("episodic", Stray.UNWANTED)]
+    assert [(stray.tier, stray.kind) for stray in catalog.strays.removable("episodic", "", 5)] == [
+        ("episodic", Stray.UNWANTED)
+    ]
     catalog.close()
 
 
@@ -284,7 +287,7 @@ async def test_an_exchange_that_keeps_the_count_is_noticed(tmp_path: Path) -> No
         found = [record["content"] for record in await fed.timeline()]
         assert "from outside" in found
         assert "n4" not in found
-        assert fed.federation.catalog.records_in("semantic") == 12
+        assert fed.federation.catalog.records.count("semantic") == 12
     assert await started(tmp_path) == []
 
 
@@ -295,7 +298,7 @@ async def test_a_record_that_a_tier_has_lost_leaves_the_account_and_keeps_what_i
         [before] = [record for record in await fed.timeline() if record["id"] == ids[0]]
         lose(fed, "semantic", ids[0])
     async with trial(CALM, folder=tmp_path) as fed:
-        assert fed.federation.catalog.records_in("semantic") == 11
+        assert fed.federation.catalog.records.count("semantic") == 11
     assert await started(tmp_path) == []  # what is gone is not looked for at every start
     async with trial(CALM, folder=tmp_path) as fed:
         plant(fed, "semantic", id=ids[0], content="n0", created_at=before["created_at"])
@@ -341,7 +344,9 @@ async def with_a_conflict(folder: Path) -> None:
 
 def other_of(fed: Trial) -> tuple[str, str, str]:
     """The id at the key, the one that was set aside, and the tier that this is in."""
-    [(tier, stray)] = [(name, s) for name in ("working", "semantic") for s in fed.federation.catalog.set_aside(name)]
+    [(tier, stray)] = [
+        (name, s) for name in ("working", "semantic") for s in fed.federation.catalog.strays.of_kind(name, Stray.ASIDE)
+    ]
     return ("y" if stray.id == "x" else "x"), stray.id, tier
 
 

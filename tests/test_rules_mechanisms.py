@@ -26,6 +26,7 @@ from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Claims, id_name
 from a2m_router.catalog.entries import Entry
 from a2m_router.catalog.readers import Readers, Reading
+from a2m_router.catalog.strays import Strays
 from a2m_router.methods.asking import Question
 from a2m_router.methods.writing import Writing
 from a2m_router.placement.moves import Moves
@@ -139,13 +140,13 @@ async def test_what_is_forgotten_during_any_step_of_a_move_stays_forgotten(tier:
 async def test_without_a_version_check_at_the_flip_the_forgotten_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def flip(self: Catalog, units: Any, target: str, salience: float = 0.0, vectors: Any = None) -> list[Any]:
         moved = [entry for unit in units for entry in unit]
-        with self._database.transaction():
+        with self.database.transaction():
             for entry in moved:
-                if self._find(entry.id) is not None:
-                    self._leave(entry)
-                    self._execute("DELETE FROM records WHERE id = ?", (entry.id,))
-                self._strike(target, entry.id)
-                self._insert(msgspec.structs.replace(entry, home=target), None)
+                if self.records.get(entry.id) is not None:
+                    self.records.leave(entry)
+                    self._tables.execute("DELETE FROM records WHERE id = ?", (entry.id,))
+                self.strays.strike(target, entry.id)
+                self._changes.insert(msgspec.structs.replace(entry, home=target), None)
         return moved
 
     monkeypatch.setattr(Catalog, "flip", flip)
@@ -321,7 +322,7 @@ async def test_a_move_leaves_one_copy() -> None:
 
 
 async def test_a_copy_of_which_there_is_no_note_stays_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Catalog, "_note", lambda self, entry, tier, kind: None)
+    monkeypatch.setattr(Strays, "note", lambda self, entry, tier, kind: None)
     await goes_wrong(a_move_leaves_one_copy)
 
 
@@ -340,7 +341,7 @@ async def a_forgotten_id_written_on_purpose() -> None:
         steer.allow("working", "forget")
         await fed.call("remember", records=[{"id": "x", "content": "new"}])
         assert [record["content"] for record in await fed.timeline()] == ["new"]
-        assert not fed.federation.catalog.is_forgotten("x")
+        assert not fed.federation.catalog.tombstones.is_forgotten("x")
 
 
 async def test_a_forgotten_id_can_be_written_anew_on_purpose() -> None:

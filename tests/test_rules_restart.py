@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 import a2m_router.storage.database
 import a2m_router.tiers.copies
 from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.findings import Findings
 from a2m_router.placement.recovery import Recovery
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.messages import Remember
@@ -260,7 +261,7 @@ async def test_what_was_forgotten_does_not_come_back_in_place_of_a_write_of_its_
 ) -> None:
     async def forget_and_write(fed: Trial) -> None:
         plant(fed, "working", id="x", content="old")
-        fed.federation.catalog.set_scanned("working", False)
+        fed.federation.catalog.tiers.set_scanned("working", False)
         await fed.call("forget", ids=["x"])
         await fed.call("remember", records=[{"id": "x", "content": "new", "tier": "episodic"}])
 
@@ -408,7 +409,7 @@ async def test_a_store_that_brings_a_past_is_adopted_page_by_page(
 async def test_a_scan_that_ignores_notes_of_forgetting_brings_the_forgotten_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Catalog, "_is_unwanted", lambda *_: False)
+    monkeypatch.setattr(Findings, "is_unwanted", lambda *_: False)
     with pytest.raises(BaseExceptionGroup) as wrong:
         await a_store_that_brings_a_past(tmp_path)
     assert wrong.group_contains(AssertionError)

@@ -176,7 +176,7 @@ async def test_all_that_is_ours_is_found_in_a_store_that_federations_reach_over_
                 await fed.remember(*(f"apple {n}" for n in range(count)), tier="semantic", embedding=[1.0, 0.0])
             elif count:
                 ids = await write_ours(fed)
-                fed.federation.catalog.set_scanned("semantic", False)
+                fed.federation.catalog.tiers.set_scanned("semantic", False)
             else:
                 assert "600 records there belong to another federation" in caplog.text
                 await assert_all_is_found(fed, ids)
@@ -188,7 +188,7 @@ async def test_a_scan_that_others_records_fill_is_not_taken_for_the_whole(tmp_pa
     await begin_empty(tmp_path, mix)
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         ids = await fed.remember("a", "b", tier="semantic")
-        fed.federation.catalog.set_scanned("semantic", False)
+        fed.federation.catalog.tiers.set_scanned("semantic", False)
     await write_theirs(tmp_path, mix)
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         assert "it answers at most 20 records at once" in fed.federation.problems["semantic"]
@@ -236,7 +236,7 @@ async def test_a_server_that_answers_others_records_for_the_ids_of_ours_has_lost
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "ours") as fed:
         [degraded] = (await fed.call("timeline"))["degraded"]
         assert "answered a read by id with other records" in degraded["reason"]
-        assert fed.federation.catalog.records_in("semantic") == len(ids)
+        assert fed.federation.catalog.records.count("semantic") == len(ids)
 
 
 # --- whose the records are
@@ -268,7 +268,7 @@ async def test_a_federation_of_lesser_servers_whose_catalog_was_lost_does_not_st
 ) -> None:
     async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
         await fed.remember("a", "b", "c", tier="semantic")
-        lost = fed.federation.catalog.federation
+        lost = fed.federation.catalog.lineage.federation
     lose_catalog(tmp_path)
     for _ in range(2):
         sentence = await refusal(tmp_path, ALL_LESSER)
@@ -276,7 +276,7 @@ async def test_a_federation_of_lesser_servers_whose_catalog_was_lost_does_not_st
     await heal(tmp_path, ALL_LESSER)
     async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
         assert contents(await fed.timeline()) == dict.fromkeys("abc", "semantic")
-        assert fed.federation.catalog.federation == lost
+        assert fed.federation.catalog.lineage.federation == lost
 
 
 async def test_what_such_a_federation_lost_is_also_taken_by_adoption(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ async def test_a_new_federation_of_lesser_servers_begins_on_a_shared_one_when_it
     await heal(tmp_path / "two", mix, federation=federation)
     for _ in range(2):
         async with trial(CALM, servers=mix, folder=tmp_path / "two") as fed:
-            assert fed.federation.catalog.federation == federation
+            assert fed.federation.catalog.lineage.federation == federation
             assert await fed.timeline() == []
     async with trial(CALM, servers=mix, folder=tmp_path / "two") as fed:
         await fed.remember("two's", tier="semantic")
@@ -332,7 +332,7 @@ async def test_a_federation_that_has_had_a_record_is_no_lost_one(tmp_path: Path,
             await fed.call("forget", ids=ids)
             await fed.settled()
             fed.federation.catalog.drop_notes_before(2**62)
-        fed.federation.catalog.set_scanned("semantic", False)
+        fed.federation.catalog.tiers.set_scanned("semantic", False)
     await write_theirs(tmp_path, mix, "theirs")
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         assert contents(await fed.timeline()) == ({} if forgets else {"ours": "working"})
@@ -347,7 +347,7 @@ async def two_on_one_server(folder: Path, ours: int, theirs: int, *, natives: bo
     for name, count in (("ours", ours), ("theirs", theirs)):
         async with trial(CALM, servers=mix, folder=folder / name) as fed:
             await fed.remember(*(f"{name} {n}" for n in range(count)), tier="semantic")
-            federations.append(fed.federation.catalog.federation)
+            federations.append(fed.federation.catalog.lineage.federation)
     first, second = federations
     return mix, first, second
 
@@ -366,7 +366,7 @@ async def test_a_rebuild_keeps_the_id_that_its_native_stores_bear(tmp_path: Path
         lose_catalog(folder)
     await heal(folder, mix)
     async with trial(CALM, servers=mix, folder=folder) as fed:
-        assert fed.federation.catalog.federation == ours
+        assert fed.federation.catalog.lineage.federation == ours
     assert await seen(folder, mix) == {"ours": 1}
 
 

@@ -17,6 +17,7 @@ import trio
 
 from a2m_chaos.faults import KINDS
 from a2m_router.catalog.claims import id_name
+from tests.catalogs import strays_left
 from tests.clocks import jumping
 from tests.federated import Steered, Task, method_of, settings_of, trial
 from tests.simulation.tiers import FAULTS
@@ -86,7 +87,7 @@ def test_copies_in_two_tiers_go_when_what_claimed_them_both_lets_go() -> None:
             ids = await fed.remember("one")
             catalog = fed.federation.catalog
             # two copies that nobody sweeps, since the record is claimed
-            entry = catalog.find(ids)[ids[0]]
+            entry = catalog.records.find(ids)[ids[0]]
             claim = await catalog.claims.take([id_name(ids[0])])
             catalog.note_copies([entry], "episodic")
             catalog.note_copies([entry], "semantic")
@@ -94,10 +95,10 @@ def test_copies_in_two_tiers_go_when_what_claimed_them_both_lets_go() -> None:
             catalog.give_up([entry], "semantic")
             fed.federation.sweeper.wake()
             await anyio.sleep(1)
-            assert catalog.strays_left() == 2
+            assert strays_left(catalog) == 2
             claim.release()
             await anyio.sleep(1)
-            assert catalog.strays_left() == 0
+            assert strays_left(catalog) == 0
 
     calmly(scenario)
 
@@ -160,7 +161,7 @@ def test_a_timeline_looks_again_for_what_has_left_its_callers_sight_meanwhile() 
             read = steer.hold("procedural", "recall")
             look = Task(tasks, lambda: fed.timeline(owner="a", limit=1))
             await read.reached.wait()
-            [there] = fed.federation.catalog.find(shared).values()
+            [there] = fed.federation.catalog.records.find(shared).values()
             fed.federation.catalog.flip([[there]], "working")
             read.release()
             assert [record["content"] for record in await look.ended()] == ["mine"]

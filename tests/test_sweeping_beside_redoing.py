@@ -12,6 +12,7 @@ from a2m_router.catalog.entries import Entry
 from a2m_router.placement.redoing import Redoing
 from a2m_router.placement.sweeping import Sweeper
 from a2m_router.protocol.wire.records import Record
+from tests.catalogs import strays_left
 from tests.federated import Foreign, Steered, contents, trial
 from tests.test_rules_restart import CALM, photograph
 
@@ -60,7 +61,7 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
     async with trial(CALM, servers=LIFTED, folder=folder) as fed:
         assert contents(await fed.timeline()) == {"new": "semantic"}
         with anyio.fail_after(60):
-            while fed.federation.catalog.strays_left():  # noqa: ASYNC110 - nothing tells when, and to ask would wake it
+            while strays_left(fed.federation.catalog):  # noqa: ASYNC110 - nothing tells when, and to ask would wake it
                 await anyio.sleep(0.01)
         assert contents(await fed.timeline()) == {"new": "semantic"}
     assert "has lost" not in caplog.text

@@ -21,6 +21,7 @@ from a2m_router.protocol.wire.jsonrpc import parse_request, render_error
 from a2m_router.protocol.wire.messages import Promote, Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.tiers import link
+from tests.catalogs import is_held
 from tests.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -204,7 +205,7 @@ async def test_a_record_that_its_tier_has_lost_does_not_keep_its_bucket_full() -
         with store.transaction() as connection:
             connection.execute("DELETE FROM record WHERE id = ?", (ids[0],))
         await fed.call("consolidate")
-        assert fed.federation.catalog.overfull("working") == []
+        assert fed.federation.catalog.buckets.overfull("working") == []
 
 
 async def test_a_replacement_that_its_tier_refuses_is_true_and_the_tier_catches_up() -> None:
@@ -408,7 +409,7 @@ async def test_a_sweep_that_is_called_off_lets_no_claim_go_while_its_forget_may_
         await hold.reached.wait()
         sweep.cancel()
         await anyio.wait_all_tasks_blocked()
-        assert fed.federation.catalog.claims.is_held(id_name(ids[0]))
+        assert is_held(fed.federation.catalog.claims, id_name(ids[0]))
         hold.release()
         await fed.settled()
         assert no_claims_held(fed)
@@ -496,13 +497,13 @@ async def test_answers_that_would_be_too_long_are_asked_for_in_parts() -> None:
 async def test_scoped_forgetting_of_an_unknown_id_does_not_cost_another_owner_a_record() -> None:
     async with trial() as fed:
         catalog = fed.federation.catalog
-        catalog.set_scanned("semantic", False)
+        catalog.tiers.set_scanned("semantic", False)
         await fed.call("forget", ids=["b1"], owner="alice")
         store = fed.stores["semantic"]
         with store.transaction():
             store.remember(Remember(records=[Draft(id="b1", content="bob's", owner="bob")]), LOCAL)
         await fed.federation.recovery._scan("semantic")
-        catalog.set_scanned("semantic", True)
+        catalog.tiers.set_scanned("semantic", True)
         await fed.settled()
         assert await contents(fed) == ["bob's"]
 

@@ -142,7 +142,7 @@ class World:
 
     def takes(self, ids: Sequence[str]) -> bool:
         """Whether a write of "b"'s with one of these ids must be refused: it is another owner's."""
-        return any(entry.owner not in (None, "b") for entry in self.fed.federation.catalog.find(ids).values())
+        return any(entry.owner not in (None, "b") for entry in self.fed.federation.catalog.records.find(ids).values())
 
     def blurred(self, answer: Answer, given: set[bytes]) -> bytes:
         """The answer without what must differ, and says nothing: cursors, and fresh ids that "b" did not name."""

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from a2m_router.catalog.accounts import NotedStray
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, Stray
 from a2m_router.catalog.readers import Readers, Reading
+from a2m_router.catalog.strays import NotedStray
 from a2m_router.placement.recovery import Recovery
 from tests.explorer.accounts import (
     ASIDE,
@@ -77,24 +77,24 @@ class Left(Exception):
 def book_of(catalog: Catalog) -> Book:
     """A real catalog as the model sees it."""
     book = Book()
-    entries = catalog.find(ID_NAMES)
+    entries = catalog.records.find(ID_NAMES)
     for id in IDS:
         entry = entries.get(ID_NAMES[id])
         if entry is not None:
             # what replaces a record has the next revision
             book = book.enter(id, TIER_NAMES.index(entry.home), 1 + entry.revision)
     for tier in TIERS:
-        for name in catalog.accounted(TIER_NAMES[tier], filter(catalog.is_reserved, ID_NAMES)):
+        for name in catalog.queries.accounted(TIER_NAMES[tier], filter(catalog.records.is_reserved, ID_NAMES)):
             book = book.reserve(tier, 1 << ID_NAMES.index(name))
-        if catalog.redo_in(TIER_NAMES[tier]):
+        if catalog.redo.ids_in(TIER_NAMES[tier]):
             book = msgspec.structs.replace(book, redo=1 + tier)
     for tier in TIERS:
         name = TIER_NAMES[tier]
         asked = [NotedStray(id, name, Stray.PENDING, None, None) for id in ID_NAMES]
         book = book.strike(tier, 0b1111)
-        for stray in catalog.still_noted(name, asked):
+        for stray in catalog.strays.still_noted(name, asked):
             book = book.note(tier, 1 << ID_NAMES.index(stray.id), _KINDS[stray.kind])
-    forgotten = sum(1 << id for id in IDS if catalog.is_forgotten(ID_NAMES[id]))
+    forgotten = sum(1 << id for id in IDS if catalog.tombstones.is_forgotten(ID_NAMES[id]))
     return msgspec.structs.replace(book, forgotten=forgotten)
 
 

@@ -16,7 +16,7 @@ import trio
 import trio._core._run
 from trio._core._run import Deadlines
 
-import a2m_router.catalog.accounts
+import a2m_router.catalog.lineage
 import a2m_router.daemon.app
 import a2m_router.methods.writing
 import a2m_router.tiers.copies
@@ -57,7 +57,7 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
         put(a2m_router.tiers.copies, "uuid", uuid)
         put(tests.servers.core_only, "uuid", uuid)
         put(tests.servers.core_only, "time", SimpleNamespace(time=lambda: clock() / 1000))
-        put(a2m_router.catalog.accounts, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
+        put(a2m_router.catalog.lineage, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
         put(a2m_store.identifiers, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
         # with these two trio runs the tasks of each round in an order that the seed decides
         put(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)

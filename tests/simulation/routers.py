@@ -71,7 +71,7 @@ class KeptCatalog(Catalog):
         self._synced = image
         if loses_power:
             self._syncing = Syncing(self._note_synced, threads=False)
-        database = self._database
+        database = self.database
         begin = database.transaction
 
         @contextmanager
@@ -85,7 +85,7 @@ class KeptCatalog(Catalog):
 
     def image(self) -> bytes:
         """All that is committed."""
-        return bytes(self._database.connection.serialize("main"))
+        return bytes(self.database.connection.serialize("main"))
 
     def die(self) -> None:
         """Nothing that is committed after this is left."""
@@ -193,7 +193,7 @@ class Router:
     def homes(self, ids: Iterable[str]) -> list[str | None]:
         """See `Watched`."""
         assert self._catalog is not None
-        found = self._catalog.find(ids)
+        found = self._catalog.records.find(ids)
         return [found[id].home if id in found else None for id in ids]
 
     async def run(self) -> None:

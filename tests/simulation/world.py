@@ -14,6 +14,7 @@ from a2m_router.config.settings import Settings
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.tiers.profile import CannotServe
 from a2m_store.store import Store
+from tests.catalogs import strays_left
 from tests.federated import LOCAL, Clock, Foreign, Trial, assert_nothing_under_way, redone
 from tests.histories import Unheard
 from tests.servers.core_only import CoreOnly
@@ -275,15 +276,15 @@ class World:
             if busy.is_busy:
                 return f"calls at {busy.name}"
         for tier in self.settings.managed:
-            if not catalog.is_scanned(tier.name):
+            if not catalog.tiers.is_scanned(tier.name):
                 return f"{tier.name} is not accounted for"
-        if catalog._reserved():
-            return f"writes: {catalog._reserved()}"
+        if catalog.records.reserved():
+            return f"writes: {catalog.records.reserved()}"
         if redone(fed):
             return f"replacements: {redone(fed)}"
-        if catalog.strays_left():
-            left = [stray for tier in self.settings.managed for stray in catalog.strays(tier.name, "", 10)]
-            return f"{catalog.strays_left()} strays: {left}"
+        if strays_left(catalog):
+            left = [stray for tier in self.settings.managed for stray in catalog.strays.removable(tier.name, "", 10)]
+            return f"{strays_left(catalog)} strays: {left}"
         if catalog.readers._reads:
             return "a read: a tier that has come up is compared with the account"
         return _held(catalog.claims) or ("calls" if self.router.calls else None)

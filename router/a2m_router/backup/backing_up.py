@@ -163,7 +163,7 @@ class Backups:
     @property
     def offered(self) -> bool:
         """Whether there is a file to copy."""
-        return self._catalog.path is not None
+        return self._catalog.database.path is not None
 
     async def backup(self, params: Backup) -> State:
         """Begin a backup, and return when its moment is past; or say how far one has come. See Backup.
@@ -202,7 +202,7 @@ class Backups:
 
         Raises Failed for a tier that is down.
         """
-        state, federation = self._catalog.path, self._settings.path
+        state, federation = self._catalog.database.path, self._settings.path
         assert state is not None, "none is offered otherwise"
         base = (federation or state).parent.resolve()
         taken = [*_TAKEN, *([] if federation is None else [_place_of_federation(federation)])]
@@ -246,7 +246,7 @@ class Backups:
             for file in stores:
                 held.enter_context(self._links[file.of].holding_back())
             # before those of the stores, and in one step with the holding back
-            snapshot = self._catalog.snapshot()
+            snapshot = self._catalog.database.snapshot()
             try:
                 made.taken_at = render(self._clock())
                 await self._open_stores(made, stores)

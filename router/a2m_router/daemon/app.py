@@ -15,7 +15,8 @@ import anyio
 import anyio.abc
 
 from a2m_router.backup.backing_up import Backups
-from a2m_router.catalog.catalog import Catalog, Torn
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.findings import Torn
 from a2m_router.config.settings import Settings
 from a2m_router.methods.asking import Asking
 from a2m_router.methods.drafting import new_id
@@ -99,7 +100,7 @@ class Federation:
         self._tasks = tasks
         self._clock = clock
         self.mounts = mounts = Mounts(settings.tiers)
-        copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
+        copies = Copies(links, mounts, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
         settling = Settling(catalog, copies, self._spawn)
         self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
         self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)
@@ -184,7 +185,9 @@ class Federation:
         _refuse(problems)
         for tier in self.settings.managed:
             # of a tier's own process nothing is left that could land; a power cut may have taken the note of what could
-            if tier.url is not None and (not self.catalog.ended_well or self.catalog.has_notes(tier.name)):
+            if tier.url is not None and (
+                not self.catalog.opening.ended_well or self.catalog.queries.has_notes(tier.name)
+            ):
                 self.sweeper.hold(tier.name, SETTLING)
         for link in self.links.values():
             link.on_change(self._tier_changed)
@@ -290,7 +293,7 @@ class Federation:
                     log.error("%s", problem)
                     link.obstacle = str(problem)
                     if self._begun.is_set() and not tier.mount:
-                        self.catalog.set_scanned(link.name, False)
+                        self.catalog.tiers.set_scanned(link.name, False)
                 except Exception as problem:
                     # what no one has thought of must not look as if the tier were just slow
                     log.exception("%s: could not be taken into the account", link.name)
@@ -305,7 +308,7 @@ class Federation:
         """The tier was taken into the account."""
         self._taken_in.add(tier)
         if self._taken_in.issuperset(managed.name for managed in self.settings.managed):
-            self.catalog.end_recovery()
+            self.catalog.opening.end_recovery()
 
     async def _keep_house(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 import time
 from typing import Final
 
+from a2m_router.catalog.entries import Stray
 from a2m_router.catalog.rebuild.exchanging import REBUILDING
 from a2m_router.config.settings import Tier
 from a2m_router.daemon.app import Federation
@@ -49,7 +50,7 @@ async def print_check(federation: Federation) -> int:
                 link.describe_status().transport,
                 profile.name if profile else "–",
                 ", ".join(sorted(profile.capabilities)) if profile else "–",
-                "–" if mounted else f"{federation.catalog.records_in(tier.name):,}",
+                "–" if mounted else f"{federation.catalog.records.count(tier.name):,}",
                 "–" if took is None else f"{took * 1000:.1f} ms",
             )
         )
@@ -102,18 +103,18 @@ def _state(link: Link, failure: str | None) -> str:
 
 def _obstacle(federation: Federation, tier: Tier, link: Link) -> str | None:
     """Why a tier whose server answers takes no part."""
-    if link.obstacle is not None or tier in federation.mounts or federation.catalog.is_scanned(tier.name):
+    if link.obstacle is not None or tier in federation.mounts or federation.catalog.tiers.is_scanned(tier.name):
         return link.obstacle
-    so_far = federation.catalog.records_in(tier.name)
+    so_far = federation.catalog.records.count(tier.name)
     return f"what it holds is still being taken into the account, {so_far:,} records so far"
 
 
 def _set_aside(federation: Federation, tier: Tier) -> list[str]:
     return [
         f"{tier.name}: {stray.id!r} is set aside and not shown: "
-        f"{federation.catalog.why_set_aside(stray.id, stray.key)}; "
+        f"{federation.catalog.findings.why_set_aside(stray.id, stray.key)}; "
         "it is taken in at the next start when that is forgotten, or forgotten itself by its id"
-        for stray in federation.catalog.set_aside(tier.name)
+        for stray in federation.catalog.strays.of_kind(tier.name, Stray.ASIDE)
     ]
 
 

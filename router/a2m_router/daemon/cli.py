@@ -290,7 +290,7 @@ async def _serve_http(
         federation.answer,
         admit=door.admit,
         profile=lambda caller: federation.methods.describe(Describe(), caller),
-        ready=lambda: unready(federation.settings, federation.links, federation.catalog.is_scanned),
+        ready=lambda: unready(federation.settings, federation.links, federation.catalog.tiers.is_scanned),
         max_message=federation.settings.limits.max_message,
         limits=limits,
     )
@@ -319,7 +319,7 @@ def _announced(federation: Federation, where: str) -> Iterator[None]:
 
     def note(text: str | None) -> None:
         try:
-            federation.catalog.announce(text)
+            federation.catalog.database.announce(text)
         except OSError as problem:  # only those who look for a running router miss it
             log.warning("where the router listens cannot be noted beside %s: %s", federation.settings.state, problem)
 

@@ -20,9 +20,8 @@ from msgspec import Raw
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry
-from a2m_router.catalog.lookup import Selection
 from a2m_router.catalog.readers import Reading
-from a2m_router.catalog.selection import Scope
+from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.config.settings import Tier
 from a2m_router.methods.selecting import Filter, owner_for, unaccounted, unanswered
 from a2m_router.protocol.wire.equality import NULL, text_of
@@ -168,7 +167,7 @@ class Asking:
         pending = self._pending(question.tiers)
         if not pending:
             return
-        redone = self._catalog.redone(id for _, ids in pending for id in ids)
+        redone = self._catalog.redo.drafts(id for _, ids in pending for id in ids)
         for name, records in lists.items():
             lists[name] = [record for record in records if record.id not in redone]
         meant = [
@@ -187,15 +186,15 @@ class Asking:
     def acceptable(self, read: Reading, entries: Iterable[Entry]) -> Callable[[Entry, str], bool]:
         """Whether `read` may take what `overlay` has left of a record in a tier's list for the record; to be asked in
         the same breath."""
-        behind = self._catalog.behind(entry.id for entry in entries)
+        behind = self._catalog.redo.behind(entry.id for entry in entries)
         accepts = self._catalog.readers.accepts
         return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
 
     def _pending(self, tiers: Iterable[Tier]) -> list[tuple[Tier, list[str]]]:
         """The tiers that do not hold something yet as it is, and its ids."""
-        if not self._catalog.is_redoing():
+        if not self._catalog.redo.is_open():
             return []
-        pending = [(tier, self._catalog.redo_in(tier.name)) for tier in tiers if tier not in self._mounts]
+        pending = [(tier, self._catalog.redo.ids_in(tier.name)) for tier in tiers if tier not in self._mounts]
         return [(tier, ids) for tier, ids in pending if ids]
 
     def check_riders(self, tier: str, records: Iterable[Record], entries: Mapping[str, Entry]) -> None:
@@ -210,7 +209,9 @@ class Asking:
     def unaccounted(self, tiers: Sequence[Tier]) -> dict[str, str]:
         """Those of the tiers that may hold what nobody knows of, by their names, and why."""
         managed = [tier.name for tier in tiers if tier not in self._mounts]
-        return {name: self._copies.why_unaccounted(name) for name in managed if not self._catalog.is_scanned(name)}
+        return {
+            name: self._copies.why_unaccounted(name) for name in managed if not self._catalog.tiers.is_scanned(name)
+        }
 
     def refuse_unaccounted(self, tiers: Sequence[Tier]) -> None:
         """Raises INTERNAL_ERROR if one of the tiers may hold what nobody knows of."""
@@ -302,14 +303,14 @@ class Asking:
 
     def _here(self, tier: Tier, question: Question, most: int) -> list[str] | None:
         """The ids of what is meant in a tier, now that it has answered; None if they are more than `most`."""
-        here = self._catalog.few(question.selection([tier]), most)
+        here = self._catalog.queries.few(question.selection([tier]), most)
         return None if here is None else self._with_left(tier, question, here)
 
     def _with_left(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[str]:
         """The ids, and behind them those of what has moved on since the read began: it is in the list of no tier but
         this, where it still may be read."""
         left = [] if question.read is None else self._catalog.readers.left(question.read, tier.name)
-        meant = [entry.id for entry in self._catalog.among(left, question.selection())]
+        meant = [entry.id for entry in self._catalog.queries.among(left, question.selection())]
         return list(dict.fromkeys([*ids, *meant]))
 
     def _in_order(self, tier: Tier, question: Question, order: _Order, most: int) -> Ask:
@@ -335,11 +336,11 @@ class Asking:
         return ask
 
     def _newest(self, question: Question, tier: Tier, count: int) -> list[str]:
-        return [entry.id for entry in reversed(self._catalog.newest(question.selection([tier]), count))]
+        return [entry.id for entry in reversed(self._catalog.queries.newest(question.selection([tier]), count))]
 
     def _nearest(self, question: Question, tier: Tier, count: int) -> list[str]:
         assert question.embedding is not None
-        return self._catalog.nearest(question.selection([tier]), question.embedding, count)
+        return self._catalog.queries.nearest(question.selection([tier]), question.embedding, count)
 
     async def _from_mount(self, tier: Tier, question: Question) -> list[Record]:
         where = _mounted(tier, question)
@@ -412,7 +413,7 @@ class Asking:
 
     def _standing(self, kept: Sequence[Record]) -> int:
         """How many of a tier's records its answer stands for: what has been replaced may not be meant any more."""
-        return len(kept) - len(self._catalog.behind(record.id for record in kept))
+        return len(kept) - len(self._catalog.redo.behind(record.id for record in kept))
 
     # --- all that is meant
 
@@ -421,7 +422,7 @@ class Asking:
             return partial(self._mounted_timeline, tier, question)
         if self._copies.manner(tier.name).native:
             return partial(self._native_timeline, tier, question)
-        return partial(self._among, tier, question, self._catalog.ids(question.selection([tier])))
+        return partial(self._among, tier, question, self._catalog.queries.ids(question.selection([tier])))
 
     async def _native_timeline(self, tier: Tier, question: Question) -> list[Record]:
         asked = Timeline(
@@ -458,7 +459,7 @@ class Asking:
     def _search(self, tier: Tier, question: Question) -> Ask:
         if self._copies.manner(tier.name).native:
             return partial(self._native_search, tier, question)
-        return partial(self._lifted_search, tier, question, self._catalog.ids(question.selection([tier])))
+        return partial(self._lifted_search, tier, question, self._catalog.queries.ids(question.selection([tier])))
 
     async def _native_search(self, tier: Tier, question: Question) -> list[Record]:
         most = self._copies.recall_limit(tier.name, _MOST_MATCHES)
@@ -489,7 +490,7 @@ class Asking:
 
     def _of_a_lifted_tier(self, tier: Tier, question: Question) -> Recall:
         """What of a question a lifted tier's server is sent; the rest is applied to its answer."""
-        where = delegable(question.where.given, metadata=self._catalog.shows_metadata(tier.name))
+        where = delegable(question.where.given, metadata=self._catalog.tiers.shows_metadata(tier.name))
         return Recall(
             query=question.query,
             embedding=question.embedding,
@@ -501,23 +502,23 @@ class Asking:
         """The ids that are meant in a lifted tier, where it is to be told them; None where all that its server has is
         meant, or too much to be told."""
         is_told = question.is_narrow or self._copies.is_shared(tier.name)
-        return self._catalog.few(question.selection([tier]), _FEW) if is_told else None
+        return self._catalog.queries.few(question.selection([tier]), _FEW) if is_told else None
 
     def _known(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a native tier's records that are meant: these live in the question's tiers now, in the caller's
         sight, and were there when it was asked. What else it says the tier has judged."""
         names = {tier.name for tier in question.tiers}
-        entries = self._catalog.find(record.id for record in records)
+        entries = self._catalog.records.find(record.id for record in records)
         meant = {
             entry.id
             for entry in self._told_by(tier, entries.values(), question)
-            if entry.home in names and question.may_mean(entry) and self._catalog.sees(question.scope, entry)
+            if entry.home in names and question.may_mean(entry) and self._catalog.queries.sees(question.scope, entry)
         }
         return [record for record in records if record.id in meant]
 
     def _keep(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a lifted tier's records that are meant."""
-        entries = self._catalog.among((record.id for record in records), question.selection())
+        entries = self._catalog.queries.among((record.id for record in records), question.selection())
         self.check_riders(tier.name, records, {entry.id: entry for entry in entries})
         meant = {entry.id for entry in self._told_by(tier, entries, question) if question.may_mean(entry)}
         return [record for record in records if record.id in meant and matches(record, question.where.rest)]
@@ -534,7 +535,7 @@ class Asking:
         shown = []
         profile = self._copies.link(tier.name).profile
         # by another metric it would be on another scale than the others' similarities; then the vector has to tell
-        is_comparable = profile is not None and profile.metric == self._catalog.metric()
+        is_comparable = profile is not None and profile.metric == self._catalog.vectors.metric()
         for record in records:
             # one that the file does not call a mount is as private as the file says
             if not (tier.shared or question.scope.holds(record.owner)):

@@ -28,7 +28,7 @@ def refuse_unless_writable(scope: Scope, tier: str, where: str) -> None:
 def refuse_named(scope: Scope, ids: Collection[str], catalog: Catalog) -> None:
     """Raises SCOPE_DENIED if one of these ids is of a record that the caller sees and may not change."""
     for entry in _unwritable(scope, ids, catalog):
-        if catalog.sees(scope, entry):
+        if catalog.queries.sees(scope, entry):
             refuse_unless_writable(scope, entry.home, f"ids: {entry.id!r}")
 
 
@@ -49,4 +49,4 @@ def passing_by(scope: Scope, ids: Collection[str], named: Collection[str], catal
 def _unwritable(scope: Scope, ids: Iterable[str], catalog: Catalog) -> list[Entry]:
     if scope.writes is None:
         return []
-    return [entry for entry in catalog.find(ids).values() if not scope.writes_to(entry.home)]
+    return [entry for entry in catalog.records.find(ids).values() if not scope.writes_to(entry.home)]

@@ -15,9 +15,8 @@ import msgspec
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, former, is_as_it_is
-from a2m_router.catalog.lookup import Selection
 from a2m_router.catalog.readers import Reading
-from a2m_router.catalog.selection import Scope
+from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.methods.asking import CROWDED, Asking, Question
 from a2m_router.methods.drafting import embedding_mismatch
@@ -137,7 +136,7 @@ class Readings:
                 self._earned()
         except OSError as problem:
             self._repeats.say(logging.ERROR, f"accesses were not counted: {problem}")
-        now = self._catalog.find(ids)
+        now = self._catalog.records.find(ids)
         for record in found.records:
             entry = now.get(record.id)
             if entry is not None and entry.accessed_at is not None:
@@ -150,10 +149,10 @@ class Readings:
 
         Raises INTERNAL_ERROR, reason "changing", if one of these is in its text.
         """
-        before = self._catalog.find(record.id for record in found.records)
+        before = self._catalog.records.find(record.id for record in found.records)
         yield
-        still = _still(before.values(), self._catalog.find(before).values())
-        seen = {entry.id for entry in still if self._catalog.sees(scope, entry)}
+        still = _still(before.values(), self._catalog.records.find(before).values())
+        seen = {entry.id for entry in still if self._catalog.queries.sees(scope, entry)}
         there = [
             record
             for record in found.records
@@ -254,7 +253,7 @@ class Readings:
         selection = question.selection()
         limit = question.limit or None
         for look in range(_LOOKS):
-            newest = self._catalog.newest(selection, limit)
+            newest = self._catalog.queries.newest(selection, limit)
             found, silent = await self._read(newest, tiers, question.scope, embeddings=question.embeddings)
             if look and silent:
                 missing = silent  # the look before has heard more, and may lack what only these could tell
@@ -270,13 +269,13 @@ class Readings:
         """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
         been replaced meanwhile may have another session; and one that has moved may have left the tiers in question, or
         the caller's sight."""
-        return _still(entries, self._catalog.among([entry.id for entry in entries], selection))
+        return _still(entries, self._catalog.queries.among([entry.id for entry in entries], selection))
 
     async def _mounted(self, question: Question, tiers: Sequence[Tier]) -> "_Part":
         """What mounts have of a timeline."""
         found = await outcomes(self._asking.listings(msgspec.structs.replace(question, tiers=tiers)))
         there = [record for records in found if isinstance(records, list) for record in records]
-        managed = self._catalog.find(record.id for record in there)
+        managed = self._catalog.records.find(record.id for record in there)
         shown = [_as_mounted(record, None, question.embeddings) for record in there if record.id not in managed]
         return [(_age(record, {}), record) for record in shown], _silent(tiers, found)
 
@@ -286,7 +285,7 @@ class Readings:
         lists, degraded = self._answers(question.tiers, found)
         self._asking.overlay(lists, question)
         shown, now, differing = self._homes(question.tiers, lists, read, question.scope)
-        meant = {entry.id for entry in self._catalog.among(now, question.selection())}
+        meant = {entry.id for entry in self._catalog.queries.among(now, question.selection())}
         records = [
             _as_answered(record, now.get(id), None, question.embeddings)
             for id, record in shown.items()
@@ -321,7 +320,7 @@ class Readings:
         )
         size = min(params.page or _PAGE, _MOST_IDS)
         with self._catalog.readers.reading():
-            there, place = self._catalog.walk(selection, self._place(params.after), size)
+            there, place = self._catalog.queries.walk(selection, self._place(params.after), size)
             records, missing = await self._read(there, tiers, scope, embeddings=params.embeddings)
             meant = self._still_meant(there, selection)
         for down in missing:
@@ -330,7 +329,7 @@ class Readings:
             if entry.id not in records:
                 raise _lost(entry)
         ordered = sorted(meant, key=lambda entry: entry.created_at)
-        return Page([records[e.id] for e in ordered], None if place is None else self._catalog.cursor(place))
+        return Page([records[e.id] for e in ordered], None if place is None else self._catalog.lineage.cursor(place))
 
     async def fetch(self, params: Fetch, scope: Scope) -> Fetched:
         """The caller's record at a key, else the ownerless one, else none (§4.9).
@@ -342,7 +341,9 @@ class Readings:
             raise invalid_params("key", "expected a string that is not empty")
         with self._catalog.readers.reading():
             for _ in range(_LOOKS):
-                entry = self._catalog.by_key(scope.owner, params.key) or self._catalog.by_key(None, params.key)
+                entry = self._catalog.records.by_key(scope.owner, params.key) or self._catalog.records.by_key(
+                    None, params.key
+                )
                 if entry is None or entry.owner != scope.owner:
                     self._asking.refuse_unaccounted(self._settings.managed)
                 if entry is None:
@@ -355,14 +356,14 @@ class Readings:
                 if entry.id in records:
                     return Fetched(records[entry.id])
         assert entry is not None
-        if not _still([entry], self._catalog.find([entry.id]).values()):
+        if not _still([entry], self._catalog.records.find([entry.id]).values()):
             raise changing("the record at the key is being forgotten and written anew all the time; try again")
         raise _lost(entry)
 
     def _place(self, after: str | None) -> int:
         """Where a walk goes on. Raises INVALID_PARAMS for what this router has not given out, as far as its catalog
         knows."""
-        place = 0 if after is None else self._catalog.place(after)
+        place = 0 if after is None else self._catalog.lineage.place(after)
         if place is None:
             raise invalid_params("after", "expected what an earlier answer of this router gave as `next`; begin anew")
         return place
@@ -384,7 +385,7 @@ class Readings:
     def _check_vector(self, embedding: Sequence[float] | None, tiers: Sequence[Tier]) -> None:
         """Raises INVALID_PARAMS for what is no vector; EMBEDDING_MISMATCH for one of another width than the vectors
         that are kept, unless only mounts are in question, of which each has a width of its own."""
-        width = self._catalog.dimensions() if any(tier not in self._mounts for tier in tiers) else None
+        width = self._catalog.vectors.dimensions() if any(tier not in self._mounts for tier in tiers) else None
         if embedding is None:
             return
         if not embedding:
@@ -419,7 +420,7 @@ class Readings:
         question = msgspec.structs.replace(question, tiers=tiers, read=read)
         if not question.where.needs_catalog:
             return question
-        ids = self._catalog.ids(question.selection())
+        ids = self._catalog.queries.ids(question.selection())
         if len(ids) > _MOST_IDS:
             raise quota("where", _MOST_IDS, len(ids), "records that match what only the router counts")
         return msgspec.structs.replace(question, ids=ids)
@@ -463,7 +464,7 @@ class Readings:
         What has left the tiers in question meanwhile is not shown as if it were still there.
         """
         asked = {tier.name for tier in tiers}
-        entries = self._catalog.find(_ids_in(lists))
+        entries = self._catalog.records.find(_ids_in(lists))
         is_acceptable = self._asking.acceptable(read, entries.values())
         shown: dict[str, Record] = {}
         degraded: list[Degraded] = []
@@ -475,7 +476,7 @@ class Readings:
                 if mounted and entry is None:
                     shown[record.id] = record
                     kept.append(record)
-                if mounted or entry is None or record.id in shown or not self._catalog.sees(scope, entry):
+                if mounted or entry is None or record.id in shown or not self._catalog.queries.sees(scope, entry):
                     continue
                 if entry.home not in asked:
                     continue
@@ -519,7 +520,7 @@ class Readings:
             if record.similarity is not None:
                 found[id] = record.similarity
             elif record.embedding is not None and len(record.embedding) == len(embedding):
-                found[id] = similarity(embedding, record.embedding, self._catalog.metric())
+                found[id] = similarity(embedding, record.embedding, self._catalog.vectors.metric())
         return found
 
     # --- what is read by id
@@ -541,7 +542,7 @@ class Readings:
         for _ in range(2):
             differing.clear()
             homes: dict[str, list[str]] = {}
-            late = self._catalog.behind(entry.id for entry in wanted)
+            late = self._catalog.redo.behind(entry.id for entry in wanted)
             for entry in wanted:
                 if entry.id not in late:
                     homes.setdefault(entry.home, []).append(entry.id)
@@ -550,11 +551,11 @@ class Readings:
             )
             now = {
                 entry.id: entry
-                for entry in _still(wanted, self._catalog.find(entry.id for entry in wanted).values())
-                if entry.home in asked and self._catalog.sees(scope, entry)
+                for entry in _still(wanted, self._catalog.records.find(entry.id for entry in wanted).values())
+                if entry.home in asked and self._catalog.queries.sees(scope, entry)
             }
             # what a tier has not caught up with is as it stands here
-            for id, draft in self._catalog.redone(now).items():
+            for id, draft in self._catalog.redo.drafts(now).items():
                 found[id] = _laid_over(record_of(draft), now[id], None, embeddings)
             for home, answer in zip(homes, copies, strict=True):
                 if not isinstance(answer, dict):

@@ -52,7 +52,7 @@ class Resolving:
             tiers=managed, scope=scope, where=where, key_prefix=params.key_prefix, query=params.query or None
         )
         if question.query is None and not where.rest:
-            return self._catalog.ids(question.selection())
+            return self._catalog.queries.ids(question.selection())
         for _ in range(_LOOKS):
             found = await self._found(question)
             if found is not None:
@@ -68,7 +68,7 @@ class Resolving:
         is shown to nobody, so that it is not meant by what it was. What a group said that gives way to its summary
         meanwhile may stand in the summary, which nobody has been asked for.
         """
-        rewrites, version = self._catalog.rewrites, self._catalog.version
+        rewrites, version = self._catalog.rewrites, self._catalog.records.version
         with self._catalog.readers.reading() as read:
             asks = self._asking.listings if question.query is None else self._asking.searches
             lists = _all_answered(question.tiers, await outcomes(asks(question)))
@@ -76,7 +76,7 @@ class Resolving:
             copies = {tier: {record.id: record for record in records} for tier, records in lists.items()}
             ids = []
             everything = {id for there in copies.values() for id in there}
-            entries = self._catalog.among(everything, question.selection())
+            entries = self._catalog.queries.among(everything, question.selection())
             accepts = self._asking.acceptable(read, entries)
             for entry in entries:
                 found = [
@@ -96,10 +96,10 @@ def refuse_mounted(ids: Sequence[str], mounts: Mounts, catalog: Catalog, scope: 
     refuse_if_read_only(mounts)
     for place, id in enumerate(ids):
         mount = mounts.of(id)
-        if mount is None or catalog.knows_of(scope, id):
+        if mount is None or catalog.queries.knows_of(scope, id):
             continue
         # what nobody has looked through yet may hold it, and a forget is to reach it there
-        if all(catalog.is_scanned(tier.name) for tier in mounts.managed):
+        if all(catalog.tiers.is_scanned(tier.name) for tier in mounts.managed):
             problem = f"{id!r} is a record of {mount.name!r}, which is mounted read-only; nothing was changed"
             raise invalid_params(f"ids[{place}]", problem)
 

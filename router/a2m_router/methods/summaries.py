@@ -130,9 +130,9 @@ class Summaries:
 
         def still() -> bool:
             page = self._unedited(before, owner, params.key)
-            now = self._catalog.find(sources)
+            now = self._catalog.records.find(sources)
             same = all(
-                id in now and now[id].digest == source.digest and self._catalog.sees(scope, now[id])
+                id in now and now[id].digest == source.digest and self._catalog.queries.sees(scope, now[id])
                 for id, source in sources.items()
             )
             # the page, or a source, may have got to another tier meanwhile
@@ -180,13 +180,13 @@ class Summaries:
             found = await self._readings.timeline(newest, scope)
         for down in found.degraded or ():
             raise down.error()
-        entries = self._catalog.find(record.id for record in found.records)
+        entries = self._catalog.records.find(record.id for record in found.records)
         numbers = {id: entry.seq for id, entry in entries.items()}  # of what was written in the same millisecond
         return sorted(found.records, key=lambda record: (record.created_at, numbers.get(record.id, 0)))
 
     def _sources(self, records: Sequence[Record]) -> dict[str, Entry]:
         """What the catalog says of the records that were read. Raises Overtaken if one has changed since."""
-        entries = self._catalog.find(record.id for record in records)
+        entries = self._catalog.records.find(record.id for record in records)
         for record in records:
             entry = entries.get(record.id)
             if entry is None:
@@ -199,7 +199,7 @@ class Summaries:
     def _as_written(self, id: str, draft: Draft) -> list[Record]:
         """The summary as a read would give it, without one: no tier is to fail what is true already. Nothing if it has
         been changed or forgotten since."""
-        entry = self._catalog.find([id]).get(id)
+        entry = self._catalog.records.get(id)
         if entry is None:
             return []
         written = Record(
@@ -220,7 +220,7 @@ class Summaries:
 
     def _page(self, owner: str | None, key: str | None) -> Entry | None:
         """The record at an owner's key, if there is one."""
-        return None if key is None else self._catalog.by_key(owner, key)
+        return None if key is None else self._catalog.records.by_key(owner, key)
 
     def _unedited(self, before: Entry | None, owner: str | None, key: str | None) -> Entry | None:
         """The page at the key as it is now. Raises INTERNAL_ERROR with `data: {reason: "changing"}` unless it has the

@@ -222,9 +222,9 @@ class Methods:
         capabilities = [name for name in CAPABILITIES if name != "scopes" or _tells_owners_apart(caller)]
         scope = scope_of(caller, params.owner)
         unseen = await self._unseen()
-        counts = self._catalog.counts(scope)
+        counts = self._catalog.queries.counts(scope)
         limits = self._settings.limits
-        metric = self._catalog.metric()
+        metric = self._catalog.vectors.metric()
         return Description(
             protocol=PROTOCOL,
             name=self._settings.name,
@@ -232,7 +232,7 @@ class Methods:
             methods=methods_of(capabilities),
             limits=Limits(limits.max_records_per_call, self._settings.recall.max_limit, limits.max_content_length),
             tiers=[self._tier(tier, counts, scope, caller, unseen) for tier in self._settings.tiers],
-            embeddings=Embeddings(self._catalog.dimensions(), metric, self._metrics(metric), None),
+            embeddings=Embeddings(self._catalog.vectors.dimensions(), metric, self._metrics(metric), None),
             events=EventsEntry(push=caller.channel is not None),
             summarize=self._summaries.describe(),
             prompt=self._prompting.describe(),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.lookup import unit_of
+from a2m_router.catalog.records import unit_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings
 from a2m_router.methods.drafting import destination
@@ -94,9 +94,9 @@ class Upkeep:
         refuse_mounted(params.ids, self._mounts, self._catalog, scope)
         refuse_unless_writable(scope, target, "tier")
         refuse_named(scope, params.ids, self._catalog)
-        entries = self._catalog.find(params.ids).values()
+        entries = self._catalog.records.find(params.ids).values()
         by_home: dict[str, list[Unit]] = {}
-        for unit in self._catalog.units(e for e in entries if e.home != target and scope.holds(e.owner)):
+        for unit in self._catalog.records.units(e for e in entries if e.home != target and scope.holds(e.owner)):
             by_home.setdefault(unit[0].home, []).append(unit_of(unit))
         promoted: list[tuple[str, Place]] = []
         reason = None
@@ -127,7 +127,7 @@ class Upkeep:
     async def consolidate(self, scope: Scope) -> Consolidated:
         """Runs a pass; the counts are those of what the caller sees."""
         report = await self._passes.consolidate(scope.owner)
-        return Consolidated(**self._figures(report, scope), counts=self._catalog.counts(scope))
+        return Consolidated(**self._figures(report, scope), counts=self._catalog.queries.counts(scope))
 
     async def close(self, params: SessionClose, scope: Scope) -> Closed:
         """Ends the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
@@ -136,7 +136,7 @@ class Upkeep:
         """
         if params.session == "":
             raise invalid_params("session", "expected a string that is not empty")
-        known = self._catalog.has_session(params.session, scope.owner)
+        known = self._catalog.queries.newest_of(scope.owner, params.session) is not None
         try:
             flushed, report = await self._passes.close_session(params.session, scope.owner)
         except Stayed as stayed:
@@ -145,7 +145,7 @@ class Upkeep:
         self._tell(SessionClosed(at=self._clock(), owner=scope.owner, session=params.session, known=known))
         return Closed(
             **self._figures(report, scope),
-            counts=self._catalog.counts(scope),
+            counts=self._catalog.queries.counts(scope),
             closed=params.session,
             flushed=flushed.left,
         )
@@ -175,7 +175,7 @@ class Upkeep:
                 touched_at=render(session.touched_at),
                 owner=session.owner,
             )
-            for session in self._catalog.sessions(scope)
+            for session in self._catalog.queries.sessions(scope)
         ]
 
 

@@ -22,11 +22,10 @@ import anyio
 import msgspec
 from msgspec import UNSET
 
-from a2m_router.catalog.accounts import Replacement
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, names_of
 from a2m_router.catalog.entries import Entry, entry_of, former, is_as_it_is
-from a2m_router.catalog.lookup import unit_of
+from a2m_router.catalog.records import Replacement, unit_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings
 from a2m_router.methods.asking import Asking
@@ -145,7 +144,7 @@ class Writing:
         page is not at the revision that its writer has seen; INTERNAL_ERROR with `data: {tier, reason, retry_after}`
         where a tier does not take its part.
         """
-        drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.dimensions())
+        drafts = complete_drafts(params, scope, self._settings, self._mounts, self._catalog.vectors.dimensions())
         slots, places = slots_of(self._dated(drafts), self._is_another)
         await self._take_groups_along(slots, scope)
         written = False
@@ -189,10 +188,14 @@ class Writing:
         not, and INTERNAL_ERROR for ids that may yet turn out to be such."""
         if params.tier is not None:
             refuse_unless_writable(scope, params.tier, "tier")
-        for tier in self._catalog.unscanned():
+        for tier in self._catalog.tiers.unscanned():
             if not scope.writes_to(tier):
                 # one that is another's is like one that nobody has heard of
-                seen = [entry for entry in self._catalog.find(ids).values() if self._catalog.sees(scope, entry)]
+                seen = [
+                    entry
+                    for entry in self._catalog.records.find(ids).values()
+                    if self._catalog.queries.sees(scope, entry)
+                ]
                 if len(seen) < len(set(ids)):
                     raise unaccounted(tier, self._copies.why_unaccounted(tier))
         return passing_by(scope, ids, params.ids or (), self._catalog)
@@ -215,15 +218,15 @@ class Writing:
 
     def _members_left_behind(self, draft: Draft, tier: str) -> list[Entry]:
         """The group of the record that `draft` would move to `tier` alone."""
-        entry = None if draft.key is None else self._catalog.by_key(draft.owner, draft.key)
+        entry = None if draft.key is None else self._catalog.records.by_key(draft.owner, draft.key)
         if entry is None or entry.home == tier or draft.group is None or draft.group != entry.group:
             return []
-        members = self._catalog.unit(entry)
+        members = self._catalog.records.unit(entry)
         return list(members) if len(members) > 1 else []
 
     def _is_another(self, draft: Draft) -> bool:
         """Whether a draft's id is that of a record, and not of the one at its owner's key."""
-        entry = None if draft.id is None else self._catalog.find([draft.id]).get(draft.id)
+        entry = None if draft.id is None else self._catalog.records.get(draft.id)
         return entry is not None and (entry.owner, entry.key) != (draft.owner, draft.key)
 
     def _dated(self, drafts: Iterable[ConditionalDraft]) -> list[ConditionalDraft]:
@@ -236,7 +239,7 @@ class Writing:
             self._look_at_clock(now)
             conversation = None if draft.session is None else (draft.owner, draft.session)
             if conversation is not None and conversation not in newest:
-                newest[conversation] = self._catalog.newest_of(*conversation) or now
+                newest[conversation] = self._catalog.queries.newest_of(*conversation) or now
             if draft.created_at is None:
                 # a millisecond later each, where the clock is behind: their order is then in the records themselves
                 moment = now if conversation is None or newest[conversation] <= now else after(newest[conversation])
@@ -276,10 +279,10 @@ class Writing:
         plan = _Plan([], [], [])
         for slot in slots:
             draft = slot.last
-            entry = None if slot.id is None else self._catalog.find([slot.id]).get(slot.id)
+            entry = None if slot.id is None else self._catalog.records.get(slot.id)
             by_id = entry is not None
             if entry is None and draft.key is not None:
-                entry = self._catalog.by_key(draft.owner, draft.key)
+                entry = self._catalog.records.by_key(draft.owner, draft.key)
             if by_id and entry is not None and entry.owner is not None and entry.owner != draft.owner:
                 raise A2MError(Code.SCOPE_DENIED, f"records: the id {entry.id!r} belongs to another owner")
             is_done = slot.is_conditional and self._is_done(slot, entry)
@@ -335,7 +338,7 @@ class Writing:
     def _names(self, plan: _Plan) -> set[Name]:
         names: set[Name] = set()
         entries = [entry for _, _, entry in plan.new + plan.known] + [r.entry for _, _, r in plan.replaced]
-        before = self._catalog.find(r.entry.id for _, _, r in plan.replaced)
+        before = self._catalog.records.find(r.entry.id for _, _, r in plan.replaced)
         for entry in [*entries, *before.values()]:
             names.update(names_of(entry))
         for tier, there in _by_home(entries).items():
@@ -425,7 +428,7 @@ class Writing:
     async def _check_known(self, plan: _Plan) -> None:
         """Known means readable: each known record is read at its home. One that its home has lost is written there anew
         if the caller brings it back as it was."""
-        behind = self._catalog.behind(entry.id for _, _, entry in plan.known)  # these are readable here
+        behind = self._catalog.redo.behind(entry.id for _, _, entry in plan.known)  # these are readable here
         homes = _by_home([entry for _, _, entry in plan.known if entry.id not in behind])
         found = await outcomes(
             [partial(self._copies.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
@@ -453,7 +456,7 @@ class Writing:
         """Raises TierDown where a tier may hold, or be about to do, what an earlier router was writing when its power
         was cut, under an id that a caller has chosen, or at an owner's key. What has neither is nothing's successor."""
         for slot, _, entry in plan.new:
-            if entry.home in self._catalog.uncounted and (slot.first.id is not None or entry.key is not None):
+            if entry.home in self._catalog.opening.uncounted and (slot.first.id is not None or entry.key is not None):
                 raise TierDown(entry.home, self._copies.why_unaccounted(entry.home), 1.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
@@ -470,7 +473,9 @@ class Writing:
         to it with a replacement, too. Raises TierDown for that, before anything is noted that would have it cleared
         away, and INVALID_PARAMS for what is another federation's; but what is noted as forgotten, or as given up, has
         landed late, and is cleared away."""
-        home = {id: entry.home for id, entry in self._catalog.find(r.entry.id for _, _, r in plan.replaced).items()}
+        home = {
+            id: entry.home for id, entry in self._catalog.records.find(r.entry.id for _, _, r in plan.replaced).items()
+        }
         coming = [r.entry for _, _, r in plan.replaced if home.get(r.entry.id, r.entry.home) != r.entry.home]
         chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
         for tier, there in _by_home(coming + chosen).items():
@@ -480,7 +485,7 @@ class Writing:
             for id, whose in others.items():
                 problem = f"{tier!r} holds a record with the id {id!r} already, {whose}; choose another id, or tier"
                 raise invalid_params("records", problem)
-            late = [entry for entry in there if entry.id in found and self._catalog.is_forgotten(entry.id)]
+            late = [entry for entry in there if entry.id in found and self._catalog.tombstones.is_forgotten(entry.id)]
             for id in found.keys() - {entry.id for entry in [*late, *coming]}:
                 raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
             if late:
@@ -490,15 +495,15 @@ class Writing:
     def _is_outdated(self, plan: _Plan) -> bool:
         """Whether a scan has taken a record into the account, which needs no claim, that the plan takes for new."""
         return any(
-            self._catalog.find([entry.id])
-            or (entry.key is not None and self._catalog.by_key(entry.owner, entry.key) is not None)
+            self._catalog.records.find([entry.id])
+            or (entry.key is not None and self._catalog.records.by_key(entry.owner, entry.key) is not None)
             for _, _, entry in plan.new
         )
 
     def _is_overtaken(self, replacements: Sequence[Replacement]) -> bool:
         """Whether a scan, which needs no claim, has changed a record that is to be replaced: it has another home now,
         or a newer copy of it was found. One that was forgotten is gone, and stays so."""
-        now = self._catalog.find(replacement.entry.id for replacement in replacements)
+        now = self._catalog.records.find(replacement.entry.id for replacement in replacements)
         return any(r.entry.id in now and now[r.entry.id].version != r.replaces for r in replacements)
 
     @contextmanager
@@ -508,7 +513,7 @@ class Writing:
         Raises EMBEDDING_MISMATCH if the federation's vectors, or those of a batch under way, have another one.
         """
         width = width_of(drafts)
-        fixed = self._catalog.dimensions() or next(iter(self._widths), None)
+        fixed = self._catalog.vectors.dimensions() or next(iter(self._widths), None)
         if width is not None and fixed is not None and width != fixed:
             raise embedding_mismatch("records", fixed, width)
         if width is not None:

@@ -79,7 +79,7 @@ class Distilling:
 
     def leaving(self, tier: str, bucket: int) -> int:
         """How many records of a bucket are on their way out, as soon as their summaries have been thought of."""
-        return sum(self._catalog.bucket_of(id) == (tier, bucket) for busy in self._busy for id in busy)
+        return sum(self._catalog.buckets.of(id) == (tier, bucket) for busy in self._busy for id in busy)
 
     async def carry_out(
         self,
@@ -181,7 +181,7 @@ class Distilling:
         # from here on a cancellation could leave a claim or the copy without an owner; every call has a deadline
         with anyio.CancelScope(shield=True):
             try:
-                if present and self._catalog.unchanged(group) is not None:
+                if present and self._catalog.records.unchanged(group) is not None:
                     self._catalog.note_copies([entry], target)
                     await self._catalog.synced()
                     await self._moves.write(target, [summary])
@@ -200,7 +200,7 @@ class Distilling:
 
     def _commit(self, group: Sequence[Entry], summary: Entry) -> bool:
         """The summary is worth what the best of its sources is by now."""
-        now = self._catalog.unchanged(group)
+        now = self._catalog.records.unchanged(group)
         if now is None:
             return False
         worth = max(entry.salience for entry in now)

@@ -22,7 +22,7 @@ import msgspec
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, names_of
 from a2m_router.catalog.entries import Entry, former, is_as_it_is
-from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.selection import Selection
 from a2m_router.placement.settling import Settling
 from a2m_router.placement.sweeping import InTheWay, Sweeper
 from a2m_router.process.budget import left
@@ -127,7 +127,7 @@ class Moves:
         What comes of it is added to `result` as it comes, for those who have to know though they are cancelled.
         """
         result = Moved() if result is None else result
-        behind = self._catalog.behind(id for unit in units for id in unit.ids)
+        behind = self._catalog.redo.behind(id for unit in units for id in unit.ids)
         # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
         late = [unit for unit in units if not behind.isdisjoint(unit.ids)]
         ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
@@ -154,7 +154,7 @@ class Moves:
                     sentence = "an earlier change of the same records has not been settled yet"
                     result.hindrance = Hindrance("unsettled", sentence, batch[0].ids[0])
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
-        still_behind = self._catalog.behind(behind)
+        still_behind = self._catalog.redo.behind(behind)
         if result.hindrance is None and still_behind:
             sentence = f"{source} has yet to catch up with what replaced a record"
             result.hindrance = Hindrance("behind", sentence, min(still_behind))
@@ -189,7 +189,7 @@ class Moves:
             log.info("%s -> %s: nothing waits to be moved any more", *way)
 
     def _lives_in(self, tier: str, id: str) -> bool:
-        entry = self._catalog.find([id]).get(id)
+        entry = self._catalog.records.get(id)
         return entry is not None and entry.home == tier
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
@@ -237,8 +237,8 @@ class Moves:
         """The units that still live in `source`, each with all the members its group has now; not what was written
         since under an id of theirs."""
         newest = {id: unit.newest for unit in units for id in unit.ids}
-        entries = self._catalog.find(newest).values()
-        return self._catalog.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
+        entries = self._catalog.records.find(newest).values()
+        return self._catalog.records.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
 
     async def _copy_and_flip(
         self, groups: Sequence[Sequence[Entry]], source: str, target: str, salience: float
@@ -248,7 +248,7 @@ class Moves:
             return []
         await self._sweeper.clear(target, entries)
         # of what the source has lost, what was to be cleared away at the target may have become the record
-        groups = [unit for unit in groups if self._catalog.unchanged(unit) is not None]
+        groups = [unit for unit in groups if self._catalog.records.unchanged(unit) is not None]
         entries = [entry for unit in groups for entry in unit]
         await self._refuse_one_server(entries, source, target)
         await self._catalog.writable()
@@ -261,7 +261,7 @@ class Moves:
                 ]
             )
         )
-        behind = self._catalog.behind(entry.id for entry in entries)
+        behind = self._catalog.redo.behind(entry.id for entry in entries)
         groups = [
             unit
             for unit in groups
@@ -282,7 +282,7 @@ class Moves:
         there = await self._copies.read(target, ids)
         if not there:
             return
-        newest = self._catalog.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
+        newest = self._catalog.queries.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
         others = [entry.id for entry in newest if entry.id not in set(ids)]
         if not others or await self._copies.read(target, others):
             if (source, target) not in self._one_server:

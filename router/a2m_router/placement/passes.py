@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.lookup import unit_of
+from a2m_router.catalog.records import unit_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.distilling import Distilling
@@ -178,7 +178,7 @@ class Passes:
         async with self._telling(report, owner, asked=True):
             for tier in self._settings.managed:
                 if tier.kind == "working" and tier.spill_to is not None:
-                    units = self._catalog.in_session(tier.name, session, owner)
+                    units = self._catalog.queries.in_session(tier.name, session, owner)
                     moved = Moved()
                     try:
                         await self._spilling(tier)(units, tier.name, tier.spill_to, result=moved)
@@ -219,8 +219,8 @@ class Passes:
         """Which buckets are over their capacity since one group alone is larger; each is told when it begins."""
         filled: set[_Filled] = set()
         for tier in self._settings.managed:
-            for bucket, held in self._catalog.overfull(tier.name):
-                unit = next(self._catalog.weakest(tier.name, bucket), None)
+            for bucket, held in self._catalog.buckets.overfull(tier.name):
+                unit = next(self._catalog.buckets.weakest(tier.name, bucket), None)
                 if unit is None or unit.group is None or unit.weight != held:
                     continue
                 told = _Filled(bucket, unit.owner, unit.group)
@@ -251,7 +251,7 @@ class Passes:
                 continue
             units = [
                 unit
-                for unit in map(unit_of, self._catalog.units(self._catalog.due(tier.name)))
+                for unit in map(unit_of, self._catalog.records.units(self._catalog.buckets.due(tier.name)))
                 if unit.ids not in stuck.units
             ]
             if units:
@@ -271,7 +271,7 @@ class Passes:
         for tier in self._settings.managed:
             if tier.overflow == "spill" and (tier.spill_to is None or self._rests_on(tier.name, tier.spill_to)):
                 continue
-            for bucket, _ in self._catalog.overfull(tier.name):
+            for bucket, _ in self._catalog.buckets.overfull(tier.name):
                 units = self._leaving(tier, bucket, stuck)
                 if units:
                     # units that could not go are passed over in the next round, and stronger ones go instead
@@ -287,10 +287,10 @@ class Passes:
         assert tier.capacity is not None
         free = (
             unit
-            for unit in self._catalog.weakest(tier.name, bucket)
+            for unit in self._catalog.buckets.weakest(tier.name, bucket)
             if unit.ids not in stuck.units and not self._distilling.is_busy(unit)
         )
-        held = self._catalog.held(bucket) - self._distilling.leaving(tier.name, bucket)
+        held = self._catalog.buckets.held(bucket) - self._distilling.leaving(tier.name, bucket)
         units = evictions(free, held, tier.capacity)
         free.close()  # what it reads from must not stay open while others wait for the disk
         return units[:1] if tier.distil else units
@@ -342,7 +342,7 @@ class Passes:
             wait = _FIRST_WAIT if rest is None else min(2 * rest.wait, _LONGEST_WAIT)
             self._rests[way] = _Rest(wait, anyio.current_time() + wait)
         for unit in units:
-            if any(entry.home == source for entry in self._catalog.find(unit.ids).values()):
+            if any(entry.home == source for entry in self._catalog.records.find(unit.ids).values()):
                 stuck.units.add(unit.ids)
         return moved
 

@@ -30,10 +30,10 @@ import anyio
 import msgspec
 from msgspec import UNSET
 
-from a2m_router.catalog.catalog import Catalog, TakenOver
+from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Stray
 from a2m_router.catalog.rebuild import exchanging
-from a2m_router.catalog.rebuild.salvage import Salvage
+from a2m_router.catalog.rebuild.salvage import Salvage, TakenOver
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.recovery import Recovery
 from a2m_router.placement.settling import Settling
@@ -131,7 +131,7 @@ async def _made(
                 else:
                     old.told.append(f"{tier}: what was to replace {draft.id!r} is left out: it is forgotten or older")
             found = [_found(catalog, tier.name, read[tier.name]) for tier in settings.managed]
-            return Rebuilt(found, taken, redone, old.told, [], catalog.unfound())
+            return Rebuilt(found, taken, redone, old.told, [], catalog.earned.count())
 
 
 async def _scanned(
@@ -154,7 +154,7 @@ async def _scanned(
 
     managed = {tier.name: links[tier.name] for tier in settings.managed}
     mounts = Mounts(settings.tiers)
-    copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
+    copies = Copies(links, mounts, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
     settling = Settling(catalog, copies, _nothing_is_left_open)
     sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
     recovery = Recovery(
@@ -165,7 +165,9 @@ async def _scanned(
             connections.start_soon(link.run)
         await _all_up(managed)
         origins = await _origins(settings, links)
-        catalog.set_federation(_whose(settings, origins, old, adopt=adopt, chosen=federation) or catalog.federation)
+        catalog.lineage.set_federation(
+            _whose(settings, origins, old, adopt=adopt, chosen=federation) or catalog.lineage.federation
+        )
         taken = catalog.take_over(old, is_behind=_take_origins(settings, origins, catalog, old))
         profiles = []
         for tier in settings.managed:
@@ -272,10 +274,10 @@ def _take_origins(settings: Settings, origins: _Origins, catalog: Catalog, old: 
     """All starts of the router in which what is ours was written are known from now on, and so is what was adopted.
     Returns whether there is a start that the old catalog did not know."""
     known = old.epochs()
-    catalog.take_origins(known, old.adopted())
-    ours = {origin.epoch for origin in origins.all if catalog.is_ours(origin.federation, origin.epoch)}
+    catalog.lineage.take_origins(known, old.adopted())
+    ours = {origin.epoch for origin in origins.all if catalog.lineage.is_ours(origin.federation, origin.epoch)}
     later = {epoch for epoch in ours if epoch is not None}.difference(known)
-    catalog.take_origins(sorted(later))
+    catalog.lineage.take_origins(sorted(later))
     # of a damaged one of which no start can be read nobody can tell
     is_behind = bool(later) and (bool(known) or old.damage is None)
     if is_behind and old.is_there:
@@ -308,11 +310,11 @@ async def _welcome(recovery: Recovery, tier: Tier) -> None:
 
 
 def _found(catalog: Catalog, tier: str, read: int) -> Found:
-    noted = catalog.noted(tier)
+    noted = catalog.strays.counts(tier)
     return Found(
         tier,
         read=read,
-        adopted=catalog.records_in(tier),
+        adopted=catalog.records.count(tier),
         copies=noted[Stray.SUPERSEDED] + noted[Stray.EQUAL],
         unwanted=noted[Stray.UNWANTED],
         aside=noted[Stray.ASIDE],

@@ -31,10 +31,11 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from a2m_router.catalog.accounts import Vectors
-from a2m_router.catalog.catalog import Catalog, Torn
+from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, entry_of, is_as_it_is
-from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.findings import Torn
+from a2m_router.catalog.selection import Selection
+from a2m_router.catalog.vectors import Vectors
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.sweeping import Sweeper
 from a2m_router.protocol.wire.messages import Describe, Enrol
@@ -132,7 +133,7 @@ class Recovery:
         manner = manner_of(tier, profile)
         if tier in self._mounts:
             return
-        known, identity = self._catalog.identity(tier.name), identity_of(tier, profile)
+        known, identity = self._catalog.tiers.identity(tier.name), identity_of(tier, profile)
         if known is not None and known != identity and not self._adopt:
             raise CannotServe(
                 f"tiers.{tier.name}: another store is behind this tier than last time ({identity}, not {known}"
@@ -141,18 +142,24 @@ class Recovery:
             )
         for other in self._settings.managed:
             # two of a kind may be called alike; only a store knows itself
-            if profile.store.identity and other.name != tier.name and self._catalog.identity(other.name) == identity:
+            if (
+                profile.store.identity
+                and other.name != tier.name
+                and self._catalog.tiers.identity(other.name) == identity
+            ):
                 raise CannotServe(
                     f"tiers.{tier.name}: behind it is the store of tiers.{other.name}; what moves from the one to the "
                     "other would be removed. Give each tier a store of its own"
                 )
         self._check_age(tier, profile)
         if not manner.vectors:
-            if self._catalog.metric() not in METRICS:
-                raise _not_indexable(tier.name, self._catalog.metric(), "the federation")
+            if self._catalog.vectors.metric() not in METRICS:
+                raise _not_indexable(tier.name, self._catalog.vectors.metric(), "the federation")
             return
-        width, metric = self._catalog.dimensions(), self._catalog.metric()
-        strays = self._catalog.strays(tier.name, "", 1)  # a vector among them may have fixed its width; they go
+        width, metric = self._catalog.vectors.dimensions(), self._catalog.vectors.metric()
+        strays = self._catalog.strays.removable(
+            tier.name, "", 1
+        )  # a vector among them may have fixed its width; they go
         if profile.dimensions is not None and width is not None and profile.dimensions != width and not strays:
             raise CannotServe(
                 f"tiers.{tier.name}: its vectors have {profile.dimensions} dimensions, the federation's have {width}"
@@ -167,10 +174,10 @@ class Recovery:
         if not manner_of(tier, profile).native or profile.store.epoch is UNSET:
             return
         federation, epoch = profile.store.federation, profile.store.epoch
-        if not self._catalog.is_ours(federation, epoch):
+        if not self._catalog.lineage.is_ours(federation, epoch):
             if not self._adopt:
-                raise OtherFederation(tier.name, federation, self._catalog.federation)
-        elif not self._catalog.knows_epoch(epoch):
+                raise OtherFederation(tier.name, federation, self._catalog.lineage.federation)
+        elif not self._catalog.lineage.knows_epoch(epoch):
             raise LaterWriter(tier.name, epoch)
 
     def agree_on_metric(self, profiles: Sequence[tuple[Tier, Profile]]) -> None:
@@ -187,7 +194,7 @@ class Recovery:
             without = [tier.name for tier, profile in profiles if profile.metric is None]
             if metric not in METRICS and without:
                 raise _not_indexable(without[0], metric, metrics[metric])
-            self._catalog.set_metric(metric)
+            self._catalog.vectors.set_metric(metric)
 
     async def look(self, tier: Tier) -> Look:
         """Look at what has come up behind `tier`, and change nothing there. Raises CannotServe if it cannot be taken
@@ -202,7 +209,7 @@ class Recovery:
         self._keep_manner(tier, profile)
         read_only = not profile.is_native and await self._copies.is_read_only(name)
         self._mounts.freeze(name, read_only)
-        if read_only and not self._catalog.records_in(name):
+        if read_only and not self._catalog.records.count(name):
             self._turn(name)
             return Look(risen, True, None)
         return Look(risen, read_only, await self._difference(name, counts=profile.store.records is not None))
@@ -217,19 +224,19 @@ class Recovery:
         profile = link.profile
         if profile is None or link.risen != look.risen:
             raise TierDown(name, "it has been connected anew meanwhile", _AGAIN, None)
-        known, identity = self._catalog.identity(name), identity_of(tier, profile)
+        known, identity = self._catalog.tiers.identity(name), identity_of(tier, profile)
         if known is None:
             self._unheard_of.add(name)
-        self._catalog.set_identity(name, identity)
+        self._catalog.tiers.set_identity(name, identity)
         if known not in (None, identity):
             # what lived in the store that was there before is not in this one, and must not look as if it were
             dropped = self._catalog.drop_home(name)
             log.warning("%s: another store is behind it now; %d records went with the old one", name, dropped)
             self._changed()
-        if profile.dimensions is not None and self._catalog.dimensions() is None:
-            self._catalog.fix_dimensions(profile.dimensions)
+        if profile.dimensions is not None and self._catalog.vectors.dimensions() is None:
+            self._catalog.vectors.fix_dimensions(profile.dimensions)
         await self._enrol(tier, profile)
-        if look.difference is None and self._catalog.is_scanned(name):
+        if look.difference is None and self._catalog.tiers.is_scanned(name):
             self._open(name, look)
 
     def _open(self, tier: str, look: Look) -> None:
@@ -245,7 +252,7 @@ class Recovery:
         if look.read_only:
             log.error("%s: its server takes no writes any more; its records can be read, and stay where they are", name)
         await self._count(tier, look)
-        if name in self._unheard_of and (holds := self._catalog.records_in(name)):
+        if name in self._unheard_of and (holds := self._catalog.records.count(name)):
             log.warning(
                 "%s: its %d records were in no account. If there was a catalog before this one, what it alone knew is "
                 "lost with it: accesses and salience count anew, and what was forgotten while its tier was down may be "
@@ -262,41 +269,43 @@ class Recovery:
         name, federation, epoch = tier.name, profile.store.federation, profile.store.epoch
         if not manner_of(tier, profile).native or epoch is UNSET:
             return
-        if federation is not None and federation != self._catalog.federation and self._adopt:
-            self._catalog.take_origins([] if epoch is None else [epoch], [federation])
+        if federation is not None and federation != self._catalog.lineage.federation and self._adopt:
+            self._catalog.lineage.take_origins([] if epoch is None else [epoch], [federation])
         if self._only_reads:
             return
-        if (federation, epoch) != (self._catalog.federation, self._catalog.epoch):
-            if self._catalog.is_set_back(name, epoch):
+        if (federation, epoch) != (self._catalog.lineage.federation, self._catalog.lineage.epoch):
+            if self._catalog.lineage.is_set_back(name, epoch):
                 log.error(
                     "%s: its store is older than the catalog: a copy of its file was put back, or its disk has lost "
                     "what it had confirmed. It is read through; what is gone is named, and what it holds as it once "
                     "was is not shown. Bring the newer file back, if there is one",
                     name,
                 )
-                self._catalog.note_set_back(name, epoch)
-            elif federation not in (None, self._catalog.federation):
-                self._catalog.set_scanned(name, False)
+                self._catalog.lineage.note_set_back(name, epoch)
+            elif federation not in (None, self._catalog.lineage.federation):
+                self._catalog.tiers.set_scanned(name, False)
             # first of all: else a power cut leaves a store that bears an epoch nobody knows, or one that was older,
             # and does not show it any more
             await self._catalog.synced()
-            await self._copies.link(name).enrol(Enrol(federation=self._catalog.federation, epoch=self._catalog.epoch))
+            await self._copies.link(name).enrol(
+                Enrol(federation=self._catalog.lineage.federation, epoch=self._catalog.lineage.epoch)
+            )
         now = self._copies.link(name).profile
-        if now is None or now.store.epoch != self._catalog.epoch:
+        if now is None or now.store.epoch != self._catalog.lineage.epoch:
             raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
-        self._catalog.note_epoch(name)
+        self._catalog.lineage.note_epoch(name)
 
     def _keep_manner(self, tier: Tier, profile: Profile) -> None:
         """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
         so: a server that promises more than it did has not been told more of them."""
         name = tier.name
         manner = manner_of(tier, profile)
-        is_same = self._catalog.identity(name) in (None, identity_of(tier, profile))
-        holds = is_same and self._catalog.records_in(name) > 0
-        lifted = not manner.native or (holds and self._catalog.is_lifted(name))
-        indexed = not manner.vectors or (holds and self._catalog.indexes_vectors(name))
-        self._catalog.set_lifted(name, lifted)
-        self._catalog.index_vectors(name, indexed)
+        is_same = self._catalog.tiers.identity(name) in (None, identity_of(tier, profile))
+        holds = is_same and self._catalog.records.count(name) > 0
+        lifted = not manner.native or (holds and self._catalog.tiers.is_lifted(name))
+        indexed = not manner.vectors or (holds and self._catalog.vectors.indexes(name))
+        self._catalog.tiers.set_lifted(name, lifted)
+        self._catalog.vectors.set_indexed(name, indexed)
         self._copies.keep(name, lifted=lifted, indexed=indexed)
 
     def _turn(self, tier: str) -> None:
@@ -306,24 +315,24 @@ class Recovery:
             "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true", tier
         )
         self._mounts.turn(tier)
-        self._catalog.set_scanned(tier, True)
+        self._catalog.tiers.set_scanned(tier, True)
 
     async def _count(self, tier: Tier, look: Look) -> None:
         """Compare what is there with what should be; scan where they differ."""
         name = tier.name
-        is_scanned = self._catalog.is_scanned(name)
+        is_scanned = self._catalog.tiers.is_scanned(name)
         if is_scanned and look.difference is None:
             await self._sweeper.sweep(name)
         if not is_scanned or not await self._agrees(name, look):
             # until all is accounted for, nothing is written there that a page read before might bring back; and what
             # the scan meets may be later than the catalog
-            self._catalog.set_scanned(name, False)
+            self._catalog.tiers.set_scanned(name, False)
             self._copies.link(name).bar()
             await self._scan(name)
             if self._catalog.end_scan(name).changed:
                 self._changed()
             self._open(name, look)
-        self._catalog.uncounted.discard(name)
+        self._catalog.opening.uncounted.discard(name)
 
     async def _difference(self, tier: str, *, counts: bool) -> str | None:
         """In what the newest records that a tier tells of differ from the account. Raises LaterWriter.
@@ -331,23 +340,23 @@ class Recovery:
         Args:
             counts: its server says how many it holds.
         """
-        most = _WITNESSES if counts and self._catalog.ended_well else _NEWEST
-        before = self._catalog.records_in(tier)
+        most = _WITNESSES if counts and self._catalog.opening.ended_well else _NEWEST
+        before = self._catalog.records.count(tier)
         newest, are_all, written = await self._newest(tier, most)
         others = self._others(written)
         if others and self._adopt:
             return "holds records of another federation"
         self._say_whose(tier, others)
         ids = [record.id for record in newest]
-        expected = self._catalog.records_in(tier)
+        expected = self._catalog.records.count(tier)
         told = f"tells of others than the {expected} records that are accounted for"
-        if len(self._catalog.accounted(tier, ids)) < len(ids):
+        if len(self._catalog.queries.accounted(tier, ids)) < len(ids):
             return told
         if are_all:
-            self._catalog.set_strange(tier, others.total())
-            here = sum(entry.home == tier for entry in self._catalog.find(ids).values())
+            self._catalog.tiers.set_strange(tier, others.total())
+            here = sum(entry.home == tier for entry in self._catalog.records.find(ids).values())
             # it may have caught up with none of what was replaced; and others may be at work meanwhile
-            return told if here + len(self._catalog.redo_in(tier)) < min(before, expected) else None
+            return told if here + len(self._catalog.redo.ids_in(tier)) < min(before, expected) else None
         if others and len(ids) < self._enough(tier, most):
             profile = self._copies.link(tier).profile
             if profile is not None and profile.store.pages:
@@ -377,7 +386,7 @@ class Recovery:
 
     def _enough(self, tier: str, most: int) -> int:
         """Of how many records of ours in `tier` it is seen what they are."""
-        return min(most, max(1, self._catalog.records_in(tier)))
+        return min(most, max(1, self._catalog.records.count(tier)))
 
     async def _agrees(self, tier: str, look: Look) -> bool:
         """Whether a tier seems to hold what it should, by the newest of what it tells, by its count, and by what was
@@ -385,16 +394,18 @@ class Recovery:
         if look.difference is not None:
             log.info("%s %s: scanning", tier, look.difference)
             return False
-        before = self._catalog.may_hold(tier)
+        before = self._catalog.queries.may_hold(tier)
         raw = await self._copies.link(tier).call("memory/describe", Describe())
         holds = read_profile(raw).store.records
-        may_hold = self._catalog.may_hold(tier)
+        may_hold = self._catalog.queries.may_hold(tier)
         # others may be at work meanwhile
         may_hold = range(min(before.start, may_hold.start), max(before.stop, may_hold.stop))
-        if holds is not None and holds - self._catalog.strange(tier) not in may_hold:
-            log.info("%s holds %d records, %d are accounted for: scanning", tier, holds, self._catalog.records_in(tier))
+        if holds is not None and holds - self._catalog.tiers.strange(tier) not in may_hold:
+            log.info(
+                "%s holds %d records, %d are accounted for: scanning", tier, holds, self._catalog.records.count(tier)
+            )
             return False
-        latest = self._catalog.latest(tier, _WITNESSES)
+        latest = self._catalog.queries.latest(tier, _WITNESSES)
         lacking = await self._lacking(tier, latest)
         if lacking:
             log.info("%s lacks some of the %d records that were last written there: scanning", tier, len(latest))
@@ -404,8 +415,8 @@ class Recovery:
         """Those of the records that live in `tier` which it does not hold as they are."""
         with self._catalog.readers.reading():  # until it has ended, the catalog keeps what the tier catches up with
             found = await self._copies.read(tier, [entry.id for entry in entries])
-            behind = self._catalog.behind(entry.id for entry in entries)
-            now = self._catalog.find(entry.id for entry in entries)
+            behind = self._catalog.redo.behind(entry.id for entry in entries)
+            now = self._catalog.records.find(entry.id for entry in entries)
         return [
             entry
             for entry in entries
@@ -432,8 +443,8 @@ class Recovery:
                     if new:
                         self._changed()
                     seen += len(whole)
-                    entries = self._catalog.find(record.id for record in page)
-                    if self._catalog.knows_what_left(tier):
+                    entries = self._catalog.records.find(record.id for record in page)
+                    if self._catalog.lineage.knows_what_left(tier):
                         aside = {entry.id for entry in refused}
                         left += [record.id for record in page if record.id not in entries and record.id not in aside]
                     there += sum(entry.home == tier for entry in entries.values())
@@ -446,7 +457,7 @@ class Recovery:
                             "forgotten; or forget this one, by its id",
                             tier,
                             entry.id,
-                            self._catalog.why_set_aside(entry.id, entry.key),
+                            self._catalog.findings.why_set_aside(entry.id, entry.key),
                         )
         except CannotList as problem:
             raise CannotServe(
@@ -465,7 +476,7 @@ class Recovery:
                 _named(left),
             )
         # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
-        lost = await self._lose_what_is_gone(tier) if there < self._catalog.records_in(tier) else 0
+        lost = await self._lose_what_is_gone(tier) if there < self._catalog.records.count(tier) else 0
         former = await self._lacking(tier, former) if former else []
         if former:
             log.error(
@@ -480,19 +491,21 @@ class Recovery:
 
     def _others(self, written: Iterable[Written]) -> Counter[Origin]:
         """How many records who else has written."""
-        return Counter(origin for _, origin in written if not self._catalog.is_ours(origin.federation, origin.epoch))
+        return Counter(
+            origin for _, origin in written if not self._catalog.lineage.is_ours(origin.federation, origin.epoch)
+        )
 
     def _adopts_others(self, tier: str, written: Iterable[Written]) -> bool:
         """Whether what other federations have written, as a scan has met it, is taken from now on; else it is named,
         and stays theirs."""
         others = self._others(written)
         if others and self._adopt:
-            self._catalog.take_origins(
+            self._catalog.lineage.take_origins(
                 [origin.epoch for origin in others if origin.epoch is not None],
                 [origin.federation for origin in others if origin.federation is not None],
             )
             return True
-        self._catalog.set_strange(tier, others.total())
+        self._catalog.tiers.set_strange(tier, others.total())
         self._say_whose(tier, others)
         return False
 
@@ -501,12 +514,17 @@ class Recovery:
         any: they are rather its own, and its catalog was lost. A native store tells one from the other, since it is
         one federation's: that of a lost catalog would have been refused."""
         others = self._others(written)
-        if not others or not self._catalog.began_blank or self._only_reads or self._catalog.has_enrolled():
+        if (
+            not others
+            or not self._catalog.opening.began_blank
+            or self._only_reads
+            or self._catalog.lineage.has_enrolled()
+        ):
             return
         profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
         if any(p is not None and manner_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
             return
-        ours = self._catalog.federation
+        ours = self._catalog.lineage.federation
         raise OtherFederation(
             tier,
             _federations(others),
@@ -526,7 +544,7 @@ class Recovery:
                 tier,
                 others.total(),
                 whose,
-                self._catalog.federation,
+                self._catalog.lineage.federation,
             )
         self._said[tier] = whose
 
@@ -537,9 +555,9 @@ class Recovery:
         lost: list[str] = []
         after: int | None = 0
         while after is not None:
-            page, after = self._catalog.walk(Selection(tiers=[tier]), after, _STEP)
+            page, after = self._catalog.queries.walk(Selection(tiers=[tier]), after, _STEP)
             # what the tier is just catching up with may be there by the time that it was not found
-            behind = self._catalog.behind(entry.id for entry in page)
+            behind = self._catalog.redo.behind(entry.id for entry in page)
             found = await self._copies.read(tier, [entry.id for entry in page])
             gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
             lost += [entry.id for entry in self._catalog.lose(gone)]
@@ -550,7 +568,7 @@ class Recovery:
 
     async def _take_in_what_was_set_aside(self, tier: str) -> None:
         """Records whose ids or owners' keys had others, and have none any more."""
-        free = self._catalog.free_again(tier)
+        free = self._catalog.findings.free_again(tier)
         if free:
             found = list((await self._copies.read(tier, free, embeddings=True)).values())
             page = self._own(found, tier)

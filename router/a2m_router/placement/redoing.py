@@ -65,7 +65,7 @@ class Redoing:
         """At the start: what an earlier router left undone. As long as a call of its may still land at a tier, that is
         tried in vain; readers do not notice, since they are served from the catalog."""
         for name in self._tiers:
-            self._begin(self._catalog.redo_in(name))
+            self._begin(self._catalog.redo.ids_in(name))
 
     def begin(self, ids: Iterable[str], claim: Claim) -> None:
         """Let the tiers of these records, all of them under `claim`, catch up. It is released after the first trial."""
@@ -80,7 +80,7 @@ class Redoing:
 
     def _begin(self, ids: Iterable[str]) -> None:
         """A few of a tier's records are worked on at once, each again and again; the others wait for their turn."""
-        for id, entry in self._catalog.find(ids).items():
+        for id, entry in self._catalog.records.find(ids).items():
             self._behind[entry.home][id] = None
             if self._workers[entry.home] < _WORKERS:
                 self._workers[entry.home] += 1
@@ -111,8 +111,8 @@ class Redoing:
 
     async def _catch_up(self, id: str) -> str | None:
         """Why the record's tier does not hold it as it is; None if it does, or there is nothing to catch up with."""
-        entry = self._catalog.find([id]).get(id)
-        if entry is None or not self._catalog.behind([id]):
+        entry = self._catalog.records.get(id)
+        if entry is None or not self._catalog.redo.behind([id]):
             return None
         claim = await self._catalog.claims.take(record_names(id, entry.owner, entry.key))
         try:
@@ -129,7 +129,7 @@ class Redoing:
 
     async def _try(self, ids: Sequence[str]) -> dict[str, str]:
         """Which of them their tiers have not caught up with this time, and why."""
-        entries, drafts = self._catalog.find(ids), self._catalog.redone(ids)
+        entries, drafts = self._catalog.records.find(ids), self._catalog.redo.drafts(ids)
         by_home: dict[str, list[Entry]] = {}
         for id, entry in entries.items():
             if id in drafts:
@@ -164,7 +164,7 @@ class Redoing:
         await self._catalog.readers.grace()
         vectors = {draft.id: draft.embedding for draft in drafts if draft.id is not None}
         held = [entry for entry in entries if entry.id not in problems]
-        still = self._catalog.behind(entry.id for entry in held)  # else forgotten meanwhile, and its copy is noted
+        still = self._catalog.redo.behind(entry.id for entry in held)  # else forgotten meanwhile, and its copy is noted
         self._catalog.end_redo([entry for entry in held if entry.id in still], vectors)
         self._sweeper.wake()  # copies elsewhere wait until the record can be read at its home
         return problems
@@ -177,5 +177,5 @@ class Redoing:
             # that call may be an earlier replacement of the same record, which would take the place of this one
             raise TierDown(tier, MAY_STILL_LAND, wait, None)
         profile = self._copies.link(tier).profile
-        if profile is None or identity_of(self._tiers[tier], profile) != self._catalog.identity(tier):
+        if profile is None or identity_of(self._tiers[tier], profile) != self._catalog.tiers.identity(tier):
             raise TierDown(tier, "another server is behind it", 60.0, None)

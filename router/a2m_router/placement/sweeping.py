@@ -15,10 +15,10 @@ from typing import Final
 
 import anyio
 
-from a2m_router.catalog.accounts import NotedStray
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Name, record_names
 from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.strays import NotedStray
 from a2m_router.config.settings import Tier
 from a2m_router.placement.settling import Settling
 from a2m_router.protocol.wire.errors import A2MError
@@ -106,7 +106,7 @@ class Sweeper:
     async def sweep(self, tier: str) -> None:
         """Remove all strays of `tier` that can be removed now. Raises TierDown and A2MError as the tier does."""
         after = ""
-        while page := self._catalog.strays(tier, after, _PAGE):
+        while page := self._catalog.strays.removable(tier, after, _PAGE):
             after = page[-1].id
             # before anything is claimed: a long read must not keep writers waiting
             await self._catalog.readers.grace()
@@ -124,7 +124,7 @@ class Sweeper:
                         else:
                             claims.append(claim)
                             mine.append(stray)
-                    await self._remove(tier, self._catalog.still_noted(tier, mine))
+                    await self._remove(tier, self._catalog.strays.still_noted(tier, mine))
                 except (TierDown, A2MError) as failure:
                     failures.append(failure)
                     raise
@@ -142,7 +142,7 @@ class Sweeper:
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
         if writes and not self._mounts.takes_writes(self._by_name[tier]):
             raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.is_scanned(tier) or (writes and link.is_barred):
+        if not self._catalog.tiers.is_scanned(tier) or (writes and link.is_barred):
             raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
@@ -151,14 +151,14 @@ class Sweeper:
         The caller holds claims on all of them (`names_in_the_way`). Raises TierDown if one of them stays, and InTheWay
         if another one, which the caller has no claim on, has come since: a forget claims nothing.
         """
-        strays = self._catalog.strays_in_the_way(tier, entries)
+        strays = self._catalog.strays.in_the_way(tier, entries)
         if strays:
             wait = self.held_for(tier)
             if wait:
                 raise TierDown(tier, MAY_STILL_LAND, wait, None)
             await self._catalog.readers.grace()
-            await self._remove(tier, self._catalog.still_noted(tier, strays))
-            left = {stray.id for stray in self._catalog.strays_in_the_way(tier, entries)}
+            await self._remove(tier, self._catalog.strays.still_noted(tier, strays))
+            left = {stray.id for stray in self._catalog.strays.in_the_way(tier, entries)}
             if not left <= {stray.id for stray in strays}:
                 raise InTheWay
             if left:
@@ -166,7 +166,7 @@ class Sweeper:
 
     def names_in_the_way(self, tier: str, entries: Sequence[Entry]) -> set[Name]:
         """What has to be claimed, beside the entries themselves, to `clear` their way into `tier`."""
-        strays = self._catalog.strays_in_the_way(tier, entries)
+        strays = self._catalog.strays.in_the_way(tier, entries)
         return {name for stray in strays for name in _names(stray)}
 
     def _on_release(self, names: frozenset[Name]) -> None:
@@ -193,7 +193,7 @@ class Sweeper:
 
     async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> None:
         """Remove those copies that may go. The caller has claimed them, and let the reads under way end."""
-        entries = self._catalog.find(stray.id for stray in strays)
+        entries = self._catalog.records.find(stray.id for stray in strays)
         at_home = [stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier]
         self._catalog.strike(tier, at_home)
         superseded = [
@@ -221,7 +221,7 @@ class Sweeper:
     async def _restore(self, seen: Mapping[str, Record], tier: str) -> None:
         """Two tiers may lead to one server without saying so: then what was removed from the one was the record in the
         other. It is written back."""
-        entries = self._catalog.find(seen)
+        entries = self._catalog.records.find(seen)
         for home in dict.fromkeys(entry.home for entry in entries.values()):
             there = [id for id, entry in entries.items() if entry.home == home]
             left = await self._copies.read(home, there)
@@ -239,7 +239,7 @@ class Sweeper:
             try:
                 found = await self._copies.read(home, [entry.id for entry in there], embeddings=True)
                 # one that its home has yet to catch up with is not lost: that it has caught up wakes us
-                behind = self._catalog.behind(entry.id for entry in there)
+                behind = self._catalog.redo.behind(entry.id for entry in there)
                 lost = []
                 for entry in there:
                     copy = found.get(entry.id)
@@ -265,11 +265,11 @@ class Sweeper:
                 log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
             elif copy is None:
                 self._catalog.strike(tier, [entry.id])
-                if entry in gone and self._catalog.is_scanned(entry.home) and self._catalog.lose([entry]):
+                if entry in gone and self._catalog.tiers.is_scanned(entry.home) and self._catalog.lose([entry]):
                     log.error("%s: a record that should live there is gone: %s", entry.home, entry.id)
             elif entry in gone and self._catalog.fall_back(entry, copy, tier):
                 log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
-            elif not self._catalog.find([entry.id]):
+            elif not self._catalog.records.find([entry.id]):
                 self._put_off.add(tier)  # the copy is nobody's now
 
 
