@@ -50,9 +50,6 @@ from a2m_router.storage.database import Damaged, Database, damaged, real
 _PATIENCE: Final = 10.0
 _LOOK: Final = 0.05
 
-# A record's number is less, unless what it stands in is damaged.
-_NO_NUMBER: Final = 1 << 62
-
 
 class Catalog:
     """The open catalog of one federation: its parts, and all changes of records and of the notes about them.
@@ -472,7 +469,6 @@ class Catalog:
                 if tier in self._tables.tiers:
                     self.tiers.set_identity(tier, identity)
             for id, seq, salience, count, at, created_at in old.earned():
-                seq = seq if 0 < seq < _NO_NUMBER else 0
                 self.earned.keep(id, seq, salience, count, at, created_at)
                 self.records.newest = max(self.records.newest, seq)
                 taken.earned += 1

@@ -5,7 +5,7 @@ sessions.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +13,14 @@ from a2m_router.catalog.entries import COLUMNS, Entry, present, row_entry
 from a2m_router.catalog.tables import Tables
 from a2m_router.config.settings import Tier
 from a2m_router.ranking.policy import Unit
+
+# what an account says of a record, wherever it lives
+_FIELDS: Final = (
+    "id, owner, session, grp, role, key, revision, created_at, digest, version, salience, access_count, accessed_at"
+)
+_MARKS: Final = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
+
+_BY_ID: Final = f"SELECT {COLUMNS} FROM records WHERE id = ? AND home IS NOT NULL"
 
 Strength = Callable[[float, int, int, float | None], float]
 
@@ -48,7 +56,8 @@ class Records:
 
     def get(self, id: str) -> Entry | None:
         """The record with this id, if it lives somewhere."""
-        return next(iter(self._where("id = ?", (id,))), None)
+        row = next(self._execute(_BY_ID, (id,)), None)
+        return None if row is None else row_entry(row, self._tables.name[row[2]])
 
     def find(self, ids: Iterable[str]) -> dict[str, Entry]:
         """The entries of those `ids` that live somewhere."""
@@ -161,11 +170,7 @@ class Records:
             accessed_at=current.accessed_at,
             salience=current.salience if replacement.salience is None else replacement.salience,
         )
-        self._execute(
-            "UPDATE records SET (id, owner, session, grp, role, key, revision, created_at, digest, version,"
-            " salience, access_count, accessed_at) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE seq = ?",
-            (*self._account(kept), current.seq),
-        )
+        self._execute(f"UPDATE records SET ({_FIELDS}) = ({_MARKS}) WHERE seq = ?", (*self._account(kept), current.seq))
         if current.home != entry.home:
             self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
         self.enter(kept)
@@ -278,28 +283,15 @@ class Records:
 
     def _insert(self, entry: Entry, seq: int, destination: int | None = None) -> None:
         self._execute(
-            "INSERT INTO records (seq, id, owner, session, grp, role, key, revision, created_at, digest, version,"
-            " salience, access_count, accessed_at, strength, destination)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+            f"INSERT INTO records (seq, {_FIELDS}, strength, destination) VALUES (?, {_MARKS}, 0, ?)",
             (seq, *self._account(entry), destination),
         )
 
     def _account(self, entry: Entry) -> tuple[Any, ...]:
-        return (
-            entry.id,
-            present(entry.owner),
-            present(entry.session),
-            present(entry.group),
-            present(entry.role),
-            present(entry.key),
-            entry.revision,
-            entry.created_at,
-            entry.digest,
-            self._next_version(),
-            entry.salience,
-            entry.access_count,
-            entry.accessed_at,
-        )
+        """What stands in _FIELDS."""
+        texts = map(present, (entry.owner, entry.session, entry.group, entry.role, entry.key))
+        earned = (entry.salience, entry.access_count, entry.accessed_at)
+        return (entry.id, *texts, entry.revision, entry.created_at, entry.digest, self._next_version(), *earned)
 
     def _where(self, condition: str, parameters: tuple[Any, ...], order: str | None = None) -> list[Entry]:
         in_order = "" if order is None else f" ORDER BY {order}"

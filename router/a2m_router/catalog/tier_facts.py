@@ -59,7 +59,8 @@ class TierFacts:
 
     def shows_metadata(self, tier: str) -> bool:
         """Whether the server behind a lifted tier was seen to keep the metadata of all records as it was shown it."""
-        return tier not in self._hiding and bool(self._shows_metadata(tier))
+        shown = self._execute("SELECT shows_metadata FROM tiers WHERE no = ?", (self._no[tier],)).get
+        return bool(shown) and tier not in self._hiding
 
     def note_metadata(self, tier: str, shown: bool) -> None:
         """The server behind a lifted tier has, or has not, kept the metadata of a record as it was shown it. One that
@@ -67,16 +68,12 @@ class TierFacts:
 
         A read may note this, so a disk that does not take it is no failure: it is remembered until this process ends.
         """
-        noted = self._shows_metadata(tier)
+        noted: int | None = self._execute("SELECT shows_metadata FROM tiers WHERE no = ?", (self._no[tier],)).get
         if noted is None or (noted and not shown):
             if not shown:
                 self._hiding.add(tier)
             with contextlib.suppress(OSError):
                 self._set("shows_metadata", tier, shown)
-
-    def _shows_metadata(self, tier: str) -> int | None:
-        noted: int | None = self._execute("SELECT shows_metadata FROM tiers WHERE no = ?", (self._no[tier],)).get
-        return noted
 
     def _set(self, column: str, tier: str, value: int) -> None:
         with self._tables.transaction():

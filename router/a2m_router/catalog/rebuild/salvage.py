@@ -20,6 +20,9 @@ from a2m_router.catalog.strays import NotedStray
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.storage.database import Damaged, DatabaseError
 
+# A record's number is less, unless what it stands in is damaged.
+_NO_NUMBER: Final = 1 << 62
+
 _UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
 
 
@@ -100,17 +103,18 @@ class Salvage:
         return {name: identity for name, identity in rows if isinstance(name, str) and isinstance(identity, str)}
 
     def earned(self) -> Iterator[tuple[str, int, float, int, int | None, int | None]]:
-        """Of each record that lives there, or that a tier had lost: id, place, salience, accesses, the last one, and
-        when it was created."""
+        """Of each record that lives there, or that a tier had lost: id, place (0 where that is damaged), salience,
+        accesses, the last one, and when it was created."""
         columns = "id, seq, salience, access_count, accessed_at"
-        what = "what records have earned"
-        types = (str, int, float, int, int | None, int | None)
-        rows = self._rows(what, f"{columns}, created_at", "records", "seq", "home IS NOT NULL")
-        yield from (row for row in rows if _is_row(row, types))
+        tables = [("created_at", "records", "seq", "home IS NOT NULL")]
         if self._has("earned"):
             born = "created_at" if self._has("created_at", of="earned") else "NULL"
-            rows = self._rows(what, f"{columns}, {born}", "earned", "id")
-            yield from (row for row in rows if _is_row(row, types))
+            tables.append((born, "earned", "id", "TRUE"))
+        for born, table, order, condition in tables:
+            for row in self._rows("what records have earned", f"{columns}, {born}", table, order, condition):
+                if _is_row(row, (str, int, float, int, int | None, int | None)):
+                    id, seq, *rest = row
+                    yield (id, seq if 0 < seq < _NO_NUMBER else 0, *rest)
 
     def forgotten(self) -> Iterator[tuple[str, str | None, int]]:
         """Notes of forgetting: id, by whom, when."""
