@@ -2,7 +2,7 @@
 
 Rules:
 - what changes a record, or a note about one, is a method of `Catalog`, and one transaction. Most of these changes touch
-  several parts. The parts' own methods for that expect a transaction, and only this module calls them;
+  several parts. The parts' own methods for that expect a transaction; only this module and `changes` call them;
 - what a tier, its server, the federation or this file was seen to be stands alone. The part that holds such a fact
   changes it, in one transaction: `tiers`, `lineage`, `vectors`, `opening`;
 - a question is asked of the part that knows the answer;
