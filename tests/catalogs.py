@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from a2m_router.catalog.records import Replacement
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claims, Name
 from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.records import Replacement
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.ranking.policy import strength

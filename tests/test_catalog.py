@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from a2m_router.catalog.records import Replacement
 from hypothesis import given
 from hypothesis import strategies as st
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.records import Replacement
 from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.protocol.wire.equality import text_atom
 from a2m_router.protocol.wire.records import Draft

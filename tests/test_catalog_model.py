@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from a2m_router.catalog.records import Replacement
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,6 +18,7 @@ from msgspec import Raw
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, group_name, id_name, key_name
 from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.records import Replacement
 from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.equality import parse_where

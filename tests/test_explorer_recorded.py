@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from a2m_router.catalog.records import Records
 from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.readers import Readers
+from a2m_router.catalog.records import Records
 from a2m_router.methods.writing import Writing
 from a2m_router.placement import moves
 from a2m_router.placement.reconciler import Reconciler

@@ -8,11 +8,11 @@ from typing import Any, Final
 import anyio
 import msgspec
 import pytest
-from a2m_router.catalog.changes import Changes
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, UnsetType
 
+from a2m_router.catalog.changes import Changes
 from a2m_router.config.loading import parse
 from a2m_router.protocol.wire.equality import parse_where
 from a2m_router.protocol.wire.errors import A2MError, Code

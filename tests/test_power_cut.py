@@ -22,9 +22,9 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
-from a2m_router.catalog.records import Replacement
 
 import a2m_router.storage.database
+from a2m_router.catalog.records import Replacement
 from a2m_router.catalog.selection import Scope
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.messages import Forget, Pages, Reinforce, Remember

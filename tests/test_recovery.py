@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from a2m_router.catalog.findings import Decided
 from anyio import wait_all_tasks_blocked
 
 import a2m_router.placement.recovery
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Stray
+from a2m_router.catalog.findings import Decided
 from a2m_router.daemon.checking import print_check
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.messages import Remember

@@ -12,15 +12,13 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from a2m_router.catalog.changes import Changes
-from a2m_router.catalog.strays import Strays
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 import a2m_router.methods.asking
 import a2m_router.methods.reading
 import a2m_router.methods.resolving
-import a2m_router.placement.changes
+import a2m_router.placement.guard
 import a2m_router.placement.moves
 import a2m_router.tiers.copies
 import a2m_store.store
@@ -28,9 +26,10 @@ from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Claims, id_name
 from a2m_router.catalog.entries import Entry
 from a2m_router.catalog.readers import Readers, Reading
+from a2m_router.catalog.strays import Strays
 from a2m_router.methods.asking import Question
 from a2m_router.methods.writing import Writing
-from a2m_router.placement.changes import Changes
+from a2m_router.placement.guard import Guard
 from a2m_router.placement.moves import Moves
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.errors import A2MError, Code
@@ -147,7 +146,7 @@ async def test_without_a_version_check_at_the_flip_the_forgotten_comes_back(monk
                     self.records.leave(entry)
                     self._tables.execute("DELETE FROM records WHERE id = ?", (entry.id,))
                 self.strays.strike(target, entry.id)
-                self._changes.insert(msgspec.structs.replace(entry, home=target), None)
+                self._guard.insert(msgspec.structs.replace(entry, home=target), None)
         return moved
 
     monkeypatch.setattr(Catalog, "flip", flip)
@@ -438,11 +437,11 @@ async def test_nothing_is_written_for_an_id_whose_write_may_still_land() -> None
 
 
 async def test_without_settling_a_tier_is_told_more_while_a_write_may_land(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def resolve(self: Changes, claims: Sequence[Claim], *_: Any) -> None:
+    async def resolve(self: Guard, claims: Sequence[Claim], *_: Any) -> None:
         for claim in claims:
             claim.release()
 
-    monkeypatch.setattr(Changes, "_resolve", resolve)
+    monkeypatch.setattr(Guard, "_resolve", resolve)
     await goes_wrong(an_id_whose_first_write_is_still_on_its_way)
 
 
@@ -578,7 +577,7 @@ async def test_a_request_cancelled_between_the_tiers_answer_and_the_commit_is_ca
 
 async def test_without_the_shield_the_reservation_has_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     open_scope = SimpleNamespace(CancelScope=lambda **_: anyio.CancelScope())
-    monkeypatch.setattr(a2m_router.placement.changes, "anyio", open_scope)
+    monkeypatch.setattr(a2m_router.placement.guard, "anyio", open_scope)
     await goes_wrong(a_write_cancelled_between_answer_and_commit)
 
 
@@ -806,7 +805,7 @@ async def test_what_cannot_be_noted_since_the_catalog_is_damaged_lets_go_of_its_
             raise ValueError("damaged")
 
         with pytest.raises(ValueError, match="damaged"):
-            async with fed.federation.moves._core.changes.guarded(claim) as change:
+            async with fed.federation.moves._core.guard.change(claim) as change:
                 change.note = note
         assert not fed.federation.catalog.claims._waiting
 

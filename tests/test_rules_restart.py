@@ -10,13 +10,13 @@ from typing import Any
 
 import anyio
 import pytest
-from a2m_router.catalog.findings import Findings
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 import a2m_router.storage.database
 import a2m_router.tiers.copies
 from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.findings import Findings
 from a2m_router.placement.recovery import Recovery
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.messages import Remember

@@ -282,8 +282,8 @@ async def test_a_write_that_failed_for_want_of_room_is_undone_when_there_is_some
 async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("a2m_router.placement.changes._FIRST_WAIT", 0.001)
-    caplog.set_level(logging.INFO, "a2m_router.placement.changes")
+    monkeypatch.setattr("a2m_router.placement.guard._FIRST_WAIT", 0.001)
+    caplog.set_level(logging.INFO, "a2m_router.placement.guard")
     trials = 0
 
     def counting(abandon: Callable[..., Any]) -> Callable[..., Any]:
@@ -295,7 +295,7 @@ async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
         return counted
 
     def said() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name == "a2m_router.placement.changes"]
+        return [record.getMessage() for record in caplog.records if record.name == "a2m_router.placement.guard"]
 
     async with trial() as fed:
         disk = FullDisk(monkeypatch, "commit_write", "abandon")

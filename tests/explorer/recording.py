@@ -13,11 +13,11 @@ from functools import wraps
 from typing import Any, Final
 
 import msgspec
-from a2m_router.catalog.strays import NotedStray
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, Stray
 from a2m_router.catalog.readers import Readers, Reading
+from a2m_router.catalog.strays import NotedStray
 from a2m_router.placement.scanning import Scanner
 from tests.explorer.accounts import (
     ASIDE,

@@ -12,11 +12,11 @@ from random import Random
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import a2m_router.catalog.lineage
 import trio
 import trio._core._run
 from trio._core._run import Deadlines
 
+import a2m_router.catalog.lineage
 import a2m_router.daemon.app
 import a2m_router.methods.writing
 import a2m_router.tiers.copies

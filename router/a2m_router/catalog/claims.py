@@ -116,10 +116,6 @@ class Claims:
         self._waiting.update((name, deque()) for name in wanted)
         return Claim(self, wanted)
 
-    def is_held(self, name: Name) -> bool:
-        """Whether somebody has a claim on `name`."""
-        return name in self._waiting
-
     @contextmanager
     def on_release(self, notify: Callable[[frozenset[Name]], None]) -> Iterator[None]:
         """Call `notify` with the names that are let go, for those who passed over what they could not claim."""

@@ -64,6 +64,15 @@ class Scope(msgspec.Struct, frozen=True):
 EVERYONE: Final = Scope()
 
 
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which records: all of `scope` that live in `tiers` and meet `where` (its catalog part) and `key_prefix`."""
+
+    tiers: Sequence[str]
+    scope: Scope = Scope()
+    where: Where = msgspec.field(default_factory=dict)
+    key_prefix: str | None = None
+
+
 class Condition(msgspec.Struct, frozen=True):
     """A piece of SQL over `records`, and its parameters."""
 

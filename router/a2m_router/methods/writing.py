@@ -110,7 +110,7 @@ class Writing:
         self._settings = settings
         self._catalog = core.catalog
         self._copies = core.copies
-        self._changes = core.changes
+        self._guard = core.guard
         self._reconciler = core.reconciler
         self._moves = moves
         self._resolving = resolving
@@ -347,7 +347,7 @@ class Writing:
         drafts = [draft for _, draft, _ in [*plan.new, *plan.replaced]]
         is_true = False
         try:
-            async with self._changes.guarded(claim) as change:
+            async with self._guard.change(claim) as change:
                 await self._check_known(plan)
                 self._check_counted(plan)
                 await self._make_way(new + [r.entry for r in replacements])

@@ -12,8 +12,8 @@ from typing import Final
 import anyio
 
 from a2m_router.config.settings import Settings
-from a2m_router.placement.changes import Spawn
 from a2m_router.placement.core import Core
+from a2m_router.placement.guard import Spawn
 from a2m_router.placement.reconciler import MAY_STILL_LAND
 from a2m_router.placement.recovery import Recovery
 from a2m_router.protocol.wire.errors import A2MError

@@ -6,7 +6,7 @@ import msgspec
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.config.settings import Tier
-from a2m_router.placement.changes import Changes, Spawn
+from a2m_router.placement.guard import Guard, Spawn
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.mounts import Mounts
@@ -17,12 +17,12 @@ class Core(msgspec.Struct, frozen=True):
 
     catalog: Catalog
     copies: Copies
-    changes: Changes
+    guard: Guard
     reconciler: Reconciler
 
 
 def core_of(catalog: Catalog, copies: Copies, mounts: Mounts, managed: Iterable[Tier], spawn: Spawn) -> Core:
     """The core of one federation. Each change that ends wakes the reconciler."""
-    changes = Changes(catalog, copies, spawn, lambda: reconciler.wake())
-    reconciler = Reconciler(catalog, copies, changes, mounts, managed)
-    return Core(catalog, copies, changes, reconciler)
+    guard = Guard(catalog, copies, spawn, lambda: reconciler.wake())
+    reconciler = Reconciler(catalog, copies, guard, mounts, managed)
+    return Core(catalog, copies, guard, reconciler)

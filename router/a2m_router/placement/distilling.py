@@ -196,7 +196,7 @@ class Distilling:
             nonlocal done
             done = self._commit(group, entry)
 
-        async with self._core.changes.guarded(*(each for each in (claim, own) if each is not None)) as change:
+        async with self._core.guard.change(*(each for each in (claim, own) if each is not None)) as change:
             change.note = partial(self._catalog.give_up, [entry], target)
             if present and self._catalog.records.unchanged(group) is not None:
                 steps: Steps = {

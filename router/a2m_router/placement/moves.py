@@ -209,7 +209,7 @@ class Moves:
             claim, groups = claimed
             carried = _Carried(core, self._alerts, groups, (source, target), salience)
             try:
-                async with core.changes.guarded(claim) as change:
+                async with core.guard.change(claim) as change:
                     if groups:
                         # of those that have no new home; and what has one is durable before the claim goes
                         change.note = partial(core.catalog.give_up, carried.entries, target)

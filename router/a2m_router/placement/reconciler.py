@@ -30,7 +30,7 @@ from a2m_router.catalog.claims import Claim, Name, record_names
 from a2m_router.catalog.entries import Entry, Stray
 from a2m_router.catalog.strays import NotedStray
 from a2m_router.config.settings import Tier
-from a2m_router.placement.changes import Changes
+from a2m_router.placement.guard import Guard
 from a2m_router.process.alerts import Alerts
 from a2m_router.process.waiting import doubling
 from a2m_router.protocol.wire.errors import A2MError
@@ -75,12 +75,10 @@ class _Queue:
 class Reconciler:
     """Reconciles the managed tiers of one catalog."""
 
-    def __init__(
-        self, catalog: Catalog, copies: Copies, changes: Changes, mounts: Mounts, tiers: Iterable[Tier]
-    ) -> None:
+    def __init__(self, catalog: Catalog, copies: Copies, guard: Guard, mounts: Mounts, tiers: Iterable[Tier]) -> None:
         self._catalog = catalog
         self._copies = copies
-        self._changes = changes
+        self._guard = guard
         self._mounts = mounts
         self._tiers = {tier.name: tier for tier in tiers}
         self._queues = {name: _Queue() for name in self._tiers}
@@ -138,7 +136,7 @@ class Reconciler:
             # before anything is claimed: a long read must not keep writers waiting
             await self._catalog.readers.grace()
             mine, claims = self._claim(tier, page)
-            async with self._changes.guarded(*claims, wakes=False):
+            async with self._guard.change(*claims, wakes=False):
                 problem = await self._remove(tier, self._catalog.strays.still_noted(tier, mine)) or problem
         return problem
 
@@ -340,7 +338,7 @@ class Reconciler:
         for start in range(0, len(pending), _PAGE):
             page = pending[start : start + _PAGE]
             mine, claims = self._claim(tier, self._catalog.records.find(page).values())
-            async with self._changes.guarded(*claims, wakes=False) as change:
+            async with self._guard.change(*claims, wakes=False) as change:
                 problems |= await self._replace_each(tier, mine, change.failures)
         return next((f"{id!r} is not replaced: {problem}" for id, problem in problems.items()), None)
 

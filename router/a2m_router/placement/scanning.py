@@ -201,8 +201,8 @@ class Scanner:
         whose = _federations(others)
         sentence = (
             f"{tier}: at least {others.total()} records there belong to another federation ({whose}; this one is "
-            f"{self._catalog.lineage.federation}), and are not taken in; give each a server of its own, or end the router of "
-            "the other one, and start once with --adopt to take them"
+            f"{self._catalog.lineage.federation}), and are not taken in; give each a server of its own, or end the "
+            "router of the other one, and start once with --adopt to take them"
         )
         self._alerts.begin(tier, logging.ERROR, sentence, cause=whose)
 

@@ -14,12 +14,27 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from a2m_router.catalog.entries import COLUMNS, Entry, Stray, entry_of, row_entry
+from a2m_router.catalog.entries import COLUMNS, Entry, Stray, absent_or, entry_of, row_entry
 from a2m_router.catalog.schema import APPLICATION, SCHEMA
+from a2m_router.catalog.strays import NotedStray
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.storage.database import Damaged, DatabaseError
 
+# A record's number is less, unless what it stands in is damaged.
+_NO_NUMBER: Final = 1 << 62
+
 _UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
+
+
+class TakenOver(msgspec.Struct):
+    """How much an earlier catalog knew that no tier does: records' earnings, notes of forgetting, copies to be removed,
+    records that were being written; and the replacements that tiers had not caught up with."""
+
+    earned: int = 0
+    forgotten: int = 0
+    unwanted: int = 0
+    interrupted: int = 0
+    redo: list[tuple[str, Draft]] = []
 
 
 class Salvage:
@@ -54,12 +69,13 @@ class Salvage:
             self._connection.close()
             self._connection = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, int]:
         """The last moment given, and the width of vectors. Of a damaged file neither: a wrong one would stay for good,
         and the tiers tell of both."""
         if self.damage is not None:
             return {}
-        return dict(self._rows("facts of the whole", "name, value", "facts", "name"))
+        rows = self._rows("facts of the whole", "name, value", "facts", "name")
+        return {name: value for name, value in rows if isinstance(value, int)}
 
     def federation(self) -> str | None:
         """Whose records these are; None where that cannot be read. Of a damaged file it is true if a tier says so."""
@@ -87,18 +103,25 @@ class Salvage:
         return {name: identity for name, identity in rows if isinstance(name, str) and isinstance(identity, str)}
 
     def earned(self) -> Iterator[tuple[str, int, float, int, int | None, int | None]]:
-        """Of each record that lives there, or that a tier had lost: id, place, salience, accesses, the last one, and
-        when it was created."""
+        """Of each record that lives there, or that a tier had lost: id, place (0 where that is damaged), salience,
+        accesses, the last one, and when it was created."""
         columns = "id, seq, salience, access_count, accessed_at"
-        what = "what records have earned"
-        yield from self._rows(what, f"{columns}, created_at", "records", "seq", "home IS NOT NULL")
+        tables = [("created_at", "records", "seq", "home IS NOT NULL")]
         if self._has("earned"):
             born = "created_at" if self._has("created_at", of="earned") else "NULL"
-            yield from self._rows(what, f"{columns}, {born}", "earned", "id")
+            tables.append((born, "earned", "id", "TRUE"))
+        for born, table, order, condition in tables:
+            for row in self._rows("what records have earned", f"{columns}, {born}", table, order, condition):
+                if _is_row(row, (str, int, float, int, int | None, int | None)):
+                    id, seq, *rest = row
+                    yield (id, seq if 0 < seq < _NO_NUMBER else 0, *rest)
 
-    def forgotten(self) -> Iterator[tuple[str, str, int]]:
-        """Notes of forgetting, as they are kept."""
-        yield from self._rows("notes of what was forgotten", "id, by, at", "forgotten", "id")
+    def forgotten(self) -> Iterator[tuple[str, str | None, int]]:
+        """Notes of forgetting: id, by whom, when."""
+        for note in self._rows("notes of what was forgotten", "id, by, at", "forgotten", "id"):
+            if _is_row(note, (str, str, int)):
+                id, by, at = note
+                yield id, absent_or(by), at
 
     def redo(self) -> list[tuple[str, Draft]]:
         """Replacements that a tier has not caught up with, and which tier that is."""
@@ -116,13 +139,13 @@ class Salvage:
                 self.told.append(f"a replacement under way cannot be read: {problem}")
         return found
 
-    def unwanted(self) -> Iterator[tuple[str, str, str, str]]:
-        """Copies that were still to be removed: tier, id, owner and key, as they are kept."""
+    def unwanted(self) -> Iterator[NotedStray]:
+        """Copies that were still to be removed."""
         if self.damage is not None:
             self.told.append("which copies were still to be removed is not taken from a damaged file")
             return
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
-        for no, *stray in self._rows(
+        for no, id, owner, key in self._rows(
             "copies to be removed",
             "strays.tier, strays.id, strays.owner, strays.key",
             "strays LEFT JOIN records ON records.id = strays.id AND records.home = strays.tier",
@@ -130,7 +153,7 @@ class Salvage:
             f"kind = {Stray.UNWANTED:d} AND records.id IS NULL",
         ):
             if no in names:
-                yield (names[no], *stray)
+                yield NotedStray(id, names[no], Stray.UNWANTED, absent_or(owner), absent_or(key))
 
     def reservations(self) -> list[Entry]:
         """The records that were being written, each with the tier where to; none of a damaged file, and of one of an
@@ -185,3 +208,8 @@ class Salvage:
                 yield from self._connection.execute(select + backwards)
             except _UNREADABLE:
                 return
+
+
+def _is_row(row: tuple[Any, ...], types: tuple[Any, ...]) -> bool:
+    # of a damaged file whatever comes out
+    return len(row) == len(types) and all(map(isinstance, row, types))

@@ -1,4 +1,4 @@
-"""Guarded changes: as long as a change may still reach a tier, nobody else changes the same records.
+"""The guard of changes: as long as a change may still reach a tier, nobody else changes the same records.
 
 Every change of records holds claims on them (catalog/claims.py). Here is what all changes have in common:
 - a cancellation does not interrupt a change: every call to a tier has a deadline, and a claim that nobody releases
@@ -48,8 +48,8 @@ class Change:
         self.failures: list[Exception] = []
 
 
-class Changes:
-    """Guards the changes of one federation.
+class Guard:
+    """Guards the changes of records in one federation.
 
     Args:
         spawn: starts a task that outlives the call it began in.
@@ -66,7 +66,7 @@ class Changes:
         self._alerts = Alerts(log)
 
     @asynccontextmanager
-    async def guarded(self, *claims: Claim, wakes: bool = True) -> AsyncIterator[Change]:
+    async def change(self, *claims: Claim, wakes: bool = True) -> AsyncIterator[Change]:
         """Shield the block from cancellation, and release the claims when its note is durable and none of its calls is
         in doubt. That may be later than the end of the block, which does not wait for it.
 

@@ -1,29 +1,32 @@
-"""Looking things up in the catalog: selections, conversations, what the policy asks, strays. Nothing is changed here.
+"""Questions about records: selections, conversations, what a tier may hold, and what a caller may see.
 
-Every query follows an index; none looks at more than what it is asked for.
+Every query follows an index; none looks at more than what it is asked for. Nothing is changed here.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final
 
 import msgspec
 
-from a2m_router.catalog.accounts import Accounts, NotedStray
-from a2m_router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present, row_entry
+from a2m_router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present
+from a2m_router.catalog.records import Records, unit_of
+from a2m_router.catalog.redo import Redo
 from a2m_router.catalog.selection import (
     Condition,
     Scope,
+    Selection,
     any_of,
     conjunction,
     key_prefix_condition,
     scope_condition,
     where_conditions,
 )
-from a2m_router.protocol.wire.equality import Where, text_atom, text_of
-from a2m_router.protocol.wire.records import Draft
-from a2m_router.protocol.wire.vectors import indexed
+from a2m_router.catalog.strays import Strays
+from a2m_router.catalog.tables import Tables
+from a2m_router.catalog.vectors import VectorIndex
+from a2m_router.protocol.wire.equality import text_atom, text_of
 from a2m_router.ranking.policy import Unit
 from a2m_router.storage.nearest import MAX_NEAREST
 
@@ -37,15 +40,6 @@ _MOST_ARMS: Final = 64
 _STRETCH: Final = 5000
 
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which records: all of `scope` that live in `tiers` and meet `where` (its catalog part) and `key_prefix`."""
-
-    tiers: Sequence[str]
-    scope: Scope = Scope()
-    where: Where = msgspec.field(default_factory=dict)
-    key_prefix: str | None = None
-
-
 class Session(msgspec.Struct, frozen=True):
     """A conversation as session/list tells it (§4.10)."""
 
@@ -56,8 +50,16 @@ class Session(msgspec.Struct, frozen=True):
     touched_at: int
 
 
-class Lookup(Accounts):
-    """The accounts, and how to find among them."""
+class Queries:
+    """Read-only questions."""
+
+    def __init__(self, tables: Tables, records: Records, strays: Strays, redo: Redo, vectors: VectorIndex) -> None:
+        self._tables = tables
+        self._execute = tables.execute
+        self._records = records
+        self._strays = strays
+        self._redo = redo
+        self._vectors = vectors
 
     def newest(self, selection: Selection, limit: int | None) -> list[Entry]:
         """The newest `limit` of a selection, oldest first; ties in the order of writing."""
@@ -70,7 +72,7 @@ class Lookup(Accounts):
             for arm in self._arms(selection)
         )
         newest_first = islice(merge(*arms, key=lambda row: (-row[9], -row[0])), limit)
-        return [row_entry(row, self._name[row[2]]) for row in newest_first][::-1]
+        return self._tables.entries(newest_first)[::-1]
 
     def among(self, ids: Iterable[str], selection: Selection) -> list[Entry]:
         """Those of `ids` that belong to a selection, in the order of `newest`; costs by the ids, not the selection."""
@@ -91,9 +93,8 @@ class Lookup(Accounts):
     def nearest(self, selection: Selection, vector: Sequence[float], count: int) -> list[str]:
         """The ids of those of a selection whose vectors are nearest to `vector`, nearest first, as far as they are
         indexed here. It is asked with 32-bit floats: the very order is for those who read the vectors."""
-        probe = indexed(vector, self.metric())
-        arms = list(self._arms(selection))
-        if not self._indexed or self._width != len(vector) or probe is None or not arms:
+        probe, arms = self._vectors.probe(vector), self._arms(selection)
+        if probe is None or not arms:
             return []
         inner = " UNION ALL ".join(f"SELECT seq FROM records {arm.sql}" for arm in arms)
         rows = self._execute(
@@ -102,27 +103,6 @@ class Lookup(Accounts):
             (probe, min(count, MAX_NEAREST), *(parameter for arm in arms for parameter in arm.parameters)),
         )
         return [id for (id,) in rows]
-
-    def is_redoing(self) -> bool:
-        """Whether any tier does not hold a record yet as it is."""
-        return self._execute("SELECT 1 FROM redo LIMIT 1").get is not None
-
-    def behind(self, ids: Iterable[str]) -> set[str]:
-        """Those of `ids` that their tier does not hold yet as they are."""
-        if not self.is_redoing():
-            return set()
-        return {id for id in ids if self._execute("SELECT 1 FROM redo WHERE id = ?", (id,)).get is not None}
-
-    def redone(self, ids: Iterable[str]) -> dict[str, Draft]:
-        """Those of `ids` that their tier does not hold yet as they are, and what they are."""
-        if not self.is_redoing():
-            return {}
-        found = ((id, self._execute("SELECT draft FROM redo WHERE id = ?", (id,)).get) for id in ids)
-        return {id: msgspec.json.decode(draft, type=Draft) for id, draft in found if draft is not None}
-
-    def redo_in(self, tier: str) -> list[str]:
-        """The ids of records in `tier` that it does not hold yet as they are."""
-        return [id for (id,) in self._execute("SELECT id FROM redo WHERE tier = ?", (self._no[tier],))]
 
     def walk(self, selection: Selection, after: int, count: int) -> tuple[list[Entry], int | None]:
         """At most `count` of a selection behind the place `after`, in the order of writing, and where to go on from;
@@ -134,23 +114,21 @@ class Lookup(Accounts):
         last: int = self._execute("SELECT max(seq) FROM records").get or 0
         first = self._execute("SELECT min(seq) FROM records WHERE seq > ?", (after,)).get or 0
         end = max(after, first - 1) + max(_STRETCH, count)
-        no = [self._no[name] for name in selection.tiers if name in self._no]
-        key = None if selection.key_prefix is None else key_prefix_condition(selection.key_prefix)
-        visible = scope_condition(selection.scope, self._shared)
+        no = [self._tables.no[name] for name in selection.tiers if name in self._tables.no]
         whole = conjunction(
             [
                 Condition("seq > ? AND seq <= ?", (after, end)),
                 any_of("home", no),
-                visible,
-                key,
-                *where_conditions(selection.where, self._no),
+                scope_condition(selection.scope, self._tables.shared),
+                None if selection.key_prefix is None else key_prefix_condition(selection.key_prefix),
+                *where_conditions(selection.where, self._tables.no),
             ]
         )
         rows = self._execute(
             f"SELECT {COLUMNS} FROM records NOT INDEXED WHERE {whole.sql} ORDER BY seq LIMIT ?",
             (*whole.parameters, count),
         )
-        found = [row_entry(row, self._name[row[2]]) for row in rows]
+        found = self._tables.entries(rows)
         place = found[-1].seq if len(found) == count else end
         return found, place if place < last else None
 
@@ -167,7 +145,7 @@ class Lookup(Accounts):
         visible = (
             [Condition("TRUE")]
             if scope.everyone
-            else [any_of("owner", ["", present(scope.owner)]), any_of("tier", self._shared)]
+            else [any_of("owner", ["", present(scope.owner)]), any_of("tier", self._tables.shared)]
         )
         arms = (f"SELECT session, owner, tier, records FROM sessions WHERE session != '' AND {v.sql}" for v in visible)
         found: dict[tuple[str, str], dict[str, int]] = {}
@@ -176,7 +154,7 @@ class Lookup(Accounts):
             tuple(parameter for v in visible for parameter in v.parameters),
         )
         for session, owner, tier, records in rows:
-            found.setdefault((session, owner), {})[self._name[tier]] = records
+            found.setdefault((session, owner), {})[self._tables.name[tier]] = records
         return [
             Session(session[1:], absent_or(owner), tiers, *self._span(session, owner, tiers))
             for (session, owner), tiers in found.items()
@@ -184,142 +162,67 @@ class Lookup(Accounts):
 
     def counts(self, scope: Scope) -> dict[str, int]:
         """How many records of each tier `scope` sees."""
-        counts = {tier: self.records_in(tier) for tier in self._tiers}
-        if scope.everyone:
-            return counts
-        shared = {self._name[no] for no in self._shared}
-        visible = {name: (records if name in shared else 0) for name, records in counts.items()}
-        rows = self._execute(
-            "SELECT tier, sum(records) FROM sessions WHERE owner IN ('', ?) GROUP BY tier", (present(scope.owner),)
-        )
-        for no, records in rows:
-            if no not in self._shared and self._name[no] in visible:
-                visible[self._name[no]] = records
-        return visible
+        own = {}
+        if not scope.everyone:
+            rows = "SELECT tier, sum(records) FROM sessions WHERE owner IN ('', ?) GROUP BY tier"
+            own = dict(self._execute(rows, (present(scope.owner),)))
+        return {
+            name: self._records.count(name) if scope.everyone or tier.shared else own.get(self._tables.no[name], 0)
+            for name, tier in self._tables.tiers.items()
+        }
 
-    def due(self, tier: str) -> list[Entry]:
-        """The records of `tier` that have earned their promotion; some of them, if they are many."""
-        if self._tiers[tier].promote_to is None:
-            return []
-        rows = self._execute("SELECT id FROM due WHERE tier = ? LIMIT ?", (self._no[tier], _MOST_VALUES))
-        return list(self.find([row[0] for row in rows]).values())
-
-    def overfull(self, tier: str) -> list[tuple[int, int]]:
-        """The buckets of `tier` that hold more than its capacity, and how many records they hold."""
-        capacity = self._tiers[tier].capacity
-        if capacity is None:
-            return []
-        rows = self._execute(
-            "SELECT no, records FROM buckets WHERE tier = ? AND records > ?", (self._no[tier], capacity)
-        )
-        return [(no, records) for no, records in rows]
-
-    def held(self, bucket: int) -> int:
-        """How many records a bucket holds."""
-        return self._execute("SELECT records FROM buckets WHERE no = ?", (bucket,)).get or 0
-
-    def weakest(self, tier: str, bucket: int) -> Iterator[Unit]:
-        """The units of a bucket, weakest first; of two equally weak ones the older. A group stands where its strongest
-        member would."""
-        singles = self._execute(
-            "SELECT strength, seq, id, owner, '' FROM records"
-            " WHERE bucket = ? AND grp = '' AND home IS NOT NULL ORDER BY strength, seq",
-            (bucket,),
-        )
-        groups = self._execute(
-            "SELECT strength, seq, records, owner, grp FROM groups WHERE bucket = ? ORDER BY strength, seq",
-            (bucket,),
-        )
-        for strength, seq, what, owner, group in merge(singles, groups, key=lambda row: row[:2]):
-            if group == "":
-                yield Unit((what,), absent_or(owner), None, seq, strength, 1)
-            else:
-                unit = unit_of(self.group(tier, absent_or(owner), group[1:]))
-                yield msgspec.structs.replace(unit, strength=strength, weight=what)
-
-    def bucket_of(self, id: str) -> tuple[str, int] | None:
-        """The tier and the bucket that a record is in."""
-        row = next(self._execute("SELECT home, bucket FROM records WHERE id = ? AND home IS NOT NULL", (id,)), None)
-        return None if row is None else (self._name[row[0]], row[1])
+    def newest_of(self, owner: str | None, session: str) -> int | None:
+        """When the newest record of an owner's conversation was created; None where there is none."""
+        newest: int | None = self._execute(
+            "SELECT created_at FROM records WHERE session = ? AND owner = ? AND home IS NOT NULL"
+            " ORDER BY created_at DESC LIMIT 1",
+            (present(session), present(owner)),
+        ).get
+        return newest
 
     def in_session(self, tier: str, session: str, owner: str | None) -> list[Unit]:
         """The units of an owner's conversation in one tier, oldest first; a group goes along whole."""
         where = {"session": (text_atom(session),), "owner": (text_atom(owner),)}
-        return [unit_of(unit) for unit in self.units(self.newest(Selection(tiers=[tier], where=where), None))]
+        return [unit_of(unit) for unit in self._records.units(self.newest(Selection(tiers=[tier], where=where), None))]
 
-    def has_session(self, session: str, owner: str | None) -> bool:
-        """Whether an owner's conversation has a record anywhere."""
-        place = (present(owner), present(session))
-        return self._execute("SELECT 1 FROM sessions WHERE owner = ? AND session = ? LIMIT 1", place).get is not None
+    def sees(self, scope: Scope, entry: Entry) -> bool:
+        """Whether `scope` may read the record (§6)."""
+        return scope.holds(entry.owner) or self._tables.tiers[entry.home].shared
 
-    def strays(self, tier: str, after: str, limit: int) -> list[NotedStray]:
-        """Some of the copies to be removed from `tier`, in the order of their ids, beginning after one."""
-        return self._strays(
-            "tier = ? AND id > ? AND kind IN (?, ?) ORDER BY id LIMIT ?",
-            (tier, after, Stray.SUPERSEDED, Stray.UNWANTED, limit),
-        )
-
-    def still_noted(self, tier: str, strays: Iterable[NotedStray]) -> list[NotedStray]:
-        """Those of `strays` that are noted for `tier` now, as they are noted now."""
-        return [now for stray in strays for now in self._strays("tier = ? AND id = ?", (tier, stray.id))]
-
-    def strays_in_the_way(self, tier: str, entries: Iterable[Entry]) -> list[NotedStray]:
-        """The copies in `tier` of these ids, or at these owners' keys: they go before anything is written there."""
-        found: dict[str, NotedStray] = {}
-        for entry in entries:
-            for stray in self._strays("tier = ? AND id = ?", (tier, entry.id)):
-                found[stray.id] = stray
-            if entry.key is not None:
-                place = (tier, present(entry.key), present(entry.owner))
-                at_key = self._strays("tier = ? AND key = ? AND owner = ? AND key != ''", place, "stray_by_key")
-                found.update((stray.id, stray) for stray in at_key)
-        return list(found.values())
-
-    def strays_left(self) -> int:
-        """How many copies outside their homes there may be."""
-        return self._execute("SELECT count(*) FROM strays").get or 0
-
-    def set_aside(self, tier: str) -> list[NotedStray]:
-        """The records in `tier` that are not taken in, since their ids or their owners' keys have others."""
-        return self._strays("tier = ? AND kind = ? AND kind >= 3", (tier, Stray.ASIDE), "stray_by_kind")
-
-    def noted(self, tier: str) -> Mapping[Stray, int]:
-        """How many copies are noted for `tier`, of each kind."""
-        rows = self._execute("SELECT kind, count(*) FROM strays WHERE tier = ? GROUP BY kind", (self._no[tier],))
-        return {**dict.fromkeys(Stray, 0), **{Stray(kind): count for kind, count in rows}}
-
-    def unfound(self) -> int:
-        """How many records have earned something, and were found in no tier."""
-        return self._execute("SELECT count(*) FROM earned").get or 0
-
-    def may_hold(self, tier: str) -> range:
-        """How many records `tier` can hold if all is as this catalog says: without those that it has not caught up
-        with, or with every copy that is noted. It looks at the notes, which are few, and at no record."""
-        strays = self._execute("SELECT count(*) FROM strays WHERE tier = ?", (self._no[tier],)).get or 0
-        aside = len(self.set_aside(tier))
-        lives = self.records_in(tier)
-        return range(lives + aside - len(self.redo_in(tier)), lives + strays + 1)
+    def knows_of(self, scope: Scope, id: str) -> bool:
+        """Whether `id` is that of a record which `scope` sees, or was that of one which it might forget."""
+        entry = self._records.get(id)
+        if entry is not None and self.sees(scope, entry):
+            return True
+        noted = "SELECT owner FROM strays WHERE id = ? AND kind = ? UNION ALL SELECT by FROM forgotten WHERE id = ?"
+        return any(scope.holds(absent_or(owner)) for (owner,) in self._execute(noted, (id, Stray.ASIDE, id)))
 
     def latest(self, tier: str, count: int) -> list[Entry]:
         """The last `count` records that came to live in `tier`, or were replaced there."""
         rows = self._execute(
             f"SELECT {COLUMNS} FROM records INDEXED BY record_by_version WHERE home = ? AND home IS NOT NULL"
             " ORDER BY version DESC LIMIT ?",
-            (self._no[tier], count),
+            (self._tables.no[tier], count),
         )
-        return [row_entry(row, tier) for row in rows]
+        return self._tables.entries(rows)
 
     def accounted(self, tier: str, ids: Iterable[str]) -> set[str]:
         """Those of `ids` that `tier` may hold: they live there, are being written there, or are noted."""
-        no = self._no[tier]
+        no = self._tables.no[tier]
         lives = "SELECT 1 FROM records WHERE id = ?1 AND ?2 IN (home, destination)"
         noted = "SELECT 1 FROM strays WHERE tier = ?2 AND id = ?1"
         return {id for id in ids if self._execute(f"{lives} UNION ALL {noted} LIMIT 1", (id, no)).get is not None}
 
+    def may_hold(self, tier: str) -> range:
+        """How many records `tier` can hold if all is as this catalog says: without those that it has not caught up
+        with, or with every copy that is noted. It looks at the notes, which are few, and at no record."""
+        lives, noted = self._records.count(tier), self._strays.counts(tier)
+        return range(lives + noted[Stray.ASIDE] - len(self._redo.ids_in(tier)), lives + sum(noted.values()) + 1)
+
     def has_notes(self, tier: str) -> bool:
         """Whether a call to `tier` may have been under way when this catalog was last in use: a copy that may exist, or
         a record that `tier` has yet to catch up with."""
-        return bool(self.strays(tier, "", 1) or self.redo_in(tier))
+        return bool(self._strays.removable(tier, "", 1) or self._redo.ids_in(tier))
 
     def _arms(self, selection: Selection) -> list[Condition]:
         """Disjoint queries that make up a selection, each along one index in the order of time."""
@@ -329,16 +232,16 @@ class Lookup(Accounts):
                 parts = [tuple(different[i : i + _MOST_VALUES]) for i in range(0, len(different), _MOST_VALUES)]
                 narrower = [{**selection.where, name: part} for part in parts]
                 return [arm for w in narrower for arm in self._arms(msgspec.structs.replace(selection, where=w))]
-        no = [self._no[name] for name in selection.tiers if name in self._no]
+        no = [self._tables.no[name] for name in selection.tiers if name in self._tables.no]
         if not no:
             return []
-        all_tiers = len(no) == len(self._name)
+        all_tiers = len(no) == len(self._tables.name)
         homes = Condition("home IS NOT NULL") if all_tiers else any_of("home", no)
-        conditions = where_conditions(selection.where, self._no)
+        conditions = where_conditions(selection.where, self._tables.no)
         if selection.key_prefix is not None:
             conditions.append(key_prefix_condition(selection.key_prefix))
         scope = selection.scope
-        visible = scope_condition(scope, self._shared)
+        visible = scope_condition(scope, self._tables.shared)
         narrow = {"id": "sqlite_autoindex_records_1", "key": "record_by_key", "group": "record_by_group"}
         for name, index in narrow.items():
             by_prefix = name == "key" and selection.key_prefix is not None
@@ -365,7 +268,7 @@ class Lookup(Accounts):
         return arms + [
             _arm("record_by_home", [Condition("home = ? AND home IS NOT NULL", (tier,)), others, *conditions])
             for tier in no
-            if tier in self._shared
+            if tier in self._tables.shared
         ]
 
     def _session_arms(
@@ -394,20 +297,13 @@ class Lookup(Accounts):
         there = conjunction(
             [
                 Condition("session = ? AND owner = ? AND home IS NOT NULL", (session, owner)),
-                any_of("home", [self._no[tier] for tier in tiers]),
+                any_of("home", [self._tables.no[tier] for tier in tiers]),
             ]
         )
         # asked for one by one, each is found at an end of the index
         opened: int = self._execute(f"SELECT min(created_at) FROM records WHERE {there.sql}", there.parameters).get
         touched: int = self._execute(f"SELECT max(created_at) FROM records WHERE {there.sql}", there.parameters).get
         return opened, touched
-
-
-def unit_of(members: Sequence[Entry]) -> Unit:
-    """A unit by its members' entries, all of one group and owner, or a single one, where strengths do not matter."""
-    first = members[0]
-    ids = tuple(entry.id for entry in members)
-    return Unit(ids, first.owner, first.group, max(entry.seq for entry in members), 0.0, len(members))
 
 
 def _arm(index: str, conditions: Sequence[Condition | None]) -> Condition:

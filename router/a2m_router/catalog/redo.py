@@ -1,0 +1,45 @@
+"""Replacements that are true in the catalog before their tiers have them (see docs/decisions/0004)."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from a2m_router.catalog.tables import Tables
+from a2m_router.protocol.wire.records import Draft
+
+
+class Redo:
+    """The table `redo`: the new records, whole, each with the tier that has yet to catch up."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._execute = tables.execute
+        self._no = tables.no
+
+    def is_open(self) -> bool:
+        """Whether any tier has yet to catch up."""
+        return self._execute("SELECT 1 FROM redo LIMIT 1").get is not None
+
+    def behind(self, ids: Iterable[str]) -> set[str]:
+        """Those of `ids` that their tier does not hold yet as they are."""
+        if not self.is_open():
+            return set()
+        return {id for id in ids if self._execute("SELECT 1 FROM redo WHERE id = ?", (id,)).get is not None}
+
+    def drafts(self, ids: Iterable[str]) -> dict[str, Draft]:
+        """Those of `ids` that their tier does not hold yet as they are, and what they are."""
+        if not self.is_open():
+            return {}
+        found = ((id, self._execute("SELECT draft FROM redo WHERE id = ?", (id,)).get) for id in ids)
+        return {id: msgspec.json.decode(draft, type=Draft) for id, draft in found if draft is not None}
+
+    def ids_in(self, tier: str) -> list[str]:
+        """The ids of the records in `tier` that it does not hold yet as they are."""
+        return [id for (id,) in self._execute("SELECT id FROM redo WHERE tier = ?", (self._no[tier],))]
+
+    def begin(self, id: str, tier: str, draft: Draft) -> None:
+        """`tier` has yet to catch up with the record."""
+        self._execute("INSERT OR REPLACE INTO redo VALUES (?, ?, ?)", (id, self._no[tier], msgspec.json.encode(draft)))
+
+    def end(self, id: str) -> None:
+        """No tier has to catch up with the record any more."""
+        self._execute("DELETE FROM redo WHERE id = ?", (id,))
