@@ -469,7 +469,7 @@ def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> No
 
 def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_caught_up() -> None:
     catalog = opened()
-    catalog.index_vectors("working", True)
+    catalog.set_lifting("working", lifted=True, indexed=True)
     catalog.reserve([entry("x", key="k"), entry("y")])
     catalog.commit_write([entry("x", key="k"), entry("y")], [], {"x": [1.0, 0.0], "y": [0.6, 0.8]})
     x = catalog.find(["x"])["x"]

@@ -334,26 +334,19 @@ class Accounts:
                 self._execute("UPDATE tiers SET scanned = 0 WHERE indexed")
             self._set_fact("metric", metric)
 
-    def index_vectors(self, tier: str, wanted: bool) -> None:
-        """Whether the vectors of the records in `tier` are indexed here. What is there already is indexed by a scan."""
-        if wanted == (tier in self._indexed):
+    def set_lifting(self, tier: str, *, lifted: bool, indexed: bool) -> None:
+        """Whether records are written to `tier` lifted from now on, and whether their vectors are indexed here. Those
+        of the records that are there already are indexed by a scan."""
+        if (lifted, indexed) == (self._is_lifted(tier), tier in self._indexed):
             return
         with self._database.transaction():
             self._execute(
-                "UPDATE tiers SET indexed = ?1, scanned = scanned AND NOT ?1 WHERE no = ?2", (wanted, self._no[tier])
+                "UPDATE tiers SET lifted = ?1, indexed = ?2, scanned = scanned AND (indexed OR NOT ?2) WHERE no = ?3",
+                (lifted, indexed, self._no[tier]),
             )
-        (self._indexed.add if wanted else self._indexed.discard)(tier)
+        (self._indexed.add if indexed else self._indexed.discard)(tier)
 
-    def indexes_vectors(self, tier: str) -> bool:
-        """Whether the vectors of the records in `tier` are indexed here."""
-        return tier in self._indexed
-
-    def set_lifted(self, tier: str, lifted: bool) -> None:
-        with self._database.transaction():
-            self._execute("UPDATE tiers SET lifted = ? WHERE no = ?", (lifted, self._no[tier]))
-
-    def is_lifted(self, tier: str) -> bool:
-        """Whether the records in `tier` were written there lifted."""
+    def _is_lifted(self, tier: str) -> bool:
         return bool(self._execute("SELECT lifted FROM tiers WHERE no = ?", (self._no[tier],)).get)
 
     def note_metadata(self, tier: str, shown: bool) -> None:

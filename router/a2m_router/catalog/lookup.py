@@ -321,6 +321,14 @@ class Lookup(Accounts):
         a record that `tier` has yet to catch up with."""
         return bool(self.strays(tier, "", 1) or self.redo_in(tier))
 
+    def lifting(self, tier: str, identity: str) -> tuple[bool, bool]:
+        """Whether the server with this identity may hold records for `tier` that were written there lifted, and whether
+        their vectors are indexed here. One that holds nothing of ours can be told records in any way."""
+        is_same = self.identity(tier) in (None, identity)
+        if not is_same or not (self.records_in(tier) or self.has_notes(tier)):
+            return False, False
+        return self._is_lifted(tier), tier in self._indexed
+
     def _arms(self, selection: Selection) -> list[Condition]:
         """Disjoint queries that make up a selection, each along one index in the order of time."""
         for name, atoms in selection.where.items():

@@ -44,6 +44,7 @@ from a2m_router.summaries.prompting import Prompting
 from a2m_router.summaries.summarizing import Extracts, ModelSummaries, Summarizer
 from a2m_router.tiers.copies import Copies, OfAnother, Untrusted
 from a2m_router.tiers.link import Link, TierDown
+from a2m_router.tiers.mode import Modes
 from a2m_router.tiers.mounts import Mounts
 from a2m_router.tiers.profile import CannotServe
 
@@ -98,10 +99,11 @@ class Federation:
         self.links = links
         self._tasks = tasks
         self._clock = clock
-        self.mounts = mounts = Mounts(settings.tiers)
-        copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
+        modes = Modes(settings.tiers, links, catalog)
+        self.mounts = mounts = Mounts(modes)
+        copies = Copies(links, modes, settings.limits.max_message, catalog.note_metadata, catalog)
         settling = Settling(catalog, copies, self._spawn)
-        self.sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
+        self.sweeper = Sweeper(catalog, copies, settling, settings.managed)
         self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)
         self.moves = Moves(catalog, copies, self.sweeper, settling)
         events = EventLog(settings.events.retained)
@@ -119,7 +121,7 @@ class Federation:
         )
         self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, tell, clock)
         self.recovery = Recovery(
-            settings, catalog, copies, self.sweeper, mounts, events.break_off, adopt=adopt, gather=self._gather
+            settings, catalog, copies, self.sweeper, modes, events.break_off, adopt=adopt, gather=self._gather
         )
         asking = Asking(catalog, copies, mounts)
         resolving = Resolving(settings, catalog, copies, asking, mounts)

@@ -276,7 +276,7 @@ class Moves:
         """Raises TierDown if both tiers seem to lead to one server: what would be removed from the one, after the move,
         would be the record in the other. A native store says who it is; of another, the target has what lives in the
         source, and not only what an earlier move has left there."""
-        if self._copies.manner(target).native:
+        if self._copies.mode(target).native:
             return
         ids = [entry.id for entry in entries]
         there = await self._copies.read(target, ids)

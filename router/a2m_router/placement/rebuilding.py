@@ -44,8 +44,7 @@ from a2m_router.storage.database import locked, real
 from a2m_router.tiers.copies import CannotList, Copies, Written
 from a2m_router.tiers.lifting import Origin
 from a2m_router.tiers.link import Link, TierDown
-from a2m_router.tiers.manner import manner_of
-from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.mode import Modes, mode_of
 from a2m_router.tiers.profile import CannotServe
 
 # How long the rebuild waits for tiers to come up.
@@ -153,12 +152,12 @@ async def _scanned(
         watch(tier, count, of)
 
     managed = {tier.name: links[tier.name] for tier in settings.managed}
-    mounts = Mounts(settings.tiers)
-    copies = Copies(links, mounts, settings.limits.max_message, catalog.note_metadata, catalog)
+    modes = Modes(settings.tiers, links, catalog)
+    copies = Copies(links, modes, settings.limits.max_message, catalog.note_metadata, catalog)
     settling = Settling(catalog, copies, _nothing_is_left_open)
-    sweeper = Sweeper(catalog, copies, settling, mounts, settings.managed)
+    sweeper = Sweeper(catalog, copies, settling, settings.managed)
     recovery = Recovery(
-        settings, catalog, copies, sweeper, mounts, lambda: None, adopt=adopt, watch=seen, only_reads=True
+        settings, catalog, copies, sweeper, modes, lambda: None, adopt=adopt, watch=seen, only_reads=True
     )
     async with anyio.create_task_group() as connections:
         for link in managed.values():
@@ -194,12 +193,12 @@ class _Origins(msgspec.Struct, frozen=True):
 async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
     """Find out who has written what the tiers hold."""
     found = _Origins(Counter(), Counter())
-    reader = Copies(links, Mounts(settings.tiers), settings.limits.max_message)
+    reader = Copies(links, Modes(settings.tiers, links), settings.limits.max_message)
     for tier in settings.managed:
         profile = links[tier.name].profile
         assert profile is not None
         try:
-            if manner_of(tier, profile).native:
+            if mode_of(tier, profile).native:
                 epoch = None if profile.store.epoch is UNSET else profile.store.epoch
                 # one that holds nothing says whose it is all the same
                 found.stores[Origin(profile.store.federation, epoch)] += 1 + (profile.store.records or 0)

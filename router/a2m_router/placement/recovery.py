@@ -44,8 +44,7 @@ from a2m_router.storage.nearest import METRICS
 from a2m_router.tiers.copies import CannotList, Copies, LaterWriter, OtherFederation, Untrusted, Written
 from a2m_router.tiers.lifting import Lifted, Origin
 from a2m_router.tiers.link import TierDown
-from a2m_router.tiers.manner import identity_of, manner_of
-from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.mode import Modes, identity_of, mode_of
 from a2m_router.tiers.profile import CannotServe, Profile, read_profile
 
 log = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ class Recovery:
         catalog: Catalog,
         copies: Copies,
         sweeper: Sweeper,
-        mounts: Mounts,
+        modes: Modes,
         changed: Callable[[], None],
         *,
         adopt: bool = False,
@@ -116,7 +115,7 @@ class Recovery:
         self._catalog = catalog
         self._copies = copies
         self._sweeper = sweeper
-        self._mounts = mounts
+        self._modes = modes
         self._changed = changed
         self._adopt = adopt
         self._gather = gather
@@ -129,8 +128,8 @@ class Recovery:
 
     def check(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe unless the server behind `tier` can be part of this federation."""
-        manner = manner_of(tier, profile)
-        if tier in self._mounts:
+        mode = mode_of(tier, profile)
+        if self._modes.is_mount(tier):
             return
         known, identity = self._catalog.identity(tier.name), identity_of(tier, profile)
         if known is not None and known != identity and not self._adopt:
@@ -147,7 +146,7 @@ class Recovery:
                     "other would be removed. Give each tier a store of its own"
                 )
         self._check_age(tier, profile)
-        if not manner.vectors:
+        if not mode.vectors:
             if self._catalog.metric() not in METRICS:
                 raise _not_indexable(tier.name, self._catalog.metric(), "the federation")
             return
@@ -164,7 +163,7 @@ class Recovery:
 
     def _check_age(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe for a native store of another federation, and for one that is later than the catalog."""
-        if not manner_of(tier, profile).native or profile.store.epoch is UNSET:
+        if not mode_of(tier, profile).native or profile.store.epoch is UNSET:
             return
         federation, epoch = profile.store.federation, profile.store.epoch
         if not self._catalog.is_ours(federation, epoch):
@@ -197,26 +196,31 @@ class Recovery:
         profile, risen = link.profile, link.risen
         assert profile is not None
         self.check(tier, profile)
-        if tier in self._mounts:
+        if tier.mount:
             return Look(risen, True, None)
-        self._keep_manner(tier, profile)
         read_only = not profile.is_native and await self._copies.is_read_only(name)
-        self._mounts.freeze(name, read_only)
-        if read_only and not self._catalog.records_in(name):
-            self._turn(name)
+        if link.risen != risen:
+            raise _reconnected(name)
+        mount = read_only and not self._catalog.records_in(name)
+        if mount != self._modes.of(name).mount:
+            self._turn(tier, profile, mount=mount)
+        if mount:
             return Look(risen, True, None)
+        mode = self._modes.of(name)
+        # before anything is written there so
+        self._catalog.set_lifting(name, lifted=not mode.native, indexed=not mode.vectors)
         return Look(risen, read_only, await self._difference(name, counts=profile.store.records is not None))
 
     async def admit(self, tier: Tier, look: Look) -> None:
         """Take what is behind `tier` for what it was seen to be. From now on it may be changed, unless it has to be
         read through first. Raises as `welcome` does."""
-        if tier in self._mounts:
+        if self._modes.is_mount(tier):
             return
         name = tier.name
         link = self._copies.link(name)
         profile = link.profile
         if profile is None or link.risen != look.risen:
-            raise TierDown(name, "it has been connected anew meanwhile", _AGAIN, None)
+            raise _reconnected(name)
         known, identity = self._catalog.identity(name), identity_of(tier, profile)
         if known is None:
             self._unheard_of.add(name)
@@ -233,13 +237,16 @@ class Recovery:
             self._open(name, look)
 
     def _open(self, tier: str, look: Look) -> None:
-        if not self._only_reads:
-            self._copies.link(tier).admit(look.risen)
+        link = self._copies.link(tier)
+        if look.read_only:
+            link.refuse_changes(look.risen)
+        elif not self._only_reads:
+            link.admit(look.risen)
 
     async def welcome(self, tier: Tier, look: Look) -> None:
         """Bring the account and `tier` together, which was admitted. Raises TierDown and A2MError if it does not answer
         that long, and CannotServe if it cannot be taken into the account."""
-        if tier in self._mounts:
+        if self._modes.is_mount(tier):
             return
         name = tier.name
         if look.read_only:
@@ -260,7 +267,7 @@ class Recovery:
     async def _enrol(self, tier: Tier, profile: Profile) -> None:
         """Tell a native store whose it is, and of this start. Nothing is written to it before that, or removed."""
         name, federation, epoch = tier.name, profile.store.federation, profile.store.epoch
-        if not manner_of(tier, profile).native or epoch is UNSET:
+        if not mode_of(tier, profile).native or epoch is UNSET:
             return
         if federation is not None and federation != self._catalog.federation and self._adopt:
             self._catalog.take_origins([] if epoch is None else [epoch], [federation])
@@ -286,33 +293,25 @@ class Recovery:
             raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
         self._catalog.note_epoch(name)
 
-    def _keep_manner(self, tier: Tier, profile: Profile) -> None:
-        """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
-        so: a server that promises more than it did has not been told more of them."""
-        name = tier.name
-        manner = manner_of(tier, profile)
-        is_same = self._catalog.identity(name) in (None, identity_of(tier, profile))
-        holds = is_same and self._catalog.records_in(name) > 0
-        lifted = not manner.native or (holds and self._catalog.is_lifted(name))
-        indexed = not manner.vectors or (holds and self._catalog.indexes_vectors(name))
-        self._catalog.set_lifted(name, lifted)
-        self._catalog.index_vectors(name, indexed)
-        self._copies.keep(name, lifted=lifted, indexed=indexed)
-
-    def _turn(self, tier: str) -> None:
-        """A server that takes no writes is a mount, whatever the file says. One with records of ours was not always
-        so, and stays a tier: they can be read, and what refuses a write says why."""
-        log.warning(
-            "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true", tier
-        )
-        self._mounts.turn(tier)
-        self._catalog.set_scanned(tier, True)
+    def _turn(self, tier: Tier, profile: Profile, *, mount: bool) -> None:
+        """A server that takes no writes is a mount, whatever the file says, until it takes some. One with records of
+        ours was not always so, and stays a tier: they can be read, and what refuses a write says why."""
+        self._modes.decide(tier.name, mount=mount)
+        self._catalog.set_scanned(tier.name, mount)
+        if mount:
+            log.warning(
+                "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true",
+                tier.name,
+            )
+        else:
+            log.warning("%s: its server takes writes now; it is a mount no more", tier.name)
+            self.check(tier, profile)
 
     async def _count(self, tier: Tier, look: Look) -> None:
         """Compare what is there with what should be; scan where they differ."""
         name = tier.name
         is_scanned = self._catalog.is_scanned(name)
-        if is_scanned and look.difference is None:
+        if is_scanned and look.difference is None and not look.read_only:
             await self._sweeper.sweep(name)
         if not is_scanned or not await self._agrees(name, look):
             # until all is accounted for, nothing is written there that a page read before might bring back; and what
@@ -504,7 +503,7 @@ class Recovery:
         if not others or not self._catalog.began_blank or self._only_reads or self._catalog.has_enrolled():
             return
         profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
-        if any(p is not None and manner_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
+        if any(p is not None and mode_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
             return
         ours = self._catalog.federation
         raise OtherFederation(
@@ -570,7 +569,7 @@ class Recovery:
     def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
         """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that
         a native tier does not tell of, and would become everybody's."""
-        if not self._copies.manner(tier).native:
+        if not self._copies.mode(tier).native:
             return page
         own = [record for record in page if not isinstance(record, Lifted)]
         if len(own) < len(page):
@@ -587,6 +586,10 @@ class Recovery:
             return [entry_of(record, tier) for record in page]
         except ValueError as problem:
             raise Untrusted(tier, f"holds a record that is none: {problem}") from None
+
+
+def _reconnected(tier: str) -> TierDown:
+    return TierDown(tier, "it has been connected anew meanwhile", _AGAIN, None)
 
 
 def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:

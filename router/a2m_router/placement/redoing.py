@@ -30,7 +30,7 @@ from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import TierDown
-from a2m_router.tiers.manner import identity_of
+from a2m_router.tiers.mode import identity_of
 from a2m_router.tiers.together import outcomes
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Redoing:
         # a power cut must not take the one place where the new record is, when the old one is gone
         await self._catalog.synced()
         problems: dict[str, str] = {}
-        if not self._copies.manner(tier).native:
+        if not self._copies.mode(tier).native:
             gone = await self._copies.remove(tier, [entry.id for entry in entries])
             problems = {entry.id: "it does not forget what it held" for entry in entries if entry.id not in gone}
         left = await self._copies.write_seen(tier, [draft for draft in drafts if draft.id not in problems])

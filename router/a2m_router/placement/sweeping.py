@@ -25,7 +25,6 @@ from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.records import Record, digest, draft_of
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import TierDown
-from a2m_router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +47,11 @@ class InTheWay(Exception):
 class Sweeper:
     """Sweeps the managed tiers of one catalog."""
 
-    def __init__(
-        self, catalog: Catalog, copies: Copies, settling: Settling, mounts: Mounts, tiers: Iterable[Tier]
-    ) -> None:
+    def __init__(self, catalog: Catalog, copies: Copies, settling: Settling, tiers: Iterable[Tier]) -> None:
         self._catalog = catalog
         self._copies = copies
         self._settling = settling
-        self._mounts = mounts
-        self._by_name = {tier.name: tier for tier in tiers}
-        self._tiers = list(self._by_name)
+        self._tiers = [tier.name for tier in tiers]
         self._due: set[str] = set()  # tiers to be swept
         self._held: dict[str, float] = {}  # tiers where an earlier router's calls may still land, and until when
         self._wanted = anyio.Event()
@@ -140,9 +135,7 @@ class Sweeper:
         link = self._copies.link(tier)
         if link.status != "up":
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
-        if writes and not self._mounts.takes_writes(self._by_name[tier]):
-            raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.is_scanned(tier) or (writes and link.is_barred):
+        if not self._catalog.is_scanned(tier) or (writes and link.barred is not None):
             raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
@@ -176,7 +169,7 @@ class Sweeper:
 
     async def _try(self, tier: str) -> bool:
         link = self._copies.link(tier)
-        if link.status != "up" or link.is_barred or not self._mounts.takes_writes(self._by_name[tier]):
+        if link.status != "up" or link.barred is not None:
             return True  # that it is taken into the account wakes us
         if self.held_for(tier):
             return False
@@ -215,7 +208,7 @@ class Sweeper:
             self._catalog.strike(tier, gone)
             if not leaving <= gone:
                 self._put_off.add(tier)  # it said that it had removed them, and will be asked again
-            if not self._copies.manner(tier).native:
+            if not self._copies.mode(tier).native:
                 await self._restore(seen, tier)
 
     async def _restore(self, seen: Mapping[str, Record], tier: str) -> None:

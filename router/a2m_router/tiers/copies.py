@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from unicodedata import normalize
@@ -32,9 +33,8 @@ from a2m_router.tiers.lifting import (
     shows_metadata,
     unescaped,
 )
-from a2m_router.tiers.link import UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
-from a2m_router.tiers.manner import Manner, manner_of
-from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.link import TAKES_NO_WRITES, UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
+from a2m_router.tiers.mode import Modes, TierMode
 from a2m_router.tiers.profile import CannotServe
 
 # Records in one call: enough to share a round trip, few enough that ordinary ones fit into a message many times over.
@@ -53,9 +53,6 @@ _ALL: Final = 1 << 31
 _EXCERPT: Final = 20
 
 
-# how a tier is spoken to of which nothing is known yet: it is down, and will not hear it
-_UNKNOWN: Final = Manner(native=True, vectors=True)
-
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -66,6 +63,13 @@ class Untrusted(TierDown):
 
     def __init__(self, tier: str, reason: str) -> None:
         super().__init__(tier, reason, 0.0, None)
+
+
+class ReadOnly(TierDown):
+    """A tier's server has refused a write because it takes none."""
+
+    def __init__(self, tier: str) -> None:
+        super().__init__(tier, TAKES_NO_WRITES, 60.0, None)
 
 
 class OfAnother(CannotServe):
@@ -186,7 +190,7 @@ class Copies:
     def __init__(
         self,
         links: Mapping[str, Link],
-        mounts: Mounts,
+        modes: Modes,
         max_message: int = DEFAULT_MAX_MESSAGE,
         on_metadata: Callable[[str, bool], None] = lambda tier, shown: None,
         lineage: Lineage | None = None,
@@ -194,11 +198,8 @@ class Copies:
         self._links = links
         self._lineage = lineage
         self._on_metadata = on_metadata
-        self._mounts = mounts
-        self._tiers = {tier.name: tier for tier in mounts.tiers}
+        self._modes = modes
         self._largest = max_message // 2  # of a message is surely enough for one record
-        self._kept_lifted: set[str] = set()
-        self._kept_indexed: set[str] = set()
         self._distrusted: dict[str, str] = {}
         self._shared: set[str] = set()  # tiers that were seen to hold what is another federation's
 
@@ -209,7 +210,7 @@ class Copies:
     def why_unaccounted(self, tier: str) -> str:
         """Why what `tier` holds is not accounted for yet, in words that may be its server's."""
         link = self._links[tier]
-        return (link.reason if link.status != "up" else link.obstacle) or UNACCOUNTED
+        return (link.reason if link.status != "up" else link.obstacle or link.barred) or UNACCOUNTED
 
     def recall_limit(self, tier: str, otherwise: int) -> int:
         """How many records `tier` tells in one recall; `otherwise` where its server does not say."""
@@ -220,60 +221,52 @@ class Copies:
         """Whether the tier's server was seen to hold what is another federation's, beside ours."""
         return tier in self._shared
 
-    def manner(self, tier: str) -> Manner:
-        """How `tier` is spoken to."""
-        profile = self._links[tier].profile
-        try:
-            manner = _UNKNOWN if profile is None else manner_of(self._tiers[tier], profile)
-        except CannotServe as problem:
-            raise TierDown(tier, str(problem), 60.0, None) from None
-        return Manner(
-            native=manner.native and tier not in self._kept_lifted,
-            vectors=manner.vectors and tier not in self._kept_indexed,
-            remote=manner.remote,
-        )
-
-    def keep(self, tier: str, *, lifted: bool, indexed: bool) -> None:
-        """Whether the tier's records are lifted, and its vectors left to the router's index, whatever its server
-        promises by now."""
-        (self._kept_lifted.add if lifted else self._kept_lifted.discard)(tier)
-        (self._kept_indexed.add if indexed else self._kept_indexed.discard)(tier)
+    def mode(self, tier: str) -> TierMode:
+        """How `tier` is spoken to; see `Modes.of`."""
+        return self._modes.of(tier)
 
     def check(self, tier: str, draft: Draft) -> None:
         """Raises QUOTA_EXCEEDED for a complete record that is more than the tier's server takes, or than a message."""
-        manner = self.manner(tier)
+        profile = self._links[tier].profile
+        if profile is None:
+            return  # it has never been up, and takes nothing
+        mode = self.mode(tier)
         # lifted, its metadata is told twice, the one time escaped
-        if not manner.native and 4 * bytes_of(draft) > self._largest:
-            size = bytes_of(lifted(draft, vector=manner.vectors, tier=manner.remote))
+        if not mode.native and 4 * bytes_of(draft) > self._largest:
+            size = bytes_of(lifted(draft, vector=mode.vectors, tier=mode.remote))
             if size > self._largest:
                 raise quota(f"a record in {tier!r}", self._largest, size, "bytes as its server is told it")
-        profile = self._links[tier].profile
-        most = None if profile is None else profile.max_content_length
+        most = profile.max_content_length
         if most is not None and len(draft.content or "") > most:
             raise quota(f"content of a record in {tier!r}", most, len(draft.content or ""), "characters")
 
     def is_one_call(self, tier: str, drafts: Sequence[Draft]) -> bool:
         """Whether `tier` is told these records in one call, and so has all of them or none."""
-        return len(drafts) <= 1 or sum(1 for _ in islice(self._told(tier, drafts), 2)) == 1
+        return len(drafts) <= 1 or sum(1 for _ in islice(self._chunks(tier, drafts, bytes_of), 2)) == 1
 
-    async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
-        """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
+    async def write(self, tier: str, drafts: Sequence[Draft]) -> bool:
+        """Write complete records to `tier`; they all carry ids, and the answer must name just those.
+
+        Returns whether its server has promised to keep them as they are.
+        """
         for draft in drafts:
             self.check(tier, draft)
-        for chunk in self._told(tier, drafts):
-            raw = await self._call(tier, "memory/remember", Remember(records=chunk))
+        is_native = True
+        for chunk in self._chunks(tier, drafts, bytes_of):
+            raw, mode = await self._call(tier, "memory/remember", partial(self._as_told, chunk))
             if self._decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
                 raise self._untrusted(tier, "answered a write with other ids than it was given")
+            is_native = is_native and mode.native
+        return is_native
 
-    def _told(self, tier: str, drafts: Sequence[Draft]) -> Iterable[list[Draft]]:
-        """Complete records as the tier's server is told them, those of a call at a time."""
-        manner = self.manner(tier)
-        if manner.native:
-            told = [escaped(draft) for draft in drafts]
-        else:
-            origin = None if self._lineage is None else Origin(self._lineage.federation, self._lineage.epoch)
-            told = [lifted(draft, vector=manner.vectors, tier=manner.remote, origin=origin) for draft in drafts]
-        return self._chunks(tier, told, bytes_of)
+    def _as_told(self, drafts: Iterable[Draft], mode: TierMode) -> Remember:
+        """Complete records as a server is told them."""
+        if mode.native:
+            return Remember(records=[escaped(draft) for draft in drafts])
+        origin = None if self._lineage is None else Origin(self._lineage.federation, self._lineage.epoch)
+        return Remember(
+            records=[lifted(draft, vector=mode.vectors, tier=mode.remote, origin=origin) for draft in drafts]
+        )
 
     async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
         """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
@@ -293,8 +286,7 @@ class Copies:
     async def write_new(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write records that are nowhere else. A server that makes no promise to keep what it is given is seen to have
         kept it."""
-        await self.write(tier, drafts)
-        if self.manner(tier).native:
+        if await self.write(tier, drafts):
             return
         for wrong in (await self.unkept(tier, drafts)).values():
             raise self._untrusted(tier, wrong)
@@ -353,7 +345,7 @@ class Copies:
 
     def _may_be_shared(self, tier: str) -> bool:
         """Whether a tier's server may hold what another federation has written there."""
-        return self._lineage is not None and not self.manner(tier).native
+        return self._lineage is not None and not self.mode(tier).native
 
     async def among(self, tier: str, ids: Sequence[str], question: Recall) -> list[Record]:
         """Those of `ids` that `tier` holds and that its server finds to meet the conditions of `question`."""
@@ -371,7 +363,7 @@ class Copies:
             strange = (await self.there(tier, chunk))[1].keys() if self._may_be_shared(tier) else set[str]()
             own = [id for id in chunk if id not in strange]
             if own:
-                await self._call(tier, "memory/forget", Forget(ids=own))
+                await self._call(tier, "memory/forget", _alike(Forget(ids=own)))
                 left = await self.read(tier, own)
                 if left:
                     self._distrust(tier, "says that it has forgotten records, and holds them still")
@@ -381,16 +373,15 @@ class Copies:
 
     async def recall(self, tier: str, question: Recall) -> Ranked:
         """The tier's ranking, shorter than the limit where an answer of that many would be too long."""
-        question = self._put(tier, question)
         while True:
             try:
-                raw = await self._call(tier, "memory/recall", question)
+                raw, mode = await self._call(tier, "memory/recall", partial(_put, question))
             except AnswerTooLong:
                 if question.limit is None or question.limit <= 1:
                     raise
                 question = msgspec.structs.replace(question, limit=question.limit // 2)
             else:
-                return self._ranked(tier, self._records(tier, raw), question.limit)
+                return self._ranked(tier, self._records(tier, mode, raw), question.limit)
 
     async def pages(
         self, tier: str, question: Timeline, *, examine: int = _EXAMINED, written: list[Written] | None = None
@@ -398,21 +389,20 @@ class Copies:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
         own order. See `_records` for the rest."""
         link = self._links[tier]
-        question = self._put(tier, question)
         if link.profile is None or not link.profile.store.pages:
-            raw = await self._call(tier, "memory/timeline", question)
-            yield self._records(tier, raw, examine=examine, written=written).records
+            raw, mode = await self._call(tier, "memory/timeline", partial(_put, question))
+            yield self._records(tier, mode, raw, examine=examine, written=written).records
             return
         size, after = _PAGE, None
         while True:
             try:
-                raw = await self._call(tier, "memory/timeline", _page_of(question, after, size))
+                raw, mode = await self._call(tier, "memory/timeline", partial(_put, _page_of(question, after, size)))
             except AnswerTooLong:
                 if size == 1:
                     raise
                 size = size // 2
                 continue
-            yield self._records(tier, raw, examine=examine, written=written).records
+            yield self._records(tier, mode, raw, examine=examine, written=written).records
             after = self._decoded(raw, _Next, tier).next
             if after is None:
                 return
@@ -428,13 +418,13 @@ class Copies:
         """
         while True:
             try:
-                raw = await self._call(tier, "memory/timeline", self._put(tier, Timeline(limit=count)))
+                raw, mode = await self._call(tier, "memory/timeline", partial(_put, Timeline(limit=count)))
             except AnswerTooLong:
                 if count <= 1:
                     raise
                 count = count // 2
             else:
-                records, ids = self._records(tier, raw, written=[] if written is None else written)
+                records, ids = self._records(tier, mode, raw, written=[] if written is None else written)
                 return records, len(ids) < count
 
     async def everything(self, tier: str, written: list[Written] | None = None) -> AsyncGenerator[list[Record], None]:
@@ -467,7 +457,7 @@ class Copies:
                 raise CannotList("all that it holds does not fit into one message") from None
         else:
             return
-        raw = await self._call(tier, "memory/session/list", SessionList())
+        raw, _ = await self._call(tier, "memory/session/list", _alike(SessionList()))
         names: list[str | None] = [each.session for each in self._decoded(raw, _Sessions, tier).sessions]
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
@@ -486,19 +476,32 @@ class Copies:
         """Whether the tier's server takes no writes at all (§2.1): it says so to every forget, of nothing, too."""
         nobody = f"{RESERVED}:{uuid.uuid4()}"  # an empty list might be taken for none, and none for everything
         try:
-            await self._call(tier, "memory/forget", Forget(ids=[nobody]), is_harmless=True)
-        except Refused as refused:
-            return refused.code == Code.READ_ONLY
+            await self._call(tier, "memory/forget", _alike(Forget(ids=[nobody])), is_harmless=True)
+        except ReadOnly:
+            return True
+        except Refused:
+            pass
         return False
 
-    async def _call(self, tier: str, method: str, params: Any, *, is_harmless: bool = False) -> msgspec.Raw:
+    async def _call(
+        self, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
+    ) -> tuple[msgspec.Raw, TierMode]:
+        """The answer to a call, and the mode that its parameters were prepared for: that of the connection on which it
+        was sent."""
+        mode: TierMode
+
+        def prepared() -> Any:
+            nonlocal mode
+            mode = self.mode(tier)
+            return prepare(mode)
+
         try:
-            return await self._links[tier].call(method, params, is_harmless=is_harmless)
+            return await self._links[tier].send(method, prepared, is_harmless=is_harmless), mode
         except Refused as refused:
             if refused.code in (Code.METHOD_NOT_FOUND, Code.CAPABILITY_NOT_SUPPORTED):
                 raise self._untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None
             if refused.code == Code.READ_ONLY:
-                self._mounts.freeze(tier, True)
+                raise ReadOnly(tier) from None
             raise
 
     async def parts(
@@ -512,21 +515,19 @@ class Copies:
     ) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
         waiting = list(self._chunks(tier, ids))[::-1]
-        # without a tier's name: within its server it may have moved, and it is it all the same
-        bare = msgspec.structs.replace(self._put(tier, question), tier=None)
         while waiting:
             chunk = waiting.pop()
             asked = msgspec.structs.replace(
-                bare, where={**(question.where or {}), "id": raw_json(chunk)}, limit=len(chunk)
+                question, where={**(question.where or {}), "id": raw_json(chunk)}, limit=len(chunk)
             )
             try:
-                raw = await self._call(tier, "memory/recall", asked)
+                raw, mode = await self._call(tier, "memory/recall", partial(_put_anywhere, asked))
             except AnswerTooLong:
                 if len(chunk) == 1:
                     raise
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
-            records, ids = self._records(tier, raw, examine=examine, written=written)
+            records, ids = self._records(tier, mode, raw, examine=examine, written=written)
             told = set(ids)  # another federation may have records under the same ids
             if not told <= set(chunk):
                 raise self._untrusted(tier, "answered a read by id with other records")
@@ -534,55 +535,48 @@ class Copies:
                 waiting.append([id for id in chunk if id not in told])  # it may tell fewer at once than it says
             yield records
 
-    def _put(self, tier: str, question: "_Question") -> "_Question":
-        """A question as the tier's server understands it."""
-        manner = self.manner(tier)
-        if manner.native:
-            return question
-        asked = msgspec.structs.replace(
-            question, tier=manner.remote, owner=None, key_prefix=None, embeddings=question.embeddings and manner.vectors
-        )
-        if isinstance(asked, Recall) and not manner.vectors:
-            asked = msgspec.structs.replace(asked, embedding=None)
-        return asked
-
     def _records(
-        self, tier: str, raw: msgspec.Raw, *, examine: int = _EXAMINED, written: list[Written] | None = None
+        self,
+        tier: str,
+        mode: TierMode,
+        raw: msgspec.Raw,
+        *,
+        examine: int = _EXAMINED,
+        written: list[Written] | None = None,
     ) -> _Answer:
         """The records in an answer, as they were before they were lifted; but not those of another federation, except
         where all that a mount holds is shown. Whether an answer is all that there is its ids tell, and not its records.
 
         Args:
+            mode: the one that the question was prepared for.
             examine: of so many it is noted whether the server keeps the metadata that it is shown.
             written: takes the id of each record of a lesser server, others' among them, and who has written it. One
                 that a router has written of which the catalog knows nothing raises LaterWriter then.
         """
-        manner = self.manner(tier)
-        if manner.native:
+        if mode.native:
             records = [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
             return _Answer(records, [record.id for record in records])
         answered = self._decoded(raw, _TellsRecords, tier).records
-        is_mount = self._tiers[tier] in self._mounts
         read: list[tuple[Record, Origin]] = []
         for each in answered:
             try:
                 told = self._decoded(each, Told, tier)
             except Untrusted:  # the log has said so
-                if not is_mount:
+                if not mode.mount:
                     raise
                 continue
             try:
-                read.append(lowered_of(told, vector=manner.vectors))
+                read.append(lowered_of(told, vector=mode.vectors))
             except NewerRider as problem:
-                if not is_mount:
+                if not mode.mount:
                     raise self._untrusted(tier, str(problem)) from None
-                read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=manner.vectors))
+                read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=mode.vectors))
         profile = self._links[tier].profile
         if profile is None or not profile.store.similarity:
             for record, _ in read:
                 record.similarity = None  # a field of that name may mean anything
         ids = [record.id for record, _ in read]
-        if is_mount:
+        if mode.mount:
             return _Answer([record for record, _ in read], ids)
         ours = [self._lineage is None or self._lineage.is_ours(each.federation, each.epoch) for _, each in read]
         if written is not None:
@@ -652,7 +646,29 @@ class Copies:
             yield chunk
 
 
-_Question = TypeVar("_Question", Recall, Timeline)
+_Question = TypeVar("_Question", Recall, Timeline, Pages)
+
+
+def _alike(params: Any) -> Callable[[TierMode], Any]:
+    """What prepares parameters that are the same in every mode."""
+    return lambda mode: params
+
+
+def _put(question: _Question, mode: TierMode) -> _Question:
+    """A question as a server understands it."""
+    if mode.native:
+        return question
+    asked = msgspec.structs.replace(
+        question, tier=mode.remote, owner=None, key_prefix=None, embeddings=question.embeddings and mode.vectors
+    )
+    if isinstance(asked, Recall) and not mode.vectors:
+        asked = msgspec.structs.replace(asked, embedding=None)
+    return asked
+
+
+def _put_anywhere(question: Recall, mode: TierMode) -> Recall:
+    """As `_put`, without a tier's name: within its server a record may have moved, and it is it all the same."""
+    return msgspec.structs.replace(_put(question, mode), tier=None)
 
 
 def _page_of(question: Timeline, after: str | None, size: int) -> Pages:

@@ -73,6 +73,9 @@ _PASSES: Final = frozenset({*_READS, "store/backup"})
 # why a tier that is up takes no part yet, where nothing else is in the way
 UNACCOUNTED: Final = "what it holds is still being taken into the account"
 
+# why a managed tier is only read, as its server says
+TAKES_NO_WRITES: Final = "its server takes no writes"
+
 log = logging.getLogger("a2m_router.tiers")
 
 
@@ -133,8 +136,8 @@ class Link:
         random: uniform in [0, 1), for the jitter.
 
     `profile` is what the tier said at the last greeting; `reason` is why it is down; `risen` is how often it has come
-    up; `is_barred` is whether what may change the tier is refused. `obstacle` is for those who use the link to say why
-    a tier that is up takes no part all the same.
+    up; `barred` is why what may change the tier is refused, None where it is not. `obstacle` is for those who use the
+    link to say why a tier that is up takes no part all the same.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Link:
         self.obstacle: str | None = None
         self.risen = 0
         self._is_guarded = False  # is barred anew whenever it has come up
-        self.is_barred = False
+        self.barred: str | None = None
         self._connect = connect
         self._timeout = timeout
         self._transport = transport
@@ -189,9 +192,25 @@ class Link:
         on_unsettled: Callable[[Settled], None] | None = None,
         is_harmless: bool = False,
     ) -> msgspec.Raw:
+        """The tier's result, to a call that is the same on every connection. See `send`."""
+        return await self.send(
+            method, lambda: params, timeout=timeout, on_unsettled=on_unsettled, is_harmless=is_harmless
+        )
+
+    async def send(
+        self,
+        method: str,
+        prepare: Callable[[], Any],
+        *,
+        timeout: float | None = None,
+        on_unsettled: Callable[[Settled], None] | None = None,
+        is_harmless: bool = False,
+    ) -> msgspec.Raw:
         """The tier's result. A read whose connection is lost is tried once more if the tier is back in time.
 
         Args:
+            prepare: gives the parameters, for the tier as it is on its connection of now. Called in the step in which
+                the call is sent, for each attempt; what it raises ends the call.
             timeout: seconds; the tier's own by default, and never more than the request has left.
             on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
                 the call will be settled, unless it already is.
@@ -210,9 +229,9 @@ class Link:
                     if on_unsettled is not None:
                         on_unsettled(settled)
 
-                result = await self._call(
+                result = await self._tried(
                     method,
-                    params,
+                    prepare,
                     deadline,
                     unsettled,
                     is_fair=allowed >= _FAIR * self._timeout,
@@ -229,10 +248,10 @@ class Link:
             log.info("%s: there is room on its disk again", self.name)
         return result
 
-    async def _call(
+    async def _tried(
         self,
         method: str,
-        params: Any,
+        prepare: Callable[[], Any],
         deadline: float,
         on_unsettled: Callable[[Settled], None] | None,
         *,
@@ -241,7 +260,7 @@ class Link:
     ) -> msgspec.Raw:
         seconds = deadline - anyio.current_time()
         try:
-            return await self._attempt(method, params, seconds, on_unsettled, is_fair=is_fair, is_change=is_change)
+            return await self._attempt(method, prepare, seconds, on_unsettled, is_fair=is_fair, is_change=is_change)
         except TierDown as down:
             lost = isinstance(down.__cause__, ConnectionLost) and not isinstance(down.__cause__, HttpFailure)
             if method not in _READS or not lost:
@@ -251,7 +270,7 @@ class Link:
             remaining = deadline - anyio.current_time()
             if remaining <= 0:
                 raise
-        return await self._attempt(method, params, remaining, on_unsettled)
+        return await self._attempt(method, prepare, remaining, on_unsettled)
 
     @asynccontextmanager
     async def _place(self, deadline: float) -> AsyncIterator[list[Settled]]:
@@ -400,7 +419,7 @@ class Link:
                     wait = min(2 * wait, _PROBE_LONGEST)
                     # an error settles as well as an answer does; without either the next probe may
                     with suppress(A2MError, TierDown):
-                        await self._attempt("memory/describe", {}, self._timeout, None)
+                        await self._attempt("memory/describe", dict, self._timeout, None)
 
         await until_any(settled.wait, probe)
 
@@ -425,12 +444,18 @@ class Link:
     def bar(self) -> None:
         """From now on, and anew each time that the tier has come up, what may change it is refused with TierDown, until
         it is admitted."""
-        self._is_guarded = self.is_barred = True
+        self._is_guarded = True
+        self.barred = UNACCOUNTED
 
     def admit(self, risen: int) -> None:
         """The tier as it was when it had come up so often may be changed."""
         if self.risen == risen:
-            self.is_barred = False
+            self.barred = None
+
+    def refuse_changes(self, risen: int) -> None:
+        """The tier as it was when it had come up so often takes no writes: it stays barred until it comes up anew."""
+        if self.risen == risen:
+            self.barred = TAKES_NO_WRITES
 
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
@@ -443,7 +468,7 @@ class Link:
     async def _attempt(
         self,
         method: str,
-        params: Any,
+        prepare: Callable[[], Any],
         timeout: float,
         on_unsettled: Callable[[Settled], None] | None,
         *,
@@ -452,7 +477,6 @@ class Link:
     ) -> msgspec.Raw:
         """`is_fair`: the call was given its time, as far as it has not waited for its turn. `is_change`: it may change
         what the tier holds."""
-        peer = self._peer_for(timeout)
         certain: Settled = client.settled()
 
         def unsettled(settled: Settled) -> None:
@@ -464,18 +488,15 @@ class Link:
         with anyio.CancelScope() as scope:
             self._underway.add(scope)
             try:
-                return await self._answer_of(
-                    peer, method, params, timeout, unsettled, is_fair=is_fair, is_change=is_change
-                )
+                return await self._answer_of(method, prepare, timeout, unsettled, is_fair=is_fair, is_change=is_change)
             finally:
                 self._underway.discard(scope)
         raise TierDown(self.name, STOPPING, FIRST, certain)
 
     async def _answer_of(
         self,
-        peer: Peer,
         method: str,
-        params: Any,
+        prepare: Callable[[], Any],
         timeout: float,
         on_unsettled: Callable[[Settled], None],
         *,
@@ -484,9 +505,12 @@ class Link:
     ) -> msgspec.Raw:
         while self._held is not None and is_change:
             await self._held.wait()
-        if self.is_barred and is_change:
-            raise TierDown(self.name, self.obstacle or UNACCOUNTED, FIRST, None)
-        # nothing is awaited from here until the call is on its way: none is sent that was not held back
+        # nothing is awaited from here until the call is on its way: none is sent that was not held back, or that was
+        # prepared for another connection
+        peer = self._peer_for(timeout)
+        if self.barred is not None and is_change:
+            raise TierDown(self.name, self.obstacle or self.barred, FIRST, None)
+        params = prepare()
         began = anyio.current_time()
         number = self._room.begin()
         try:
@@ -573,7 +597,7 @@ class Link:
         self._peer = peer
         self.profile = profile
         self.risen += 1
-        self.is_barred = self._is_guarded
+        self.barred = UNACCOUNTED if self._is_guarded else None
         self._failures = self._replaced = 0
         self._backoff.succeeded(anyio.current_time())
         self.status, self.reason = "up", None
