@@ -482,6 +482,23 @@ def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_
     assert nearest_first() == ["y", "x"]
 
 
+def test_records_stay_lifted_as_long_as_their_server_may_hold_any_that_were_written_so() -> None:
+    catalog = opened()
+    catalog.set_lifting("working", lifted=True, indexed=True)
+    assert catalog.lifting("working", "here") == (False, False)
+    catalog.set_identity("working", "here")
+    catalog.reserve([entry("x")])  # from here on a call may be under way
+    assert catalog.lifting("working", "here") == (True, True)
+    catalog.commit_write([entry("x")], [])
+    assert catalog.lifting("working", "here") == (True, True)
+    assert catalog.lifting("working", "another server") == (False, False)
+    assert catalog.lifting("semantic", "here") == (False, False)
+    catalog.forget(["x"], ALL, 0)
+    assert catalog.lifting("working", "here") == (True, True)
+    catalog.strike("working", ["x"])
+    assert catalog.lifting("working", "here") == (False, False)
+
+
 # --- what is earned, and what settings make of it
 
 

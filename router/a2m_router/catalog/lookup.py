@@ -325,9 +325,8 @@ class Lookup(Accounts):
         """Whether the server with this identity may hold records for `tier` that were written there lifted, and whether
         their vectors are indexed here. One that holds nothing of ours can be told records in any way."""
         is_same = self.identity(tier) in (None, identity)
-        if not is_same or not (self.records_in(tier) or self.has_notes(tier)):
-            return False, False
-        return self._is_lifted(tier), tier in self._indexed
+        holds = is_same and max(self.may_hold(tier)) > 0
+        return holds and self._is_lifted(tier), holds and tier in self._indexed
 
     def _arms(self, selection: Selection) -> list[Condition]:
         """Disjoint queries that make up a selection, each along one index in the order of time."""

@@ -43,7 +43,7 @@ from a2m_router.protocol.wire.vectors import MAX_WIDTH
 from a2m_router.storage.nearest import METRICS
 from a2m_router.tiers.copies import CannotList, Copies, LaterWriter, OtherFederation, Untrusted, Written
 from a2m_router.tiers.lifting import Lifted, Origin
-from a2m_router.tiers.link import TierDown
+from a2m_router.tiers.link import TAKES_NO_WRITES, TierDown
 from a2m_router.tiers.mode import Modes, identity_of, mode_of
 from a2m_router.tiers.profile import CannotServe, Profile, read_profile
 
@@ -238,10 +238,10 @@ class Recovery:
 
     def _open(self, tier: str, look: Look) -> None:
         link = self._copies.link(tier)
-        if look.read_only:
-            link.refuse_changes(look.risen)
-        elif not self._only_reads:
+        if not look.read_only and not self._only_reads:
             link.admit(look.risen)
+        elif look.read_only and link.risen == look.risen:
+            link.bar(TAKES_NO_WRITES)
 
     async def welcome(self, tier: Tier, look: Look) -> None:
         """Bring the account and `tier` together, which was admitted. Raises TierDown and A2MError if it does not answer

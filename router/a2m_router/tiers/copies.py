@@ -496,7 +496,7 @@ class Copies:
             return prepare(mode)
 
         try:
-            return await self._links[tier].send(method, prepared, is_harmless=is_harmless), mode
+            return await self._links[tier].call(method, prepared, is_harmless=is_harmless), mode
         except Refused as refused:
             if refused.code in (Code.METHOD_NOT_FOUND, Code.CAPABILITY_NOT_SUPPORTED):
                 raise self._untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None

@@ -192,25 +192,11 @@ class Link:
         on_unsettled: Callable[[Settled], None] | None = None,
         is_harmless: bool = False,
     ) -> msgspec.Raw:
-        """The tier's result, to a call that is the same on every connection. See `send`."""
-        return await self.send(
-            method, lambda: params, timeout=timeout, on_unsettled=on_unsettled, is_harmless=is_harmless
-        )
-
-    async def send(
-        self,
-        method: str,
-        prepare: Callable[[], Any],
-        *,
-        timeout: float | None = None,
-        on_unsettled: Callable[[Settled], None] | None = None,
-        is_harmless: bool = False,
-    ) -> msgspec.Raw:
         """The tier's result. A read whose connection is lost is tried once more if the tier is back in time.
 
         Args:
-            prepare: gives the parameters, for the tier as it is on its connection of now. Called in the step in which
-                the call is sent, for each attempt; what it raises ends the call.
+            params: the parameters; or a function that prepares them, called in the step in which the call is sent, for
+                each attempt, so that they are for the connection of that attempt. What it raises ends the call.
             timeout: seconds; the tier's own by default, and never more than the request has left.
             on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
                 the call will be settled, unless it already is.
@@ -229,9 +215,9 @@ class Link:
                     if on_unsettled is not None:
                         on_unsettled(settled)
 
-                result = await self._tried(
+                result = await self._call(
                     method,
-                    prepare,
+                    params,
                     deadline,
                     unsettled,
                     is_fair=allowed >= _FAIR * self._timeout,
@@ -248,10 +234,10 @@ class Link:
             log.info("%s: there is room on its disk again", self.name)
         return result
 
-    async def _tried(
+    async def _call(
         self,
         method: str,
-        prepare: Callable[[], Any],
+        params: Any,
         deadline: float,
         on_unsettled: Callable[[Settled], None] | None,
         *,
@@ -260,7 +246,7 @@ class Link:
     ) -> msgspec.Raw:
         seconds = deadline - anyio.current_time()
         try:
-            return await self._attempt(method, prepare, seconds, on_unsettled, is_fair=is_fair, is_change=is_change)
+            return await self._attempt(method, params, seconds, on_unsettled, is_fair=is_fair, is_change=is_change)
         except TierDown as down:
             lost = isinstance(down.__cause__, ConnectionLost) and not isinstance(down.__cause__, HttpFailure)
             if method not in _READS or not lost:
@@ -270,7 +256,7 @@ class Link:
             remaining = deadline - anyio.current_time()
             if remaining <= 0:
                 raise
-        return await self._attempt(method, prepare, remaining, on_unsettled)
+        return await self._attempt(method, params, remaining, on_unsettled)
 
     @asynccontextmanager
     async def _place(self, deadline: float) -> AsyncIterator[list[Settled]]:
@@ -419,7 +405,7 @@ class Link:
                     wait = min(2 * wait, _PROBE_LONGEST)
                     # an error settles as well as an answer does; without either the next probe may
                     with suppress(A2MError, TierDown):
-                        await self._attempt("memory/describe", dict, self._timeout, None)
+                        await self._attempt("memory/describe", {}, self._timeout, None)
 
         await until_any(settled.wait, probe)
 
@@ -441,21 +427,16 @@ class Link:
             self._held.set()
             self._held = None
 
-    def bar(self) -> None:
-        """From now on, and anew each time that the tier has come up, what may change it is refused with TierDown, until
-        it is admitted."""
+    def bar(self, reason: str = UNACCOUNTED) -> None:
+        """From now on what may change the tier is refused with TierDown, for this reason, until it is admitted; and
+        anew each time that it has come up."""
         self._is_guarded = True
-        self.barred = UNACCOUNTED
+        self.barred = reason
 
     def admit(self, risen: int) -> None:
         """The tier as it was when it had come up so often may be changed."""
         if self.risen == risen:
             self.barred = None
-
-    def refuse_changes(self, risen: int) -> None:
-        """The tier as it was when it had come up so often takes no writes: it stays barred until it comes up anew."""
-        if self.risen == risen:
-            self.barred = TAKES_NO_WRITES
 
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
@@ -468,7 +449,7 @@ class Link:
     async def _attempt(
         self,
         method: str,
-        prepare: Callable[[], Any],
+        params: Any,
         timeout: float,
         on_unsettled: Callable[[Settled], None] | None,
         *,
@@ -488,7 +469,7 @@ class Link:
         with anyio.CancelScope() as scope:
             self._underway.add(scope)
             try:
-                return await self._answer_of(method, prepare, timeout, unsettled, is_fair=is_fair, is_change=is_change)
+                return await self._answer_of(method, params, timeout, unsettled, is_fair=is_fair, is_change=is_change)
             finally:
                 self._underway.discard(scope)
         raise TierDown(self.name, STOPPING, FIRST, certain)
@@ -496,7 +477,7 @@ class Link:
     async def _answer_of(
         self,
         method: str,
-        prepare: Callable[[], Any],
+        params: Any,
         timeout: float,
         on_unsettled: Callable[[Settled], None],
         *,
@@ -510,11 +491,11 @@ class Link:
         peer = self._peer_for(timeout)
         if self.barred is not None and is_change:
             raise TierDown(self.name, self.obstacle or self.barred, FIRST, None)
-        params = prepare()
+        prepared = params() if callable(params) else params
         began = anyio.current_time()
         number = self._room.begin()
         try:
-            result = await peer.call(method, params, timeout=timeout, on_unsettled=on_unsettled)
+            result = await peer.call(method, prepared, timeout=timeout, on_unsettled=on_unsettled)
         except A2MError as error:
             times = unanswered_in(error)
             if times:
