@@ -1,5 +1,6 @@
 """Places for clients' calls at a tier; time is simulated, and jumps."""
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
@@ -15,11 +16,26 @@ MOST: Final = 8
 WAITING: Final = 2  # a quarter of them
 
 
+def ended(work: Callable[..., Awaitable[object]], *args: object) -> bool:
+    """The link has ended, and starts no task."""
+    return False
+
+
+def going_on(tasks: anyio.abc.TaskGroup) -> Callable[..., bool]:
+    """The link goes on, with these tasks."""
+
+    def spawn(work: Callable[..., Awaitable[object]], *args: object) -> bool:
+        tasks.start_soon(work, *args)
+        return True
+
+    return spawn
+
+
 async def occupied(admission: Admission, seconds: float, found: list[str], within: float = 60.0) -> None:
     """A client's call that takes so many seconds, and waits for its place no longer than `within`."""
     with budget(100):
         try:
-            async with admission.place(anyio.current_time() + within, None):
+            async with admission.place(anyio.current_time() + within):
                 found.append("placed")
                 await anyio.sleep(seconds)
         except NoPlace:
@@ -28,7 +44,7 @@ async def occupied(admission: Admission, seconds: float, found: list[str], withi
 
 @simulated
 async def test_as_many_as_there_are_places_are_under_way_and_a_few_more_wait() -> None:
-    admission = Admission("working", MOST)
+    admission = Admission("working", MOST, ended)
     found: list[str] = []
     async with anyio.create_task_group() as tasks:
         for _ in range(MOST + WAITING + 3):
@@ -41,7 +57,7 @@ async def test_as_many_as_there_are_places_are_under_way_and_a_few_more_wait() -
 
 @simulated
 async def test_one_that_comes_to_no_place_in_time_is_refused() -> None:
-    admission = Admission("working", 1)
+    admission = Admission("working", 1, ended)
     found: list[str] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(occupied, admission, 10.0, found)
@@ -56,13 +72,13 @@ async def test_one_that_comes_to_no_place_in_time_is_refused() -> None:
 
 @simulated
 async def test_work_in_the_background_needs_no_place() -> None:
-    admission = Admission("working", 1)
+    admission = Admission("working", 1, ended)
     found: list[str] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(occupied, admission, 10.0, found)
         await anyio.wait_all_tasks_blocked()
         began = anyio.current_time()
-        async with admission.place(began, None):
+        async with admission.place(began):
             assert anyio.current_time() == began
 
 
@@ -71,12 +87,12 @@ async def test_work_in_the_background_needs_no_place() -> None:
 async def test_a_call_that_is_given_up_keeps_its_place_until_it_is_settled_or_that_takes_too_long(
     settles: bool,
 ) -> None:
-    admission = Admission("working", 1)
     found: list[str] = []
     landed = anyio.Event()
     async with anyio.create_task_group() as tasks:
+        admission = Admission("working", 1, going_on(tasks))
         with budget(100):
-            async with admission.place(anyio.current_time() + 1, tasks.start_soon) as given_up:
+            async with admission.place(anyio.current_time() + 1) as given_up:
                 given_up.append(landed)
         began = anyio.current_time()
         async with anyio.create_task_group() as waiting:
@@ -91,11 +107,11 @@ async def test_a_call_that_is_given_up_keeps_its_place_until_it_is_settled_or_th
 
 @simulated
 async def test_a_call_that_is_given_up_and_settled_leaves_at_once() -> None:
-    admission = Admission("working", 1)
     found: list[str] = []
     async with anyio.create_task_group() as tasks:
+        admission = Admission("working", 1, going_on(tasks))
         with budget(100):
-            async with admission.place(anyio.current_time() + 1, tasks.start_soon) as given_up:
+            async with admission.place(anyio.current_time() + 1) as given_up:
                 given_up.append(settled())
         await anyio.wait_all_tasks_blocked()
         await occupied(admission, 0.0, found, within=0.1)
@@ -103,8 +119,19 @@ async def test_a_call_that_is_given_up_and_settled_leaves_at_once() -> None:
 
 
 @simulated
+async def test_a_call_that_is_given_up_after_the_link_has_ended_leaves_at_once() -> None:
+    admission = Admission("working", 1, ended)
+    found: list[str] = []
+    with budget(100):
+        async with admission.place(anyio.current_time() + 1) as given_up:
+            given_up.append(anyio.Event())
+    await occupied(admission, 0.0, found, within=0.1)
+    assert found == ["placed"]
+
+
+@simulated
 async def test_a_tier_that_answers_too_late_has_fewer_places() -> None:
-    admission = Admission("working", MOST)
+    admission = Admission("working", MOST, ended)
     calls = [admission.begin() for _ in range(MOST)]
     for call in calls:
         admission.ended(call, in_time=False)

@@ -8,7 +8,7 @@ would only ever be at what nobody waits for any more.
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -33,10 +33,12 @@ class Admission:
     Args:
         tier: its name, for the log.
         most: calls under way at once; fewer where the tier is too slow for them.
+        spawn: starts a task of the link's, and returns whether it could: a link that has ended has none.
     """
 
-    def __init__(self, tier: str, most: int) -> None:
+    def __init__(self, tier: str, most: int, spawn: Callable[..., bool]) -> None:
         self._tier = tier
+        self._spawn = spawn
         self._room = Room(most)
         self._places = anyio.CapacityLimiter(most)
 
@@ -44,14 +46,8 @@ class Admission:
         return f"<Admission to {self._tier}: {self._places.borrowed_tokens} of {self._room.calls} places taken>"
 
     @asynccontextmanager
-    async def place(self, deadline: float, spawn: Callable[..., Any] | None) -> AsyncIterator[list[Settled]]:
-        """A place for one call. The block puts in when the call will be settled, once it is given up.
-
-        Args:
-            spawn: starts a task that keeps the place of a call that was given up; without, it is free at once.
-
-        Raises NoPlace.
-        """
+    async def place(self, deadline: float) -> AsyncIterator[list[Settled]]:
+        """A place for one call. A call that is given up puts in when it will be settled. Raises NoPlace."""
         given_up: list[Settled] = []
         if not is_request():
             yield given_up
@@ -66,9 +62,7 @@ class Admission:
         try:
             yield given_up
         finally:
-            if given_up and spawn is not None:
-                spawn(self._leave, borrower, given_up)
-            else:
+            if not given_up or not self._spawn(self._leave, borrower, given_up):
                 self._places.release_on_behalf_of(borrower)
 
     def begin(self) -> int:

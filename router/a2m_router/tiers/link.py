@@ -15,7 +15,7 @@
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, Final, Literal
 
@@ -172,7 +172,7 @@ class Link:
         self._breaker = Breaker()
         # what it last refused for want of room, and when: until it has taken such a thing, and that is long ago
         self._full: tuple[str, float] | None = None
-        self._admission = Admission(name, most_calls)
+        self._admission = Admission(name, most_calls, self._spawn)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
         self._looking: anyio.Event | None = None  # until the look that is under way has ended
         self._looked_at = -math.inf
@@ -210,9 +210,8 @@ class Link:
         allowed = min(self._timeout if timeout is None else timeout, left())
         self._peer_for(allowed)
         deadline = anyio.current_time() + allowed
-        spawn = None if self._tasks is None else self._tasks.start_soon
         try:
-            async with self._admission.place(deadline, spawn) as given_up:
+            async with self._admission.place(deadline) as given_up:
 
                 def unsettled(settled: Settled) -> None:
                     given_up.append(settled)
@@ -260,6 +259,12 @@ class Link:
             raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
         return self._peer
 
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> bool:
+        """Start a task that ends with the link, unless the link has ended; returns whether it was started."""
+        if self._tasks is not None:
+            self._tasks.start_soon(work, *args)
+        return self._tasks is not None
+
     async def look(self) -> None:
         """Ask the tier how it is: what it says of itself is its `profile` from now on, and where the service behind it
         does not answer the link goes down. Only for tiers that are read: of others the profile is what was agreed upon.
@@ -281,9 +286,9 @@ class Link:
         """Take a `look`, unless the last was lately, or wait for the one that is under way; whether it has ended in so
         many seconds. What it finds later counts all the same."""
         is_late = anyio.current_time() >= self._looked_at + _LOOKED_LATELY
-        if self._looking is None and self._tasks is not None and is_late:
-            self._looking = anyio.Event()
-            self._tasks.start_soon(self._look_by_itself, self._looking)
+        ended = anyio.Event()
+        if self._looking is None and is_late and self._spawn(self._look_by_itself, ended):
+            self._looking = ended
         if self._looking is not None:
             with anyio.move_on_after(seconds) as waiting:
                 await self._looking.wait()
