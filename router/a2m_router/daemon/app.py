@@ -42,7 +42,8 @@ from a2m_router.ranking.policy import strength
 from a2m_router.summaries.model import Model, connect_model
 from a2m_router.summaries.prompting import Prompting
 from a2m_router.summaries.summarizing import Extracts, ModelSummaries, Summarizer
-from a2m_router.tiers.copies import Copies, OfAnother, Untrusted
+from a2m_router.tiers.answers import OfAnother, Untrusted
+from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.mode import Modes
 from a2m_router.tiers.mounts import Mounts

@@ -33,7 +33,8 @@ from a2m_router.protocol.wire.records import Record, record_of
 from a2m_router.protocol.wire.timestamps import parse
 from a2m_router.ranking.fusion import Ranking, lexical, reciprocal_rank
 from a2m_router.storage.nearest import MAX_NEAREST
-from a2m_router.tiers.copies import Copies, Untrusted, raw_json
+from a2m_router.tiers.answers import Untrusted
+from a2m_router.tiers.copies import Copies, raw_json
 from a2m_router.tiers.lifting import delegable
 from a2m_router.tiers.link import TierDown
 from a2m_router.tiers.mounts import Mounts

@@ -41,7 +41,8 @@ from a2m_router.placement.sweeping import Sweeper
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import locked, real
-from a2m_router.tiers.copies import CannotList, Copies, Written
+from a2m_router.tiers.answers import Written
+from a2m_router.tiers.copies import CannotList, Copies
 from a2m_router.tiers.lifting import Origin
 from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.mode import Modes, mode_of

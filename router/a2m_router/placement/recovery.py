@@ -41,7 +41,8 @@ from a2m_router.protocol.wire.messages import Describe, Enrol
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.vectors import MAX_WIDTH
 from a2m_router.storage.nearest import METRICS
-from a2m_router.tiers.copies import CannotList, Copies, LaterWriter, OtherFederation, Untrusted, Written
+from a2m_router.tiers.answers import LaterWriter, OtherFederation, Untrusted, Written
+from a2m_router.tiers.copies import CannotList, Copies
 from a2m_router.tiers.lifting import Lifted, Origin
 from a2m_router.tiers.link import TAKES_NO_WRITES, TierDown
 from a2m_router.tiers.mode import Modes, identity_of, mode_of

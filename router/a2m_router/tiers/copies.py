@@ -1,41 +1,28 @@
-"""Copies of records in tiers: written, read back and removed by id, with every answer checked.
+"""Copies of records in tiers: written, read back and removed by id.
 
-Here records are lifted for servers that promise less than the federation, and lowered again: whoever calls these
-functions sees them as they are. A tier may say that it did something and have done something else; whoever calls
-compares what it reads. What is asked for at once is bounded, and where an answer is longer than a message may be, less
-is asked for.
+Here records are lifted for servers that promise less than the federation; `Answers` lowers them again: whoever calls
+these functions sees them as they are. Each call is prepared for the mode of the connection on which it is sent. A tier
+may say that it did something and have done something else; whoever calls compares what it reads. What is asked for at
+once is bounded, and where an answer is longer than a message may be, less is asked for.
 """
 
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
-from unicodedata import normalize
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from a2m_router.protocol.wire.errors import Code, quota
 from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE
 from a2m_router.protocol.wire.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
-from a2m_router.protocol.wire.records import Draft, Record, Riderless, digest
-from a2m_router.protocol.wire.timestamps import render
-from a2m_router.tiers.lifting import (
-    RESERVED,
-    NewerRider,
-    Origin,
-    Told,
-    escaped,
-    lifted,
-    lowered_of,
-    shows_metadata,
-    unescaped,
-)
+from a2m_router.protocol.wire.records import Draft, Record, digest
+from a2m_router.tiers.answers import ALL, EXAMINED, Answers, LaterWriter, Lineage, Ranked, Written, alteration
+from a2m_router.tiers.lifting import RESERVED, Origin, escaped, lifted
 from a2m_router.tiers.link import TAKES_NO_WRITES, UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
 from a2m_router.tiers.mode import Modes, TierMode
-from a2m_router.tiers.profile import CannotServe
 
 # Records in one call: enough to share a round trip, few enough that ordinary ones fit into a message many times over.
 _CHUNK: Final = 100
@@ -45,24 +32,7 @@ _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
 
-# Records of an answer that are compared with what the server was sent, in a read that has another purpose; and all.
-_EXAMINED: Final = 3
-_ALL: Final = 1 << 31
-
-# Characters of a text that an error quotes.
-_EXCERPT: Final = 20
-
-
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
-
-class Untrusted(TierDown):
-    """A tier's server is not what it says; its answer counts as none."""
-
-    def __init__(self, tier: str, reason: str) -> None:
-        super().__init__(tier, reason, 0.0, None)
 
 
 class ReadOnly(TierDown):
@@ -70,84 +40,6 @@ class ReadOnly(TierDown):
 
     def __init__(self, tier: str) -> None:
         super().__init__(tier, TAKES_NO_WRITES, 60.0, None)
-
-
-class OfAnother(CannotServe):
-    """What a tier holds was written by a router that the catalog does not know; says what to do about it."""
-
-    def __init__(self, sentence: str, *tiers: str) -> None:
-        super().__init__(f"{', '.join(f'tiers.{tier}' for tier in tiers)}: {sentence}")
-        self.sentence = sentence
-        self.tiers = tiers
-
-
-class LaterWriter(OfAnother):
-    """The catalog is older than what a tier holds."""
-
-    def __init__(self, tier: str, epoch: str | None) -> None:
-        super().__init__(
-            f"the catalog is older than what is held there: it does not know the start of the router ({epoch}) that "
-            "has last written there; bring the newer catalog back, or make one from what the tiers hold, which keeps "
-            "of this one what is still true: a2m-router --config FILE --rebuild",
-            tier,
-        )
-
-
-class OtherFederation(OfAnother):
-    """A tier's store is another federation's. `otherwise`: what else may be done about it."""
-
-    def __init__(self, tier: str, theirs: str | None, ours: str, otherwise: str = "") -> None:
-        super().__init__(
-            f"what is held there belongs to another federation ({theirs}, this one is {ours}): give each federation "
-            "stores of its own, or end the router of the other one, and start once with --adopt to take it as it is; "
-            "if it is this one's, and its catalog was lost, a2m-router --config FILE --rebuild makes a new one"
-            f"{otherwise}",
-            tier,
-        )
-
-
-class Lineage(Protocol):
-    """Who writes now, and whose writing is known; a catalog. See `Origin` for what the texts are."""
-
-    @property
-    def federation(self) -> str: ...
-
-    @property
-    def epoch(self) -> str: ...
-
-    def is_ours(self, federation: str | None, epoch: str | None) -> bool: ...
-
-    def knows_epoch(self, epoch: str | None) -> bool: ...
-
-
-# The id of a record at a lesser server, and who has written it.
-Written = tuple[str, Origin]
-
-
-class Ranked(NamedTuple):
-    """A server's answer to a recall.
-
-    Args:
-        records: those that are ours, best first.
-        told: how many records the server told, another federation's among them.
-        is_all: whether it finds no more.
-    """
-
-    records: list[Record]
-    told: int
-    is_all: bool
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether some of what it told is another federation's."""
-        return self.told > len(self.records)
-
-
-class _Answer(NamedTuple):
-    """The records of an answer that are ours, and the ids of all that it has."""
-
-    records: list[Record]
-    ids: list[str]
 
 
 class CannotList(Exception):
@@ -158,16 +50,8 @@ class _Ids(msgspec.Struct):
     ids: list[str]
 
 
-class _Records(msgspec.Struct):
-    records: list[Record]
-
-
 class _Next(msgspec.Struct):
     next: str | None = None
-
-
-class _TellsRecords(msgspec.Struct):
-    records: list[msgspec.Raw]
 
 
 class _Session(msgspec.Struct):
@@ -182,8 +66,7 @@ class Copies:
     """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it.
 
     Args:
-        on_metadata: is called for lifted records that are read, among them all that are compared with what was given,
-            or are taken into the account: the tier's name, and whether its server keeps the metadata that it is shown.
+        on_metadata: see Answers.
         lineage: who writes. Without, what is written does not say, and what is read may be anybody's.
     """
 
@@ -197,11 +80,9 @@ class Copies:
     ) -> None:
         self._links = links
         self._lineage = lineage
-        self._on_metadata = on_metadata
+        self._answers = Answers(links, on_metadata, lineage)
         self._modes = modes
         self._largest = max_message // 2  # of a message is surely enough for one record
-        self._distrusted: dict[str, str] = {}
-        self._shared: set[str] = set()  # tiers that were seen to hold what is another federation's
 
     def link(self, tier: str) -> Link:
         """The link to a tier."""
@@ -219,7 +100,11 @@ class Copies:
 
     def is_shared(self, tier: str) -> bool:
         """Whether the tier's server was seen to hold what is another federation's, beside ours."""
-        return tier in self._shared
+        return self._answers.is_shared(tier)
+
+    def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
+        """See `Answers.check_rider`."""
+        self._answers.check_rider(tier, record, created_at=created_at, owner=owner, key=key)
 
     def mode(self, tier: str) -> TierMode:
         """How `tier` is spoken to; see `Modes.of`."""
@@ -230,9 +115,8 @@ class Copies:
         profile = self._links[tier].profile
         if profile is None:
             return  # it has never been up, and takes nothing
-        mode = self.mode(tier)
         # lifted, its metadata is told twice, the one time escaped
-        if not mode.native and 4 * bytes_of(draft) > self._largest:
+        if 4 * bytes_of(draft) > self._largest and not (mode := self.mode(tier)).native:
             size = bytes_of(lifted(draft, vector=mode.vectors, tier=mode.remote))
             if size > self._largest:
                 raise quota(f"a record in {tier!r}", self._largest, size, "bytes as its server is told it")
@@ -254,8 +138,8 @@ class Copies:
         is_native = True
         for chunk in self._chunks(tier, drafts, bytes_of):
             raw, mode = await self._call(tier, "memory/remember", partial(self._as_told, chunk))
-            if self._decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
-                raise self._untrusted(tier, "answered a write with other ids than it was given")
+            if self._answers.decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
+                raise self._answers.untrusted(tier, "answered a write with other ids than it was given")
             is_native = is_native and mode.native
         return is_native
 
@@ -289,7 +173,7 @@ class Copies:
         if await self.write(tier, drafts):
             return
         for wrong in (await self.unkept(tier, drafts)).values():
-            raise self._untrusted(tier, wrong)
+            raise self._answers.untrusted(tier, wrong)
 
     async def unkept(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
         """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
@@ -304,7 +188,7 @@ class Copies:
             elif copy is None:
                 unkept[id] = f"does not hold a record that it was given: {id!r}"
             elif digest(copy) != digest(draft):
-                unkept[id] = _alteration(draft, copy)
+                unkept[id] = alteration(draft, copy)
         return unkept
 
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
@@ -317,7 +201,7 @@ class Copies:
     ) -> dict[str, Record]:
         found: dict[str, Record] = {}
         question = Recall(embeddings=embeddings)
-        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL, written=written):
+        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=ALL, written=written):
             found.update((record.id, record) for record in records)
         return found
 
@@ -335,7 +219,7 @@ class Copies:
         try:
             found = await self._read(tier, ids, embeddings=embeddings, written=written)
         except LaterWriter as problem:
-            raise self._untrusted(tier, str(problem)) from None
+            raise self._answers.untrusted(tier, str(problem)) from None
         ours = self._lineage.federation
         return found, {
             id: f"which belongs to another federation ({origin.federation}; this one is {ours})"
@@ -366,7 +250,7 @@ class Copies:
                 await self._call(tier, "memory/forget", _alike(Forget(ids=own)))
                 left = await self.read(tier, own)
                 if left:
-                    self._distrust(tier, "says that it has forgotten records, and holds them still")
+                    self._answers.distrust(tier, "says that it has forgotten records, and holds them still")
                 gone.update(id for id in own if id not in left)
             gone |= strange
         return gone
@@ -381,17 +265,17 @@ class Copies:
                     raise
                 question = msgspec.structs.replace(question, limit=question.limit // 2)
             else:
-                return self._ranked(tier, self._records(tier, mode, raw), question.limit)
+                return self._answers.ranked(tier, self._answers.records(tier, mode, raw), question.limit)
 
     async def pages(
-        self, tier: str, question: Timeline, *, examine: int = _EXAMINED, written: list[Written] | None = None
+        self, tier: str, question: Timeline, *, examine: int = EXAMINED, written: list[Written] | None = None
     ) -> AsyncGenerator[list[Record], None]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
-        own order. See `_records` for the rest."""
+        own order. See `Answers.records` for the rest."""
         link = self._links[tier]
         if link.profile is None or not link.profile.store.pages:
             raw, mode = await self._call(tier, "memory/timeline", partial(_put, question))
-            yield self._records(tier, mode, raw, examine=examine, written=written).records
+            yield self._answers.records(tier, mode, raw, examine=examine, written=written).records
             return
         size, after = _PAGE, None
         while True:
@@ -402,8 +286,8 @@ class Copies:
                     raise
                 size = size // 2
                 continue
-            yield self._records(tier, mode, raw, examine=examine, written=written).records
-            after = self._decoded(raw, _Next, tier).next
+            yield self._answers.records(tier, mode, raw, examine=examine, written=written).records
+            after = self._answers.decoded(raw, _Next, tier).next
             if after is None:
                 return
 
@@ -424,7 +308,7 @@ class Copies:
                     raise
                 count = count // 2
             else:
-                records, ids = self._records(tier, mode, raw, written=[] if written is None else written)
+                records, ids = self._answers.records(tier, mode, raw, written=[] if written is None else written)
                 return records, len(ids) < count
 
     async def everything(self, tier: str, written: list[Written] | None = None) -> AsyncGenerator[list[Record], None]:
@@ -446,7 +330,7 @@ class Copies:
         before = 0
         try:
             question = Timeline(embeddings=True)
-            async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
+            async with aclosing(self.pages(tier, question, examine=ALL, written=written)) as pages:
                 async for page in pages:
                     if profile is not None and not profile.store.pages and is_full(page, before):
                         raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
@@ -458,11 +342,11 @@ class Copies:
         else:
             return
         raw, _ = await self._call(tier, "memory/session/list", _alike(SessionList()))
-        names: list[str | None] = [each.session for each in self._decoded(raw, _Sessions, tier).sessions]
+        names: list[str | None] = [each.session for each in self._answers.decoded(raw, _Sessions, tier).sessions]
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
             try:
-                async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
+                async with aclosing(self.pages(tier, question, examine=ALL, written=written)) as pages:
                     async for page in pages:
                         if is_full(page, before):
                             raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
@@ -499,7 +383,7 @@ class Copies:
             return await self._links[tier].call(method, prepared, is_harmless=is_harmless), mode
         except Refused as refused:
             if refused.code in (Code.METHOD_NOT_FOUND, Code.CAPABILITY_NOT_SUPPORTED):
-                raise self._untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None
+                raise self._answers.untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None
             if refused.code == Code.READ_ONLY:
                 raise ReadOnly(tier) from None
             raise
@@ -510,7 +394,7 @@ class Copies:
         ids: Sequence[str],
         question: Recall,
         *,
-        examine: int = _EXAMINED,
+        examine: int = EXAMINED,
         written: list[Written] | None = None,
     ) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
@@ -527,107 +411,13 @@ class Copies:
                     raise
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
-            records, ids = self._records(tier, mode, raw, examine=examine, written=written)
+            records, ids = self._answers.records(tier, mode, raw, examine=examine, written=written)
             told = set(ids)  # another federation may have records under the same ids
             if not told <= set(chunk):
-                raise self._untrusted(tier, "answered a read by id with other records")
+                raise self._answers.untrusted(tier, "answered a read by id with other records")
             if told and len(told) < len(chunk) and question.query is None and not question.where:
                 waiting.append([id for id in chunk if id not in told])  # it may tell fewer at once than it says
             yield records
-
-    def _records(
-        self,
-        tier: str,
-        mode: TierMode,
-        raw: msgspec.Raw,
-        *,
-        examine: int = _EXAMINED,
-        written: list[Written] | None = None,
-    ) -> _Answer:
-        """The records in an answer, as they were before they were lifted; but not those of another federation, except
-        where all that a mount holds is shown. Whether an answer is all that there is its ids tell, and not its records.
-
-        Args:
-            mode: the one that the question was prepared for.
-            examine: of so many it is noted whether the server keeps the metadata that it is shown.
-            written: takes the id of each record of a lesser server, others' among them, and who has written it. One
-                that a router has written of which the catalog knows nothing raises LaterWriter then.
-        """
-        if mode.native:
-            records = [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
-            return _Answer(records, [record.id for record in records])
-        answered = self._decoded(raw, _TellsRecords, tier).records
-        read: list[tuple[Record, Origin]] = []
-        for each in answered:
-            try:
-                told = self._decoded(each, Told, tier)
-            except Untrusted:  # the log has said so
-                if not mode.mount:
-                    raise
-                continue
-            try:
-                read.append(lowered_of(told, vector=mode.vectors))
-            except NewerRider as problem:
-                if not mode.mount:
-                    raise self._untrusted(tier, str(problem)) from None
-                read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=mode.vectors))
-        profile = self._links[tier].profile
-        if profile is None or not profile.store.similarity:
-            for record, _ in read:
-                record.similarity = None  # a field of that name may mean anything
-        ids = [record.id for record, _ in read]
-        if mode.mount:
-            return _Answer([record for record, _ in read], ids)
-        ours = [self._lineage is None or self._lineage.is_ours(each.federation, each.epoch) for _, each in read]
-        if written is not None:
-            written += [(record.id, origin) for record, origin in read]
-            for (_, origin), is_ours in zip(read, ours, strict=True):
-                if is_ours and self._lineage is not None and not self._lineage.knows_epoch(origin.epoch):
-                    raise LaterWriter(tier, origin.epoch)
-        for each, (record, _) in zip(answered[:examine], read, strict=False):
-            shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
-            if shown is not None:
-                self._on_metadata(tier, shown)
-        if not all(ours):
-            self._shared.add(tier)
-        return _Answer([record for (record, _), is_ours in zip(read, ours, strict=True) if is_ours], ids)
-
-    def _ranked(self, tier: str, answer: _Answer, limit: int | None) -> Ranked:
-        """An answer to a recall, if it is one: each record once, best first (§5.3)."""
-        records, ids = answer
-        if len(set(ids)) < len(ids):
-            raise self._untrusted(tier, "answered a recall with the same record twice")
-        scores = [record.score for record in records if record.score is not None]
-        if any(first < second for first, second in pairwise(scores)):
-            raise self._untrusted(tier, "answered a recall with scores that do not descend")
-        if limit is not None and len(ids) > limit:
-            self._distrust(tier, "answered a recall with more records than its limit; they are left out")
-        return Ranked(records[:limit], len(ids), is_all=limit is None or len(ids) < limit)
-
-    def _decoded(self, raw: msgspec.Raw, type: type[T], tier: str) -> T:
-        try:
-            return msgspec.json.decode(raw, type=type)
-        except msgspec.MsgspecError as problem:
-            raise self._untrusted(tier, f"gave an answer that cannot be read: {problem}") from None
-
-    def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
-        """Raises Untrusted for a record that has come without its rider, and is not as it is accounted for: what its
-        server says of it is not the record."""
-        told = (record.created_at, record.owner, record.key)
-        if isinstance(record, Riderless) and told != (render(created_at), owner, key):
-            raise self._untrusted(tier, _without_rider(record.id))
-
-    def _untrusted(self, tier: str, reason: str) -> Untrusted:
-        self._distrust(tier, reason)
-        return Untrusted(tier, reason)
-
-    def _distrust(self, tier: str, reason: str) -> None:
-        """Say in the log that a server is not what it says; not again until it is so in another way, whichever record
-        shows it."""
-        kind = reason.partition(":")[0]
-        if self._distrusted.get(tier) != kind:
-            self._distrusted[tier] = kind
-            log.error("%s: its server is not what it says: it %s", tier, reason)
 
     def _chunks(self, tier: str, items: Sequence[T], bytes_of: Callable[[T], int] | None = None) -> Iterable[list[T]]:
         profile = self._links[tier].profile
@@ -678,37 +468,6 @@ def _page_of(question: Timeline, after: str | None, size: int) -> Pages:
 def raw_json(value: Any) -> msgspec.Raw:
     """A value as raw JSON."""
     return msgspec.Raw(msgspec.json.encode(value))
-
-
-def _alteration(given: Draft, kept: Record) -> str:
-    """What a tier did to a record, which it holds otherwise than it was given it."""
-    content = given.content or ""
-    if kept.content != content:
-        at = next((i for i, pair in enumerate(zip(content, kept.content, strict=False)) if pair[0] != pair[1]), None)
-        at = min(len(content), len(kept.content)) if at is None else at
-        # texts that differ in how they spell a letter look the same
-        looks_alike = normalize("NFKC", content) == normalize("NFKC", kept.content)
-        parts = [_excerpt(text, at, ascii if looks_alike else repr) for text in (content, kept.content)]
-        return (
-            f"has altered the content of a record that it was given: {given.id!r}: from character {at + 1} on it was "
-            f"given {parts[0]}, and returned {parts[1]}"
-        )
-    if isinstance(kept, Riderless):
-        return _without_rider(kept.id)
-    return f"has altered a record that it was given: {given.id!r}"
-
-
-def _without_rider(id: str) -> str:
-    return (
-        f"returns a record without the metadata member {RESERVED!r} as it was given it, which holds all that a tier's "
-        f"server need not keep: {id!r}; a server must keep metadata (§3.1)"
-    )
-
-
-def _excerpt(text: str, at: int, quoted: Callable[[str], str]) -> str:
-    if at >= len(text):
-        return "nothing"
-    return quoted(text[at : at + _EXCERPT]) + ("…" if len(text) > at + _EXCERPT else "")
 
 
 def bytes_of(draft: Draft) -> int:
