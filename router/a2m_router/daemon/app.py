@@ -100,7 +100,7 @@ class Federation:
         self.links = links
         self._tasks = tasks
         self._clock = clock
-        modes = Modes(settings.tiers, links, catalog)
+        modes = Modes(settings.tiers, links, catalog.lifting)
         self.mounts = mounts = Mounts(modes)
         copies = Copies(links, modes, settings.limits.max_message, catalog.note_metadata, catalog)
         settling = Settling(catalog, copies, self._spawn)

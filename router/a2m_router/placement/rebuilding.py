@@ -153,7 +153,7 @@ async def _scanned(
         watch(tier, count, of)
 
     managed = {tier.name: links[tier.name] for tier in settings.managed}
-    modes = Modes(settings.tiers, links, catalog)
+    modes = Modes(settings.tiers, links, catalog.lifting)
     copies = Copies(links, modes, settings.limits.max_message, catalog.note_metadata, catalog)
     settling = Settling(catalog, copies, _nothing_is_left_open)
     sweeper = Sweeper(catalog, copies, settling, settings.managed)

@@ -10,8 +10,7 @@
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,13 +37,9 @@ class TierMode(msgspec.Struct, frozen=True):
     risen: int
 
 
-class Holdings(Protocol):
-    """What is durably known of how tiers were written to; a catalog."""
-
-    def lifting(self, tier: str, identity: str) -> tuple[bool, bool]:
-        """Whether this server may hold records for `tier` that were written there lifted, and whether their vectors are
-        indexed by the router."""
-        ...
+# By a tier's name and its server's identity: whether the server may hold records that were written there lifted, and
+# whether their vectors are indexed by the router; as a catalog durably knows it.
+Lifting = Callable[[str, str], tuple[bool, bool]]
 
 
 def mode_of(
@@ -72,17 +67,18 @@ def mode_of(
 
 
 class Modes:
-    """The modes of all tiers.
+    """The modes of all tiers."""
 
-    Args:
-        holdings: without, no tier holds anything that was lifted.
-    """
-
-    def __init__(self, tiers: Iterable[Tier], links: Mapping[str, Link], holdings: Holdings | None = None) -> None:
+    def __init__(
+        self,
+        tiers: Iterable[Tier],
+        links: Mapping[str, Link],
+        lifting: Lifting = lambda tier, identity: (False, False),
+    ) -> None:
         self.tiers = tuple(tiers)
         self._by_name = {tier.name: tier for tier in self.tiers}
         self._links = links
-        self._holdings = holdings
+        self._lifting = lifting
         self._modes: dict[str, TierMode] = {}
 
     def of(self, tier: str) -> TierMode:
@@ -101,11 +97,10 @@ class Modes:
         profile = link.profile
         if profile is None:
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
-        lifted, indexed = (False, False)
-        if self._holdings is not None and not (settings.mount or mount):
-            lifted, indexed = self._holdings.lifting(tier, identity_of(settings, profile))
+        is_mount = settings.mount or mount
+        lifted, indexed = (False, False) if is_mount else self._lifting(tier, identity_of(settings, profile))
         try:
-            mode = mode_of(settings, profile, risen=link.risen, mount=mount, lifted=lifted, indexed=indexed)
+            mode = mode_of(settings, profile, risen=link.risen, mount=is_mount, lifted=lifted, indexed=indexed)
         except CannotServe as problem:
             raise TierDown(tier, str(problem), 60.0, None) from None
         self._modes[tier] = mode
