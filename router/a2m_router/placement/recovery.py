@@ -288,7 +288,7 @@ class Recovery:
             # first of all: else a power cut leaves a store that bears an epoch nobody knows, or one that was older,
             # and does not show it any more
             await self._catalog.synced()
-            await self._copies.link(name).enrol(Enrol(federation=self._catalog.federation, epoch=self._catalog.epoch))
+            await self._copies.link(name).look(Enrol(federation=self._catalog.federation, epoch=self._catalog.epoch))
         now = self._copies.link(name).profile
         if now is None or now.store.epoch != self._catalog.epoch:
             raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)

@@ -38,6 +38,8 @@ from a2m_router.tiers.profile import BadProfile, Profile, read_profile
 
 MOST_CALLS: Final = 256
 
+_HOW_IS_IT: Final = {"protocol": PROTOCOL}
+
 # a server that has just been started may have an index to load; and one that is slow answers a trial late
 _GREETING: Final = 30.0
 # of a tier's own time; silence for less of it says nothing about the tier
@@ -265,14 +267,15 @@ class Link:
             self._tasks.start_soon(work, *args)
         return self._tasks is not None
 
-    async def look(self) -> None:
-        """Ask the tier how it is: what it says of itself is its `profile` from now on, and where the service behind it
-        does not answer the link goes down. Only for tiers that are read: of others the profile is what was agreed upon.
+    async def look(self, params: Any = _HOW_IS_IT) -> None:
+        """Ask the tier how it is, perhaps with something to keep: what it says of itself is its `profile` from now on,
+        unless it has been connected anew meanwhile. Where the service behind it does not answer the link goes down. Of
+        tiers that are written to the profile is what was agreed upon: they are only looked at to be told something.
 
         Raises as `call` does.
         """
         peer = self._peer
-        raw = await self.call("memory/describe", {"protocol": PROTOCOL})
+        raw = await self.call("memory/describe", params)
         try:
             profile = read_profile(raw)
         except BadProfile as problem:
@@ -326,17 +329,6 @@ class Link:
             except (CannotStart, OSError) as problem:
                 self._fall(str(problem))
             await anyio.sleep_until(self._retry_at)
-
-    async def enrol(self, params: Any) -> None:
-        """Greet the tier once more, with something to keep: what it answers is its profile from now on, unless it has
-        been connected anew meanwhile. Raises as `call` does."""
-        peer = self._peer
-        try:
-            profile = read_profile(await self.call("memory/describe", params))
-        except BadProfile as problem:
-            raise TierDown(self.name, str(problem), FIRST, None) from problem
-        if self._peer is peer:
-            self.profile = profile
 
     async def wait_up(self) -> None:
         """Returns when the tier can be called."""
@@ -528,7 +520,7 @@ class Link:
 async def _greet(peer: Peer, seconds: float) -> Profile:
     """What the tier says of itself. Raises BadProfile for a greeting that fails in any way."""
     try:
-        return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=seconds))
+        return read_profile(await peer.call("memory/describe", _HOW_IS_IT, timeout=seconds))
     except A2MError as error:
         what = "; it is no A2M server, which has this method" if error.code == Code.METHOD_NOT_FOUND else ""
         raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}{what}") from error
