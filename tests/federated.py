@@ -466,7 +466,8 @@ async def reconnected(fed: Trial, tier: str) -> None:
     peer = fed.federation.links[tier]._peer
     assert isinstance(peer, Connection)
     peer.lose("it died")
-    await welcomed.wait()
+    with anyio.fail_after(_CATCHING_UP_SECONDS):
+        await welcomed.wait()
 
 
 def plant(fed: Trial, tier: str, **fields: Any) -> None:

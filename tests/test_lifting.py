@@ -513,24 +513,26 @@ async def test_a_server_that_takes_no_writes_when_it_is_welcomed_is_asked_for_no
     steer = Steered()
     async with trial(settings_of(KEYED), servers=FOREIGN, weather=steer) as fed:
         [id] = await fed.remember("mine", key="k")
+        await fed.remember("stays")
         fed.servers["working"].read_only = True
         await reconnected(fed, "working")
         asked = len(steer.seen)
         for key in (None, "k"):
             with pytest.raises(A2MError, match="takes no writes"):
                 await fed.remember("new", key=key)
-        assert [record["content"] for record in await fed.timeline()] == ["mine"]
+        assert [record["content"] for record in await fed.timeline()] == ["mine", "stays"]
         assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
-        assert [record["tier"] for record in await fed.timeline()] == ["semantic"]
+        assert [record["tier"] for record in await fed.timeline()] == ["semantic", "working"]
         await fed.federation.sweeper.idle()
         told = [message for tier, message in steer.seen[asked:] if tier == "working"]
         assert [each for each in told if b"memory/remember" in each or b"memory/forget" in each] == []
+        await reconnected(fed, "working")  # that a copy is to be removed there is no obstacle
         fed.servers["working"].read_only = False
         await reconnected(fed, "working")
         await fed.federation.sweeper.idle()
-        assert told_by(fed.servers["working"]) == []
+        assert [record.content for record in told_by(fed.servers["working"])] == ["stays"]
         await fed.remember("new", key="new")
-        assert [record["tier"] for record in await fed.timeline()] == ["semantic", "working"]
+        assert [record["tier"] for record in await fed.timeline()] == ["semantic", "working", "working"]
 
 
 @pytest.mark.anyio
