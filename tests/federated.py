@@ -463,6 +463,16 @@ def lose(fed: Trial, tier: str, *ids: str) -> None:
         fed.stores[tier].forget(Forget(ids=list(ids)), LOCAL)
 
 
+async def reconnected(fed: Trial, tier: str) -> None:
+    """The connection of a tier is lost; return when it has been made anew, and the tier was welcomed."""
+    welcomed = fed.federation._welcomed[tier] = anyio.Event()
+    peer = fed.federation.links[tier]._peer
+    assert isinstance(peer, Connection)
+    peer.lose("it died")
+    with anyio.fail_after(_CATCHING_UP_SECONDS):
+        await welcomed.wait()
+
+
 def plant(fed: Trial, tier: str, **fields: Any) -> None:
     """The tier comes to hold a record behind the router's back."""
     if tier in fed.servers:

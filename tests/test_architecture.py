@@ -73,7 +73,7 @@ PURE = {
     *rooms("protocol.wire.jsonrpc", "protocol.wire.lines", "protocol.wire.matching", "protocol.wire.messages"),
     *rooms("protocol.wire.records", "protocol.wire.timestamps", "protocol.wire.vectors"),
     *rooms("catalog.entries", "catalog.selection"),
-    *rooms("tiers.backoff", "tiers.lifting", "tiers.room"),
+    *rooms("tiers.backoff", "tiers.breaker", "tiers.lifting", "tiers.room"),
 }
 IMPURE = {
     *("anyio", "asyncio", "trio", "socket", "ssl", "select", "selectors", "subprocess", "signal", "http", "urllib"),

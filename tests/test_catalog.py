@@ -468,7 +468,7 @@ def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> No
 
 def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_caught_up() -> None:
     catalog = opened()
-    catalog.vectors.set_indexed("working", True)
+    catalog.vectors.set_lifting("working", lifted=True, indexed=True)
     catalog.reserve([entry("x", key="k"), entry("y")])
     catalog.commit_write([entry("x", key="k"), entry("y")], [], {"x": [1.0, 0.0], "y": [0.6, 0.8]})
     x = catalog.records.find(["x"])["x"]
@@ -479,6 +479,23 @@ def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_
     assert nearest_first() == ["y", "x"]
     catalog.end_redo(catalog.records.find(["x"]).values(), away)
     assert nearest_first() == ["y", "x"]
+
+
+def test_records_stay_lifted_as_long_as_their_server_may_hold_any_that_were_written_so() -> None:
+    catalog = opened()
+    catalog.vectors.set_lifting("working", lifted=True, indexed=True)
+    assert catalog.queries.lifting("working", "here") == (False, False)
+    catalog.tiers.set_identity("working", "here")
+    catalog.reserve([entry("x")])  # from here on a call may be under way
+    assert catalog.queries.lifting("working", "here") == (True, True)
+    catalog.commit_write([entry("x")], [])
+    assert catalog.queries.lifting("working", "here") == (True, True)
+    assert catalog.queries.lifting("working", "another server") == (False, False)
+    assert catalog.queries.lifting("semantic", "here") == (False, False)
+    catalog.forget(["x"], ALL, 0)
+    assert catalog.queries.lifting("working", "here") == (True, True)
+    catalog.strike("working", ["x"])
+    assert catalog.queries.lifting("working", "here") == (False, False)
 
 
 # --- what is earned, and what settings make of it

@@ -200,7 +200,7 @@ REPORTS: Final = {
     "that a tier's server need not keep: 'l0'; a server must keep metadata (§3.1)",
     "SpeaksAnotherVersion": "protocol: expected a2m/0.1, the server speaks 'a2m/0.2'",
     "DeclaresNoCore": "'core' is required of every server, and missing",
-    "IsReadOnlySometimes": "it refuses: memory/remember: this server takes no writes",
+    "IsReadOnlySometimes": "its server takes no writes",
 }
 
 Records = list[dict[str, Any]]

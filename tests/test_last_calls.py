@@ -26,7 +26,8 @@ COMMAND: Final = str(Path(sys.executable).with_name("a2m"))
 
 # the same router, which waits less for calls that it cannot end
 HURRIED: Final = (
-    "app._LAST_CALLS_SECONDS, app._LAST_WORDS_SECONDS = 0.3, 0.3; from a2m_router.tiers import link; link._KEPT = 0.1"
+    "app._LAST_CALLS_SECONDS, app._LAST_WORDS_SECONDS = 0.3, 0.3; "
+    "from a2m_router.tiers import places; places._KEPT = 0.1"
 )
 
 FEDERATION: Final = """

@@ -35,7 +35,7 @@ from a2m_router.tiers.lifting import (
 )
 from a2m_router.tiers.profile import CannotServe, Profile
 from a2m_router.tiers.starting import links_for
-from tests.federated import Foreign, Mix, Steered, Trial, redone, settings_of, trial
+from tests.federated import Foreign, Mix, Steered, Trial, reconnected, redone, settings_of, told_by, trial
 from tests.servers import javascript
 from tests.servers.core_only import CoreOnly
 from tests.servers.habits import HABITS
@@ -490,19 +490,49 @@ async def test_a_store_whose_records_were_lifted_goes_on_lifting_them(
 
 
 @pytest.mark.anyio
-async def test_a_server_that_stops_taking_writes_is_asked_for_none() -> None:
-    async with trial(settings_of(KEYED), servers=FOREIGN) as fed:
-        [id] = await fed.remember("mine", key="k")
+async def test_a_server_that_refuses_a_write_is_out_of_order_for_that_write() -> None:
+    steer = Steered()
+    async with trial(settings_of(KEYED), servers=FOREIGN, weather=steer) as fed:
+        await fed.remember("mine", key="k")
         fed.servers["working"].read_only = True
         for _ in range(2):
-            with pytest.raises(A2MError) as refused:
+            with pytest.raises(A2MError, match="takes no writes") as refused:
                 await fed.remember("new")
             assert refused.value.code == Code.INTERNAL_ERROR
-        with pytest.raises(A2MError, match="takes no writes"):
-            await fed.remember("other", key="k")
-        assert [record["content"] for record in await fed.timeline()] == ["mine"]
+        await fed.remember("other", key="k")  # it is true, and the tier has yet to catch up with it
+        assert [record["content"] for record in await fed.timeline()] == ["other"]
+        fed.servers["working"].read_only = False
+        await fed.remember("new")
+        await fed.settled()
+        assert [record["content"] for record in await fed.timeline()] == ["other", "new"]
+        assert sorted(record.content for record in told_by(fed.servers["working"])) == ["new", "other"]
+
+
+@pytest.mark.anyio
+async def test_a_server_that_takes_no_writes_when_it_is_welcomed_is_asked_for_none() -> None:
+    steer = Steered()
+    async with trial(settings_of(KEYED), servers=FOREIGN, weather=steer) as fed:
+        [id] = await fed.remember("mine", key="k")
+        await fed.remember("stays")
+        fed.servers["working"].read_only = True
+        await reconnected(fed, "working")
+        asked = len(steer.seen)
+        for key in (None, "k"):
+            with pytest.raises(A2MError, match="takes no writes"):
+                await fed.remember("new", key=key)
+        assert [record["content"] for record in await fed.timeline()] == ["mine", "stays"]
         assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
-        assert [record["tier"] for record in await fed.timeline()] == ["semantic"]
+        assert [record["tier"] for record in await fed.timeline()] == ["semantic", "working"]
+        await fed.federation.sweeper.idle()
+        told = [message for tier, message in steer.seen[asked:] if tier == "working"]
+        assert [each for each in told if b"memory/remember" in each or b"memory/forget" in each] == []
+        await reconnected(fed, "working")  # that a copy is to be removed there is no obstacle
+        fed.servers["working"].read_only = False
+        await reconnected(fed, "working")
+        await fed.federation.sweeper.idle()
+        assert [record.content for record in told_by(fed.servers["working"])] == ["stays"]
+        await fed.remember("new", key="new")
+        assert [record["tier"] for record in await fed.timeline()] == ["semantic", "working", "working"]
 
 
 @pytest.mark.anyio

@@ -23,7 +23,8 @@ from a2m_router.protocol.client.client import Connection, Settled, connect_local
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, unanswered_in
 from a2m_router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
-from a2m_router.tiers.link import PATIENCE, Link, LinkStatus, Overloaded, TierDown
+from a2m_router.tiers.breaker import PATIENCE
+from a2m_router.tiers.link import Link, LinkStatus, Overloaded, TierDown
 from a2m_router.tiers.profile import BadProfile, Store, read_profile
 from a2m_router.tiers.room import Room
 from tests.clocks import simulated

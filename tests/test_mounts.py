@@ -39,7 +39,7 @@ from a2m_router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.timestamps import UNDATED, parse, render
-from tests.federated import LOCAL, START, Foreign, Trial, filled, settings_of, told_by, trial
+from tests.federated import LOCAL, START, Foreign, Trial, filled, reconnected, settings_of, told_by, trial
 from tests.servers.core_only import CoreOnly
 from tests.test_rag import Corpus, Moody, server
 
@@ -1007,6 +1007,25 @@ async def test_a_tier_that_holds_records_of_ours_does_not_become_a_mount(
         await fed.federation.reconciler.idle()
         assert [record.id for record in told_by(fed.servers["handbook"])] == ["z"]
         assert [(record["id"], record["tier"]) for record in await fed.records()] == [("y", "notes"), ("z", "handbook")]
+
+
+@pytest.mark.anyio
+async def test_a_mount_that_turns_out_to_take_writes_is_a_tier_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    async with trial(settings_of(MEMORY + UNDECLARED), servers={"handbook": read_only(*PAGES)}) as fed:
+        assert [record["id"] for record in await fed.timeline()] == MANUAL
+        await reconnected(fed, "handbook")
+        assert [tier["mount"] for tier in (await fed.call("describe"))["tiers"]] == [False, False, True]
+        assert [record["id"] for record in await fed.timeline()] == MANUAL
+        fed.servers["handbook"].read_only = False
+        await reconnected(fed, "handbook")
+        assert "handbook: its server takes writes now; it is a mount no more" in caplog.messages
+        assert [tier["mount"] for tier in (await fed.call("describe"))["tiers"]] == [False, False, False]
+        own = [id.removeprefix("handbook/") for id in MANUAL]
+        assert sorted(record["id"] for record in await fed.timeline()) == sorted(own)
+        await fed.remember("new", tier="handbook")
+        assert await fed.call("forget", ids=["42"]) == {"forgotten": 1}
+        await fed.federation.sweeper.idle()
+        assert "42" not in [record.id for record in told_by(fed.servers["handbook"])]
 
 
 # --- nothing but mounts

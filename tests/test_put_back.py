@@ -427,15 +427,15 @@ async def test_nothing_is_written_to_a_store_before_it_was_told_of_the_start(
 ) -> None:
     async with trial(CALM, folder=tmp_path) as fed:
         await write_some(fed)
-    enrol, reached, let = Link.enrol, anyio.Event(), anyio.Event()
+    look, reached, let = Link.look, anyio.Event(), anyio.Event()
 
     async def held_up(self: Link, params: Any) -> None:
         if self.name == "working":
             reached.set()
             await let.wait()
-        await enrol(self, params)
+        await look(self, params)
 
-    monkeypatch.setattr(Link, "enrol", held_up)
+    monkeypatch.setattr(Link, "look", held_up)
     down = {"working"}
     async with trial(CALM, folder=tmp_path, down=down) as fed:
         down.clear()

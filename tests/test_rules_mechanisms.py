@@ -146,7 +146,7 @@ async def test_without_a_version_check_at_the_flip_the_forgotten_comes_back(monk
                     self.records.leave(entry)
                     self._tables.execute("DELETE FROM records WHERE id = ?", (entry.id,))
                 self.strays.strike(target, entry.id)
-                self._guard.insert(msgspec.structs.replace(entry, home=target), None)
+                self._changes.insert(msgspec.structs.replace(entry, home=target), None)
         return moved
 
     monkeypatch.setattr(Catalog, "flip", flip)

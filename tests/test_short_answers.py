@@ -11,6 +11,7 @@ import pytest
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import AnswerTooLong
+from a2m_router.tiers.mode import TierMode
 from tests.federated import FOUR_TIERS, Foreign, Steered, Task, filled, lose, settings_of, trial
 from tests.servers.core_only import CoreOnly
 
@@ -23,11 +24,13 @@ def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], boo
     """Answers of more than `most` bytes to what is asked do not fit into a message."""
     call = Copies._call
 
-    async def narrow(copies: Copies, tier: str, method: str, params: Any) -> Any:
-        raw = await call(copies, tier, method, params)
-        if is_asked(method, params) and len(raw) > most:
+    async def narrow(
+        copies: Copies, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
+    ) -> tuple[Any, TierMode]:
+        raw, mode = await call(copies, tier, method, prepare, is_harmless=is_harmless)
+        if is_asked(method, prepare(mode)) and len(raw) > most:
             raise AnswerTooLong(tier, f"an answer of more than {most:,} bytes", 1.0, None)
-        return raw
+        return raw, mode
 
     monkeypatch.setattr(Copies, "_call", narrow)
 

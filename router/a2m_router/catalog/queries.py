@@ -224,6 +224,14 @@ class Queries:
         a record that `tier` has yet to catch up with."""
         return bool(self._strays.removable(tier, "", 1) or self._redo.ids_in(tier))
 
+    def lifting(self, tier: str, identity: str) -> tuple[bool, bool]:
+        """Whether the server with this identity may hold records for `tier` that were written there lifted, and whether
+        their vectors are indexed here. One that holds nothing of ours can be told records in any way."""
+        facts = self._execute("SELECT identity, lifted FROM tiers WHERE no = ?", (self._tables.no[tier],))
+        known, lifted = next(facts)
+        holds = known in (None, identity) and max(self.may_hold(tier)) > 0
+        return holds and bool(lifted), holds and self._vectors.indexes(tier)
+
     def _arms(self, selection: Selection) -> list[Condition]:
         """Disjoint queries that make up a selection, each along one index in the order of time."""
         for name, atoms in selection.where.items():

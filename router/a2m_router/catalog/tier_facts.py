@@ -42,13 +42,6 @@ class TierFacts:
     def set_scanned(self, tier: str, scanned: bool) -> None:
         self._set("scanned", tier, scanned)
 
-    def is_lifted(self, tier: str) -> bool:
-        """Whether the records in `tier` were written there lifted."""
-        return bool(self._execute("SELECT lifted FROM tiers WHERE no = ?", (self._no[tier],)).get)
-
-    def set_lifted(self, tier: str, lifted: bool) -> None:
-        self._set("lifted", tier, lifted)
-
     def strange(self, tier: str) -> int:
         """How many records of other federations `tier` was last seen to hold beside ours."""
         return self._execute("SELECT strange FROM tiers WHERE no = ?", (self._no[tier],)).get or 0

@@ -48,16 +48,19 @@ class VectorIndex:
         """Whether the vectors of the records in `tier` are indexed here."""
         return tier in self._indexed
 
-    def set_indexed(self, tier: str, wanted: bool) -> None:
-        """Whether the vectors of the records in `tier` are indexed here. What is there already is indexed by a scan."""
-        if wanted == (tier in self._indexed):
+    def set_lifting(self, tier: str, *, lifted: bool, indexed: bool) -> None:
+        """Whether records are written to `tier` lifted from now on, and whether their vectors are indexed here. Those
+        of the records that are there already are indexed by a scan."""
+        no = self._tables.no[tier]
+        was_lifted = bool(self._execute("SELECT lifted FROM tiers WHERE no = ?", (no,)).get)
+        if (lifted, indexed) == (was_lifted, tier in self._indexed):
             return
         with self._tables.transaction():
             self._execute(
-                "UPDATE tiers SET indexed = ?1, scanned = scanned AND NOT ?1 WHERE no = ?2",
-                (wanted, self._tables.no[tier]),
+                "UPDATE tiers SET lifted = ?1, indexed = ?2, scanned = scanned AND (indexed OR NOT ?2) WHERE no = ?3",
+                (lifted, indexed, no),
             )
-        (self._indexed.add if wanted else self._indexed.discard)(tier)
+        (self._indexed.add if indexed else self._indexed.discard)(tier)
 
     def probe(self, vector: Sequence[float]) -> bytes | None:
         """The vector as the index is asked with it; None where nothing can be near it."""

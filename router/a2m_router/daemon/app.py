@@ -43,6 +43,7 @@ from a2m_router.summaries.prompting import Prompting
 from a2m_router.summaries.summarizing import Extracts, ModelSummaries, Summarizer
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import Link
+from a2m_router.tiers.mode import Modes
 from a2m_router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,10 @@ class Federation:
         self.links = links
         self._tasks = tasks
         self._clock = clock
-        self.mounts = mounts = Mounts(settings.tiers)
-        copies = Copies(links, mounts, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
-        core = core_of(catalog, copies, mounts, settings.managed, self._spawn)
+        modes = Modes(settings.tiers, links, catalog.queries.lifting)
+        self.mounts = mounts = Mounts(modes)
+        copies = Copies(links, modes, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
+        core = core_of(catalog, copies, settings.managed, self._spawn)
         self.reconciler = core.reconciler
         self.moves = Moves(core)
         events = EventLog(settings.events.retained)
@@ -97,7 +99,7 @@ class Federation:
         distilling = Distilling(core, self.moves, rewriter, clock)
         self.passes = Passes(settings, core, Carriers(self.moves, distilling), tell, clock)
         intake = Intake(changed=events.break_off, adopt=adopt, gather=self._gather)
-        self.recovery = Recovery(settings, core, mounts, Scanner(settings, core, intake))
+        self.recovery = Recovery(settings, core, modes, Scanner(settings, core, intake))
         self.admission = Admission(settings, core, self.recovery, self._spawn, self.passes.tier_changed)
         asking = Asking(catalog, copies, mounts)
         resolving = Resolving(settings, catalog, copies, asking, mounts)

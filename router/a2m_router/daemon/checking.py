@@ -14,7 +14,7 @@ from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.messages import Describe, Recall
 from a2m_router.storage.database import damaged
 from a2m_router.tiers.link import Link, TierDown
-from a2m_router.tiers.manner import manner_of
+from a2m_router.tiers.mode import mode_of
 from a2m_router.tiers.profile import CannotServe, Profile
 
 # what a mount is asked, to see that it can be
@@ -73,17 +73,17 @@ def _remarks(tier: Tier, profile: Profile, *, mounted: bool) -> list[str]:
         declared = "" if tier.mount else "; its server takes no writes: say mount = true"
         return [f"{tier.name}: only read; its records are shown as {tier.name}/<id>{declared}"]
     try:
-        manner = manner_of(tier, profile)
+        mode = mode_of(tier, profile)
     except CannotServe:
         return []  # a problem, and told as one
-    if manner.native:
+    if mode.native:
         return []
     lacking = profile.lacking
     if tier.url is not None and "scopes" in profile.capabilities:
         lacking = ["scopes (an owner cannot be told over HTTP)", *lacking]
-    vectors = "searched by its server" if manner.vectors else "indexed beside the catalog"
+    vectors = "searched by its server" if mode.vectors else "indexed beside the catalog"
     carried = "role, group, owner, session, key, revision, uri, media_type, created_at and metadata ride along"
-    chosen = "" if manner.remote is None else f"; of its server's tiers {manner.remote!r} is meant"
+    chosen = "" if mode.remote is None else f"; of its server's tiers {mode.remote!r} is meant"
     return [f"{tier.name}: lacks {', '.join(lacking)}; lifted: {carried}, vectors are {vectors}{chosen}"]
 
 

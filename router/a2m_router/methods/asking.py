@@ -32,7 +32,8 @@ from a2m_router.protocol.wire.records import Record, record_of
 from a2m_router.protocol.wire.timestamps import parse
 from a2m_router.ranking.fusion import Ranking, lexical, reciprocal_rank
 from a2m_router.storage.nearest import MAX_NEAREST
-from a2m_router.tiers.copies import Copies, Untrusted, raw_json
+from a2m_router.tiers.answers import Untrusted
+from a2m_router.tiers.copies import Copies, raw_json
 from a2m_router.tiers.lifting import delegable
 from a2m_router.tiers.link import TierDown
 from a2m_router.tiers.mounts import Mounts
@@ -223,13 +224,13 @@ class Asking:
     def _recall(self, tier: Tier, question: Question) -> Ask:
         if tier in self._mounts:
             return partial(self._from_mount, tier, question)
-        manner = self._copies.manner(tier.name)
-        if manner.native:
+        mode = self._copies.mode(tier.name)
+        if mode.native:
             return partial(self._from_native, tier, question)
         if question.query is None and question.embedding is None:
             # a server's own times are those of its writes
             return self._in_order(tier, question, self._newest, _MOST)
-        if question.embedding is None or manner.vectors:
+        if question.embedding is None or mode.vectors:
             return self._by_its_own_ranking(tier, question)
         by_vector = self._in_order(tier, question, self._nearest, MAX_NEAREST)
         if question.query is None:
@@ -420,7 +421,7 @@ class Asking:
     def _listing(self, tier: Tier, question: Question) -> Ask:
         if tier in self._mounts:
             return partial(self._mounted_timeline, tier, question)
-        if self._copies.manner(tier.name).native:
+        if self._copies.mode(tier.name).native:
             return partial(self._native_timeline, tier, question)
         return partial(self._among, tier, question, self._catalog.queries.ids(question.selection([tier])))
 
@@ -457,7 +458,7 @@ class Asking:
         return list(found.values())
 
     def _search(self, tier: Tier, question: Question) -> Ask:
-        if self._copies.manner(tier.name).native:
+        if self._copies.mode(tier.name).native:
             return partial(self._native_search, tier, question)
         return partial(self._lifted_search, tier, question, self._catalog.queries.ids(question.selection([tier])))
 

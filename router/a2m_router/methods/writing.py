@@ -460,7 +460,7 @@ class Writing:
         coming = [r.entry for _, _, r in plan.replaced if home.get(r.entry.id, r.entry.home) != r.entry.home]
         chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
         for tier, there in _by_home(coming + chosen).items():
-            if self._copies.manner(tier).native:
+            if self._copies.mode(tier).native:
                 continue
             found, others = await self._copies.there(tier, [entry.id for entry in there])
             for id, whose in others.items():

@@ -17,7 +17,7 @@ from a2m_router.placement.guard import Spawn
 from a2m_router.placement.reconciler import MAY_STILL_LAND
 from a2m_router.placement.recovery import Recovery
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.tiers.copies import OfAnother, Untrusted
+from a2m_router.tiers.answers import OfAnother, Untrusted
 from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.profile import CannotServe
 

@@ -9,7 +9,6 @@ from a2m_router.config.settings import Tier
 from a2m_router.placement.guard import Guard, Spawn
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.tiers.copies import Copies
-from a2m_router.tiers.mounts import Mounts
 
 
 class Core(msgspec.Struct, frozen=True):
@@ -21,8 +20,8 @@ class Core(msgspec.Struct, frozen=True):
     reconciler: Reconciler
 
 
-def core_of(catalog: Catalog, copies: Copies, mounts: Mounts, managed: Iterable[Tier], spawn: Spawn) -> Core:
+def core_of(catalog: Catalog, copies: Copies, managed: Iterable[Tier], spawn: Spawn) -> Core:
     """The core of one federation. Each change that ends wakes the reconciler."""
     guard = Guard(catalog, copies, spawn, lambda: reconciler.wake())
-    reconciler = Reconciler(catalog, copies, guard, mounts, managed)
+    reconciler = Reconciler(catalog, copies, guard, managed)
     return Core(catalog, copies, guard, reconciler)

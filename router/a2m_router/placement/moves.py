@@ -292,7 +292,7 @@ class _Carried:
         would be the record in the other. A native store says who it is; of another, the target has what lives in the
         source, and not only what an earlier move has left there."""
         source, target = self._source, self._target
-        if self._copies.manner(target).native:
+        if self._copies.mode(target).native:
             return
         ids = [entry.id for entry in self.entries]
         there = await self._copies.read(target, ids)

@@ -41,11 +41,11 @@ from a2m_router.placement.scanning import Intake, Scanner
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import locked, real
-from a2m_router.tiers.copies import CannotList, Copies, Written
+from a2m_router.tiers.answers import Written
+from a2m_router.tiers.copies import CannotList, Copies
 from a2m_router.tiers.lifting import Origin
 from a2m_router.tiers.link import Link, TierDown
-from a2m_router.tiers.manner import manner_of
-from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.mode import Modes, mode_of
 from a2m_router.tiers.profile import CannotServe
 
 # How long the rebuild waits for tiers to come up.
@@ -153,11 +153,11 @@ async def _scanned(
         watch(tier, count, of)
 
     managed = {tier.name: links[tier.name] for tier in settings.managed}
-    mounts = Mounts(settings.tiers)
-    copies = Copies(links, mounts, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
-    core = core_of(catalog, copies, mounts, settings.managed, _nothing_is_left_open)
+    modes = Modes(settings.tiers, links, catalog.queries.lifting)
+    copies = Copies(links, modes, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
+    core = core_of(catalog, copies, settings.managed, _nothing_is_left_open)
     scanner = Scanner(settings, core, Intake(adopt=adopt, watch=seen, only_reads=True))
-    recovery = Recovery(settings, core, mounts, scanner)
+    recovery = Recovery(settings, core, modes, scanner)
     async with anyio.create_task_group() as connections:
         for link in managed.values():
             connections.start_soon(link.run)
@@ -194,12 +194,12 @@ class _Origins(msgspec.Struct, frozen=True):
 async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
     """Find out who has written what the tiers hold."""
     found = _Origins(Counter(), Counter())
-    reader = Copies(links, Mounts(settings.tiers), settings.limits.max_message)
+    reader = Copies(links, Modes(settings.tiers, links), settings.limits.max_message)
     for tier in settings.managed:
         profile = links[tier.name].profile
         assert profile is not None
         try:
-            if manner_of(tier, profile).native:
+            if mode_of(tier, profile).native:
                 epoch = None if profile.store.epoch is UNSET else profile.store.epoch
                 # one that holds nothing says whose it is all the same
                 found.stores[Origin(profile.store.federation, epoch)] += 1 + (profile.store.records or 0)

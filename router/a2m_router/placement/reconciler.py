@@ -35,9 +35,9 @@ from a2m_router.process.alerts import Alerts
 from a2m_router.process.waiting import doubling
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.records import Record, digest, draft_of
-from a2m_router.tiers.copies import Copies, Untrusted
+from a2m_router.tiers.answers import Untrusted
+from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import AnswerTooLong, TierDown
-from a2m_router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +75,11 @@ class _Queue:
 class Reconciler:
     """Reconciles the managed tiers of one catalog."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, guard: Guard, mounts: Mounts, tiers: Iterable[Tier]) -> None:
+    def __init__(self, catalog: Catalog, copies: Copies, guard: Guard, tiers: Iterable[Tier]) -> None:
         self._catalog = catalog
         self._copies = copies
         self._guard = guard
-        self._mounts = mounts
-        self._tiers = {tier.name: tier for tier in tiers}
-        self._queues = {name: _Queue() for name in self._tiers}
+        self._queues = {tier.name: _Queue() for tier in tiers}
         self._held: dict[str, float] = {}  # tiers where an earlier router's calls may still land, and until when
         self._passed_over: dict[Name, set[str]] = {}  # names that others had claimed, and the tiers that wait for them
         self._alerts = Alerts(log)
@@ -105,7 +103,7 @@ class Reconciler:
         """Work off what each tier is owed, whenever woken. Ends only by being cancelled."""
         with self._catalog.claims.on_release(self._on_release):
             async with anyio.create_task_group() as tasks:
-                for tier in self._tiers:
+                for tier in self._queues:
                     tasks.start_soon(self._keep, tier)
 
     async def idle(self) -> None:
@@ -149,9 +147,7 @@ class Reconciler:
         link = self._copies.link(tier)
         if link.status != "up":
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
-        if writes and not self._mounts.takes_writes(self._tiers[tier]):
-            raise TierDown(tier, "its server takes no writes", 60.0, None)
-        if not self._catalog.tiers.is_scanned(tier) or (writes and link.is_barred):
+        if not self._catalog.tiers.is_scanned(tier) or (writes and link.barred is not None):
             raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
@@ -205,7 +201,7 @@ class Reconciler:
     async def _round(self, tier: str) -> str | None:
         """Work off all that can be done now; returns why something is left that will not wake the task by itself."""
         link = self._copies.link(tier)
-        if link.status != "up" or link.is_barred or not self._mounts.takes_writes(self._tiers[tier]):
+        if link.status != "up" or link.barred is not None:
             return None  # that it is taken into the account wakes the task
         if self.held_for(tier):
             return None
@@ -264,7 +260,7 @@ class Reconciler:
             self._catalog.strike(tier, gone)
             if not leaving <= gone:
                 problem = f"its server does not forget {min(leaving - gone)!r}, though it says so"
-            if not self._copies.manner(tier).native:
+            if not self._copies.mode(tier).native:
                 await self._restore(seen, tier)
         return problem
 
@@ -367,7 +363,7 @@ class Reconciler:
             return problems
         # a power cut must not take the one place where the new record is, when the old one is gone
         await self._catalog.synced()
-        if not self._copies.manner(tier).native:
+        if not self._copies.mode(tier).native:
             gone = await self._copies.remove(tier, list(drafts))
             problems |= dict.fromkeys(drafts.keys() - gone, "its server does not forget what it held")
         left = await self._copies.write_seen(tier, [draft for id, draft in drafts.items() if id not in problems])

@@ -28,10 +28,9 @@ from a2m_router.placement.scanning import Scanner
 from a2m_router.protocol.wire.messages import Describe, Enrol
 from a2m_router.protocol.wire.records import Record
 from a2m_router.storage.nearest import METRICS
-from a2m_router.tiers.copies import LaterWriter, OtherFederation, Written
-from a2m_router.tiers.link import TierDown
-from a2m_router.tiers.manner import identity_of, manner_of
-from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.answers import LaterWriter, OtherFederation, Written
+from a2m_router.tiers.link import TAKES_NO_WRITES, TierDown
+from a2m_router.tiers.mode import Modes, identity_of, mode_of
 from a2m_router.tiers.profile import CannotServe, Profile, read_profile
 
 log = logging.getLogger(__name__)
@@ -70,12 +69,12 @@ class Look(msgspec.Struct, frozen=True):
 class Recovery:
     """Takes tiers into the account of one catalog."""
 
-    def __init__(self, settings: Settings, core: Core, mounts: Mounts, scanner: Scanner) -> None:
+    def __init__(self, settings: Settings, core: Core, modes: Modes, scanner: Scanner) -> None:
         self._settings = settings
         self._catalog = core.catalog
         self._copies = core.copies
         self._reconciler = core.reconciler
-        self._mounts = mounts
+        self._modes = modes
         self._scanner = scanner
         self._intake = scanner.intake
         self._unheard_of: set[str] = set()  # tiers that were in no account before, and are not in this one yet
@@ -84,8 +83,8 @@ class Recovery:
 
     def check(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe unless the server behind `tier` can be part of this federation."""
-        manner = manner_of(tier, profile)
-        if tier in self._mounts:
+        mode = mode_of(tier, profile)
+        if self._modes.is_mount(tier):
             return
         known, identity = self._catalog.tiers.identity(tier.name), identity_of(tier, profile)
         if known is not None and known != identity and not self._intake.adopt:
@@ -106,7 +105,7 @@ class Recovery:
                     "other would be removed. Give each tier a store of its own"
                 )
         self._check_age(tier, profile)
-        if not manner.vectors:
+        if not mode.vectors:
             if self._catalog.vectors.metric() not in METRICS:
                 raise _not_indexable(tier.name, self._catalog.vectors.metric(), "the federation")
             return
@@ -125,7 +124,7 @@ class Recovery:
 
     def _check_age(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe for a native store of another federation, and for one that is later than the catalog."""
-        if not manner_of(tier, profile).native or profile.store.epoch is UNSET:
+        if not mode_of(tier, profile).native or profile.store.epoch is UNSET:
             return
         federation, epoch = profile.store.federation, profile.store.epoch
         if not self._catalog.lineage.is_ours(federation, epoch):
@@ -158,26 +157,31 @@ class Recovery:
         profile, risen = link.profile, link.risen
         assert profile is not None
         self.check(tier, profile)
-        if tier in self._mounts:
+        if tier.mount:
             return Look(risen, True, None)
-        self._keep_manner(tier, profile)
         read_only = not profile.is_native and await self._copies.is_read_only(name)
-        self._mounts.freeze(name, read_only)
-        if read_only and not self._catalog.records.count(name):
-            self._turn(name)
+        if link.risen != risen:
+            raise _reconnected(name)
+        mount = read_only and not self._catalog.records.count(name)
+        if mount != self._modes.of(name).mount:
+            self._turn(tier, profile, mount=mount)
+        if mount:
             return Look(risen, True, None)
+        mode = self._modes.of(name)
+        # before anything is written there so
+        self._catalog.vectors.set_lifting(name, lifted=not mode.native, indexed=not mode.vectors)
         return Look(risen, read_only, await self._difference(name, counts=profile.store.records is not None))
 
     async def admit(self, tier: Tier, look: Look) -> None:
         """Take what is behind `tier` for what it was seen to be. From now on it may be changed, unless it has to be
         read through first. Raises as `welcome` does."""
-        if tier in self._mounts:
+        if self._modes.is_mount(tier):
             return
         name = tier.name
         link = self._copies.link(name)
         profile = link.profile
         if profile is None or link.risen != look.risen:
-            raise TierDown(name, "it has been connected anew meanwhile", _AGAIN, None)
+            raise _reconnected(name)
         known, identity = self._catalog.tiers.identity(name), identity_of(tier, profile)
         if known is None:
             self._unheard_of.add(name)
@@ -194,13 +198,16 @@ class Recovery:
             self._open(name, look)
 
     def _open(self, tier: str, look: Look) -> None:
-        if not self._intake.only_reads:
-            self._copies.link(tier).admit(look.risen)
+        link = self._copies.link(tier)
+        if not look.read_only and not self._intake.only_reads:
+            link.admit(look.risen)
+        elif look.read_only and link.risen == look.risen:
+            link.bar(TAKES_NO_WRITES)
 
     async def welcome(self, tier: Tier, look: Look) -> None:
         """Bring the account and `tier` together, which was admitted. Raises TierDown and A2MError if it does not answer
         that long, and CannotServe if it cannot be taken into the account."""
-        if tier in self._mounts:
+        if self._modes.is_mount(tier):
             return
         name = tier.name
         if look.read_only:
@@ -221,7 +228,7 @@ class Recovery:
     async def _enrol(self, tier: Tier, profile: Profile) -> None:
         """Tell a native store whose it is, and of this start. Nothing is written to it before that, or removed."""
         name, federation, epoch = tier.name, profile.store.federation, profile.store.epoch
-        if not manner_of(tier, profile).native or epoch is UNSET:
+        if not mode_of(tier, profile).native or epoch is UNSET:
             return
         if federation is not None and federation != self._catalog.lineage.federation and self._intake.adopt:
             self._catalog.lineage.take_origins([] if epoch is None else [epoch], [federation])
@@ -241,41 +248,32 @@ class Recovery:
             # first of all: else a power cut leaves a store that bears an epoch nobody knows, or one that was older,
             # and does not show it any more
             await self._catalog.synced()
-            await self._copies.link(name).enrol(
-                Enrol(federation=self._catalog.lineage.federation, epoch=self._catalog.lineage.epoch)
-            )
+            lineage = self._catalog.lineage
+            await self._copies.link(name).look(Enrol(federation=lineage.federation, epoch=lineage.epoch))
         now = self._copies.link(name).profile
         if now is None or now.store.epoch != self._catalog.lineage.epoch:
             raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
         self._catalog.lineage.note_epoch(name)
 
-    def _keep_manner(self, tier: Tier, profile: Profile) -> None:
-        """A tier's records stay lifted, and its vectors indexed here, as long as there are records that were written
-        so: a server that promises more than it did has not been told more of them."""
-        name = tier.name
-        manner = manner_of(tier, profile)
-        is_same = self._catalog.tiers.identity(name) in (None, identity_of(tier, profile))
-        holds = is_same and self._catalog.records.count(name) > 0
-        lifted = not manner.native or (holds and self._catalog.tiers.is_lifted(name))
-        indexed = not manner.vectors or (holds and self._catalog.vectors.indexes(name))
-        self._catalog.tiers.set_lifted(name, lifted)
-        self._catalog.vectors.set_indexed(name, indexed)
-        self._copies.keep(name, lifted=lifted, indexed=indexed)
-
-    def _turn(self, tier: str) -> None:
-        """A server that takes no writes is a mount, whatever the file says. One with records of ours was not always
-        so, and stays a tier: they can be read, and what refuses a write says why."""
-        log.warning(
-            "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true", tier
-        )
-        self._mounts.turn(tier)
-        self._catalog.tiers.set_scanned(tier, True)
+    def _turn(self, tier: Tier, profile: Profile, *, mount: bool) -> None:
+        """A server that takes no writes is a mount, whatever the file says, until it takes some. One with records of
+        ours was not always so, and stays a tier: they can be read, and what refuses a write says why."""
+        self._modes.decide(tier.name, mount=mount)
+        self._catalog.tiers.set_scanned(tier.name, mount)
+        if mount:
+            log.warning(
+                "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true",
+                tier.name,
+            )
+        else:
+            log.warning("%s: its server takes writes now; it is a mount no more", tier.name)
+            self.check(tier, profile)
 
     async def _count(self, tier: Tier, look: Look) -> None:
         """Compare what is there with what should be; scan where they differ."""
         name = tier.name
         is_scanned = self._catalog.tiers.is_scanned(name)
-        if is_scanned and look.difference is None:
+        if is_scanned and look.difference is None and not look.read_only:
             await self._reconciler.sweep(name)
         if not is_scanned or not await self._agrees(name, look):
             # until all is accounted for, nothing is written there that a page read before might bring back; and what
@@ -364,6 +362,10 @@ class Recovery:
         if lacking:
             log.info("%s lacks some of the %d records that were last written there: scanning", tier, len(latest))
         return not lacking
+
+
+def _reconnected(tier: str) -> TierDown:
+    return TierDown(tier, "it has been connected anew meanwhile", _AGAIN, None)
 
 
 def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:

@@ -29,9 +29,10 @@ from a2m_router.placement.core import Core
 from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.vectors import MAX_WIDTH
-from a2m_router.tiers.copies import CannotList, OtherFederation, Untrusted, Written
+from a2m_router.tiers.answers import OtherFederation, Untrusted, Written
+from a2m_router.tiers.copies import CannotList
 from a2m_router.tiers.lifting import Lifted, Origin
-from a2m_router.tiers.manner import manner_of
+from a2m_router.tiers.mode import mode_of
 from a2m_router.tiers.profile import CannotServe
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class Scanner:
         ):
             return
         profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
-        if any(p is not None and manner_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
+        if any(p is not None and mode_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
             return
         ours = self._catalog.lineage.federation
         raise OtherFederation(
@@ -246,7 +247,7 @@ class Scanner:
     def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
         """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that
         a native tier does not tell of, and would become everybody's."""
-        if not self._copies.manner(tier).native:
+        if not self._copies.mode(tier).native:
             return page
         own = [record for record in page if not isinstance(record, Lifted)]
         if len(own) < len(page):

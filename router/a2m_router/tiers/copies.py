@@ -1,41 +1,28 @@
-"""Copies of records in tiers: written, read back and removed by id, with every answer checked.
+"""Copies of records in tiers: written, read back and removed by id.
 
-Here records are lifted for servers that promise less than the federation, and lowered again: whoever calls these
-functions sees them as they are. A tier may say that it did something and have done something else; whoever calls
-compares what it reads. What is asked for at once is bounded, and where an answer is longer than a message may be, less
-is asked for.
+Here records are lifted for servers that promise less than the federation; `Answers` lowers them again: whoever calls
+these functions sees them as they are. Each call is prepared for the mode of the connection on which it is sent. A tier
+may say that it did something and have done something else; whoever calls compares what it reads. What is asked for at
+once is bounded, and where an answer is longer than a message may be, less is asked for.
 """
 
-import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
-from unicodedata import normalize
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from a2m_router.protocol.wire.errors import Code, quota
 from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE
 from a2m_router.protocol.wire.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
-from a2m_router.protocol.wire.records import Draft, Record, Riderless, digest
-from a2m_router.protocol.wire.timestamps import render
-from a2m_router.tiers.lifting import (
-    RESERVED,
-    NewerRider,
-    Origin,
-    Told,
-    escaped,
-    lifted,
-    lowered_of,
-    shows_metadata,
-    unescaped,
-)
-from a2m_router.tiers.link import UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
-from a2m_router.tiers.manner import Manner, manner_of
-from a2m_router.tiers.mounts import Mounts
-from a2m_router.tiers.profile import CannotServe
+from a2m_router.protocol.wire.records import Draft, Record, digest
+from a2m_router.tiers.answers import ALL, EXAMINED, Answers, LaterWriter, Lineage, Ranked, Written, alteration
+from a2m_router.tiers.lifting import RESERVED, Origin, escaped, lifted
+from a2m_router.tiers.link import TAKES_NO_WRITES, UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
+from a2m_router.tiers.mode import Modes, TierMode
 
 # Records in one call: enough to share a round trip, few enough that ordinary ones fit into a message many times over.
 _CHUNK: Final = 100
@@ -45,105 +32,14 @@ _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
 
-# Records of an answer that are compared with what the server was sent, in a read that has another purpose; and all.
-_EXAMINED: Final = 3
-_ALL: Final = 1 << 31
-
-# Characters of a text that an error quotes.
-_EXCERPT: Final = 20
-
-
-# how a tier is spoken to of which nothing is known yet: it is down, and will not hear it
-_UNKNOWN: Final = Manner(native=True, vectors=True)
-
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
 
+class ReadOnly(TierDown):
+    """A tier's server has refused a write because it takes none."""
 
-class Untrusted(TierDown):
-    """A tier's server is not what it says; its answer counts as none."""
-
-    def __init__(self, tier: str, reason: str) -> None:
-        super().__init__(tier, reason, 0.0, None)
-
-
-class OfAnother(CannotServe):
-    """What a tier holds was written by a router that the catalog does not know; says what to do about it."""
-
-    def __init__(self, sentence: str, *tiers: str) -> None:
-        super().__init__(f"{', '.join(f'tiers.{tier}' for tier in tiers)}: {sentence}")
-        self.sentence = sentence
-        self.tiers = tiers
-
-
-class LaterWriter(OfAnother):
-    """The catalog is older than what a tier holds."""
-
-    def __init__(self, tier: str, epoch: str | None) -> None:
-        super().__init__(
-            f"the catalog is older than what is held there: it does not know the start of the router ({epoch}) that "
-            "has last written there; bring the newer catalog back, or make one from what the tiers hold, which keeps "
-            "of this one what is still true: a2m-router --config FILE --rebuild",
-            tier,
-        )
-
-
-class OtherFederation(OfAnother):
-    """A tier's store is another federation's. `otherwise`: what else may be done about it."""
-
-    def __init__(self, tier: str, theirs: str | None, ours: str, otherwise: str = "") -> None:
-        super().__init__(
-            f"what is held there belongs to another federation ({theirs}, this one is {ours}): give each federation "
-            "stores of its own, or end the router of the other one, and start once with --adopt to take it as it is; "
-            "if it is this one's, and its catalog was lost, a2m-router --config FILE --rebuild makes a new one"
-            f"{otherwise}",
-            tier,
-        )
-
-
-class Lineage(Protocol):
-    """Who writes now, and whose writing is known; a catalog. See `Origin` for what the texts are."""
-
-    @property
-    def federation(self) -> str: ...
-
-    @property
-    def epoch(self) -> str: ...
-
-    def is_ours(self, federation: str | None, epoch: str | None) -> bool: ...
-
-    def knows_epoch(self, epoch: str | None) -> bool: ...
-
-
-# The id of a record at a lesser server, and who has written it.
-Written = tuple[str, Origin]
-
-
-class Ranked(NamedTuple):
-    """A server's answer to a recall.
-
-    Args:
-        records: those that are ours, best first.
-        told: how many records the server told, another federation's among them.
-        is_all: whether it finds no more.
-    """
-
-    records: list[Record]
-    told: int
-    is_all: bool
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether some of what it told is another federation's."""
-        return self.told > len(self.records)
-
-
-class _Answer(NamedTuple):
-    """The records of an answer that are ours, and the ids of all that it has."""
-
-    records: list[Record]
-    ids: list[str]
+    def __init__(self, tier: str) -> None:
+        super().__init__(tier, TAKES_NO_WRITES, 60.0, None)
 
 
 class CannotList(Exception):
@@ -154,16 +50,8 @@ class _Ids(msgspec.Struct):
     ids: list[str]
 
 
-class _Records(msgspec.Struct):
-    records: list[Record]
-
-
 class _Next(msgspec.Struct):
     next: str | None = None
-
-
-class _TellsRecords(msgspec.Struct):
-    records: list[msgspec.Raw]
 
 
 class _Session(msgspec.Struct):
@@ -178,29 +66,23 @@ class Copies:
     """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it.
 
     Args:
-        on_metadata: is called for lifted records that are read, among them all that are compared with what was given,
-            or are taken into the account: the tier's name, and whether its server keeps the metadata that it is shown.
+        on_metadata: see Answers.
         lineage: who writes. Without, what is written does not say, and what is read may be anybody's.
     """
 
     def __init__(
         self,
         links: Mapping[str, Link],
-        mounts: Mounts,
+        modes: Modes,
         max_message: int = DEFAULT_MAX_MESSAGE,
         on_metadata: Callable[[str, bool], None] = lambda tier, shown: None,
         lineage: Lineage | None = None,
     ) -> None:
         self._links = links
         self._lineage = lineage
-        self._on_metadata = on_metadata
-        self._mounts = mounts
-        self._tiers = {tier.name: tier for tier in mounts.tiers}
+        self._answers = Answers(links, on_metadata, lineage)
+        self._modes = modes
         self._largest = max_message // 2  # of a message is surely enough for one record
-        self._kept_lifted: set[str] = set()
-        self._kept_indexed: set[str] = set()
-        self._distrusted: dict[str, str] = {}
-        self._shared: set[str] = set()  # tiers that were seen to hold what is another federation's
 
     def link(self, tier: str) -> Link:
         """The link to a tier."""
@@ -209,7 +91,7 @@ class Copies:
     def why_unaccounted(self, tier: str) -> str:
         """Why what `tier` holds is not accounted for yet, in words that may be its server's."""
         link = self._links[tier]
-        return (link.reason if link.status != "up" else link.obstacle) or UNACCOUNTED
+        return (link.reason if link.status != "up" else link.obstacle or link.barred) or UNACCOUNTED
 
     def recall_limit(self, tier: str, otherwise: int) -> int:
         """How many records `tier` tells in one recall; `otherwise` where its server does not say."""
@@ -218,62 +100,57 @@ class Copies:
 
     def is_shared(self, tier: str) -> bool:
         """Whether the tier's server was seen to hold what is another federation's, beside ours."""
-        return tier in self._shared
+        return self._answers.is_shared(tier)
 
-    def manner(self, tier: str) -> Manner:
-        """How `tier` is spoken to."""
-        profile = self._links[tier].profile
-        try:
-            manner = _UNKNOWN if profile is None else manner_of(self._tiers[tier], profile)
-        except CannotServe as problem:
-            raise TierDown(tier, str(problem), 60.0, None) from None
-        return Manner(
-            native=manner.native and tier not in self._kept_lifted,
-            vectors=manner.vectors and tier not in self._kept_indexed,
-            remote=manner.remote,
-        )
+    def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
+        """See `Answers.check_rider`."""
+        self._answers.check_rider(tier, record, created_at=created_at, owner=owner, key=key)
 
-    def keep(self, tier: str, *, lifted: bool, indexed: bool) -> None:
-        """Whether the tier's records are lifted, and its vectors left to the router's index, whatever its server
-        promises by now."""
-        (self._kept_lifted.add if lifted else self._kept_lifted.discard)(tier)
-        (self._kept_indexed.add if indexed else self._kept_indexed.discard)(tier)
+    def mode(self, tier: str) -> TierMode:
+        """How `tier` is spoken to; see `Modes.of`."""
+        return self._modes.of(tier)
 
     def check(self, tier: str, draft: Draft) -> None:
         """Raises QUOTA_EXCEEDED for a complete record that is more than the tier's server takes, or than a message."""
-        manner = self.manner(tier)
+        profile = self._links[tier].profile
+        if profile is None:
+            return  # it has never been up, and takes nothing
         # lifted, its metadata is told twice, the one time escaped
-        if not manner.native and 4 * bytes_of(draft) > self._largest:
-            size = bytes_of(lifted(draft, vector=manner.vectors, tier=manner.remote))
+        if 4 * bytes_of(draft) > self._largest and not (mode := self.mode(tier)).native:
+            size = bytes_of(lifted(draft, vector=mode.vectors, tier=mode.remote))
             if size > self._largest:
                 raise quota(f"a record in {tier!r}", self._largest, size, "bytes as its server is told it")
-        profile = self._links[tier].profile
-        most = None if profile is None else profile.max_content_length
+        most = profile.max_content_length
         if most is not None and len(draft.content or "") > most:
             raise quota(f"content of a record in {tier!r}", most, len(draft.content or ""), "characters")
 
     def is_one_call(self, tier: str, drafts: Sequence[Draft]) -> bool:
         """Whether `tier` is told these records in one call, and so has all of them or none."""
-        return len(drafts) <= 1 or sum(1 for _ in islice(self._told(tier, drafts), 2)) == 1
+        return len(drafts) <= 1 or sum(1 for _ in islice(self._chunks(tier, drafts, bytes_of), 2)) == 1
 
-    async def write(self, tier: str, drafts: Sequence[Draft]) -> None:
-        """Write complete records to `tier`; they all carry ids, and the answer must name just those."""
+    async def write(self, tier: str, drafts: Sequence[Draft]) -> bool:
+        """Write complete records to `tier`; they all carry ids, and the answer must name just those.
+
+        Returns whether its server has promised to keep them as they are.
+        """
         for draft in drafts:
             self.check(tier, draft)
-        for chunk in self._told(tier, drafts):
-            raw = await self._call(tier, "memory/remember", Remember(records=chunk))
-            if self._decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
-                raise self._untrusted(tier, "answered a write with other ids than it was given")
+        is_native = True
+        for chunk in self._chunks(tier, drafts, bytes_of):
+            raw, mode = await self._call(tier, "memory/remember", partial(self._as_told, chunk))
+            if self._answers.decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
+                raise self._answers.untrusted(tier, "answered a write with other ids than it was given")
+            is_native = is_native and mode.native
+        return is_native
 
-    def _told(self, tier: str, drafts: Sequence[Draft]) -> Iterable[list[Draft]]:
-        """Complete records as the tier's server is told them, those of a call at a time."""
-        manner = self.manner(tier)
-        if manner.native:
-            told = [escaped(draft) for draft in drafts]
-        else:
-            origin = None if self._lineage is None else Origin(self._lineage.federation, self._lineage.epoch)
-            told = [lifted(draft, vector=manner.vectors, tier=manner.remote, origin=origin) for draft in drafts]
-        return self._chunks(tier, told, bytes_of)
+    def _as_told(self, drafts: Iterable[Draft], mode: TierMode) -> Remember:
+        """Complete records as a server is told them."""
+        if mode.native:
+            return Remember(records=[escaped(draft) for draft in drafts])
+        origin = None if self._lineage is None else Origin(self._lineage.federation, self._lineage.epoch)
+        return Remember(
+            records=[lifted(draft, vector=mode.vectors, tier=mode.remote, origin=origin) for draft in drafts]
+        )
 
     async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
         """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
@@ -293,11 +170,10 @@ class Copies:
     async def write_new(self, tier: str, drafts: Sequence[Draft]) -> None:
         """Write records that are nowhere else. A server that makes no promise to keep what it is given is seen to have
         kept it."""
-        await self.write(tier, drafts)
-        if self.manner(tier).native:
+        if await self.write(tier, drafts):
             return
         for wrong in (await self.unkept(tier, drafts)).values():
-            raise self._untrusted(tier, wrong)
+            raise self._answers.untrusted(tier, wrong)
 
     async def unkept(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
         """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
@@ -312,7 +188,7 @@ class Copies:
             elif copy is None:
                 unkept[id] = f"does not hold a record that it was given: {id!r}"
             elif digest(copy) != digest(draft):
-                unkept[id] = _alteration(draft, copy)
+                unkept[id] = alteration(draft, copy)
         return unkept
 
     async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
@@ -325,7 +201,7 @@ class Copies:
     ) -> dict[str, Record]:
         found: dict[str, Record] = {}
         question = Recall(embeddings=embeddings)
-        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=_ALL, written=written):
+        async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=ALL, written=written):
             found.update((record.id, record) for record in records)
         return found
 
@@ -343,7 +219,7 @@ class Copies:
         try:
             found = await self._read(tier, ids, embeddings=embeddings, written=written)
         except LaterWriter as problem:
-            raise self._untrusted(tier, str(problem)) from None
+            raise self._answers.untrusted(tier, str(problem)) from None
         ours = self._lineage.federation
         return found, {
             id: f"which belongs to another federation ({origin.federation}; this one is {ours})"
@@ -353,7 +229,7 @@ class Copies:
 
     def _may_be_shared(self, tier: str) -> bool:
         """Whether a tier's server may hold what another federation has written there."""
-        return self._lineage is not None and not self.manner(tier).native
+        return self._lineage is not None and not self.mode(tier).native
 
     async def among(self, tier: str, ids: Sequence[str], question: Recall) -> list[Record]:
         """Those of `ids` that `tier` holds and that its server finds to meet the conditions of `question`."""
@@ -371,49 +247,47 @@ class Copies:
             strange = (await self.there(tier, chunk))[1].keys() if self._may_be_shared(tier) else set[str]()
             own = [id for id in chunk if id not in strange]
             if own:
-                await self._call(tier, "memory/forget", Forget(ids=own))
+                await self._call(tier, "memory/forget", _alike(Forget(ids=own)))
                 left = await self.read(tier, own)
                 if left:
-                    self._distrust(tier, "says that it has forgotten records, and holds them still")
+                    self._answers.distrust(tier, "says that it has forgotten records, and holds them still")
                 gone.update(id for id in own if id not in left)
             gone |= strange
         return gone
 
     async def recall(self, tier: str, question: Recall) -> Ranked:
         """The tier's ranking, shorter than the limit where an answer of that many would be too long."""
-        question = self._put(tier, question)
         while True:
             try:
-                raw = await self._call(tier, "memory/recall", question)
+                raw, mode = await self._call(tier, "memory/recall", partial(_put, question))
             except AnswerTooLong:
                 if question.limit is None or question.limit <= 1:
                     raise
                 question = msgspec.structs.replace(question, limit=question.limit // 2)
             else:
-                return self._ranked(tier, self._records(tier, raw), question.limit)
+                return self._answers.ranked(tier, self._answers.records(tier, mode, raw), question.limit)
 
     async def pages(
-        self, tier: str, question: Timeline, *, examine: int = _EXAMINED, written: list[Written] | None = None
+        self, tier: str, question: Timeline, *, examine: int = EXAMINED, written: list[Written] | None = None
     ) -> AsyncGenerator[list[Record], None]:
         """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
-        own order. See `_records` for the rest."""
+        own order. See `Answers.records` for the rest."""
         link = self._links[tier]
-        question = self._put(tier, question)
         if link.profile is None or not link.profile.store.pages:
-            raw = await self._call(tier, "memory/timeline", question)
-            yield self._records(tier, raw, examine=examine, written=written).records
+            raw, mode = await self._call(tier, "memory/timeline", partial(_put, question))
+            yield self._answers.records(tier, mode, raw, examine=examine, written=written).records
             return
         size, after = _PAGE, None
         while True:
             try:
-                raw = await self._call(tier, "memory/timeline", _page_of(question, after, size))
+                raw, mode = await self._call(tier, "memory/timeline", partial(_put, _page_of(question, after, size)))
             except AnswerTooLong:
                 if size == 1:
                     raise
                 size = size // 2
                 continue
-            yield self._records(tier, raw, examine=examine, written=written).records
-            after = self._decoded(raw, _Next, tier).next
+            yield self._answers.records(tier, mode, raw, examine=examine, written=written).records
+            after = self._answers.decoded(raw, _Next, tier).next
             if after is None:
                 return
 
@@ -428,13 +302,13 @@ class Copies:
         """
         while True:
             try:
-                raw = await self._call(tier, "memory/timeline", self._put(tier, Timeline(limit=count)))
+                raw, mode = await self._call(tier, "memory/timeline", partial(_put, Timeline(limit=count)))
             except AnswerTooLong:
                 if count <= 1:
                     raise
                 count = count // 2
             else:
-                records, ids = self._records(tier, raw, written=[] if written is None else written)
+                records, ids = self._answers.records(tier, mode, raw, written=[] if written is None else written)
                 return records, len(ids) < count
 
     async def everything(self, tier: str, written: list[Written] | None = None) -> AsyncGenerator[list[Record], None]:
@@ -456,7 +330,7 @@ class Copies:
         before = 0
         try:
             question = Timeline(embeddings=True)
-            async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
+            async with aclosing(self.pages(tier, question, examine=ALL, written=written)) as pages:
                 async for page in pages:
                     if profile is not None and not profile.store.pages and is_full(page, before):
                         raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
@@ -467,12 +341,12 @@ class Copies:
                 raise CannotList("all that it holds does not fit into one message") from None
         else:
             return
-        raw = await self._call(tier, "memory/session/list", SessionList())
-        names: list[str | None] = [each.session for each in self._decoded(raw, _Sessions, tier).sessions]
+        raw, _ = await self._call(tier, "memory/session/list", _alike(SessionList()))
+        names: list[str | None] = [each.session for each in self._answers.decoded(raw, _Sessions, tier).sessions]
         for name in [*names, None]:
             question = Timeline(where={"session": raw_json(name)}, embeddings=True)
             try:
-                async with aclosing(self.pages(tier, question, examine=_ALL, written=written)) as pages:
+                async with aclosing(self.pages(tier, question, examine=ALL, written=written)) as pages:
                     async for page in pages:
                         if is_full(page, before):
                             raise CannotList(f"it answers at most {profile.max_recall_limit:,} records at once")
@@ -486,19 +360,32 @@ class Copies:
         """Whether the tier's server takes no writes at all (§2.1): it says so to every forget, of nothing, too."""
         nobody = f"{RESERVED}:{uuid.uuid4()}"  # an empty list might be taken for none, and none for everything
         try:
-            await self._call(tier, "memory/forget", Forget(ids=[nobody]), is_harmless=True)
-        except Refused as refused:
-            return refused.code == Code.READ_ONLY
+            await self._call(tier, "memory/forget", _alike(Forget(ids=[nobody])), is_harmless=True)
+        except ReadOnly:
+            return True
+        except Refused:
+            pass
         return False
 
-    async def _call(self, tier: str, method: str, params: Any, *, is_harmless: bool = False) -> msgspec.Raw:
+    async def _call(
+        self, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
+    ) -> tuple[msgspec.Raw, TierMode]:
+        """The answer to a call, and the mode that its parameters were prepared for: that of the connection on which it
+        was sent."""
+        mode: TierMode
+
+        def prepared() -> Any:
+            nonlocal mode
+            mode = self.mode(tier)
+            return prepare(mode)
+
         try:
-            return await self._links[tier].call(method, params, is_harmless=is_harmless)
+            return await self._links[tier].call(method, prepared, is_harmless=is_harmless), mode
         except Refused as refused:
             if refused.code in (Code.METHOD_NOT_FOUND, Code.CAPABILITY_NOT_SUPPORTED):
-                raise self._untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None
+                raise self._answers.untrusted(tier, f"does not serve {method} as it says: {refused.message}") from None
             if refused.code == Code.READ_ONLY:
-                self._mounts.freeze(tier, True)
+                raise ReadOnly(tier) from None
             raise
 
     async def parts(
@@ -507,133 +394,30 @@ class Copies:
         ids: Sequence[str],
         question: Recall,
         *,
-        examine: int = _EXAMINED,
+        examine: int = EXAMINED,
         written: list[Written] | None = None,
     ) -> AsyncGenerator[list[Record], None]:
         """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
         waiting = list(self._chunks(tier, ids))[::-1]
-        # without a tier's name: within its server it may have moved, and it is it all the same
-        bare = msgspec.structs.replace(self._put(tier, question), tier=None)
         while waiting:
             chunk = waiting.pop()
             asked = msgspec.structs.replace(
-                bare, where={**(question.where or {}), "id": raw_json(chunk)}, limit=len(chunk)
+                question, where={**(question.where or {}), "id": raw_json(chunk)}, limit=len(chunk)
             )
             try:
-                raw = await self._call(tier, "memory/recall", asked)
+                raw, mode = await self._call(tier, "memory/recall", partial(_put_anywhere, asked))
             except AnswerTooLong:
                 if len(chunk) == 1:
                     raise
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
-            records, ids = self._records(tier, raw, examine=examine, written=written)
+            records, ids = self._answers.records(tier, mode, raw, examine=examine, written=written)
             told = set(ids)  # another federation may have records under the same ids
             if not told <= set(chunk):
-                raise self._untrusted(tier, "answered a read by id with other records")
+                raise self._answers.untrusted(tier, "answered a read by id with other records")
             if told and len(told) < len(chunk) and question.query is None and not question.where:
                 waiting.append([id for id in chunk if id not in told])  # it may tell fewer at once than it says
             yield records
-
-    def _put(self, tier: str, question: "_Question") -> "_Question":
-        """A question as the tier's server understands it."""
-        manner = self.manner(tier)
-        if manner.native:
-            return question
-        asked = msgspec.structs.replace(
-            question, tier=manner.remote, owner=None, key_prefix=None, embeddings=question.embeddings and manner.vectors
-        )
-        if isinstance(asked, Recall) and not manner.vectors:
-            asked = msgspec.structs.replace(asked, embedding=None)
-        return asked
-
-    def _records(
-        self, tier: str, raw: msgspec.Raw, *, examine: int = _EXAMINED, written: list[Written] | None = None
-    ) -> _Answer:
-        """The records in an answer, as they were before they were lifted; but not those of another federation, except
-        where all that a mount holds is shown. Whether an answer is all that there is its ids tell, and not its records.
-
-        Args:
-            examine: of so many it is noted whether the server keeps the metadata that it is shown.
-            written: takes the id of each record of a lesser server, others' among them, and who has written it. One
-                that a router has written of which the catalog knows nothing raises LaterWriter then.
-        """
-        manner = self.manner(tier)
-        if manner.native:
-            records = [unescaped(record) for record in self._decoded(raw, _Records, tier).records]
-            return _Answer(records, [record.id for record in records])
-        answered = self._decoded(raw, _TellsRecords, tier).records
-        is_mount = self._tiers[tier] in self._mounts
-        read: list[tuple[Record, Origin]] = []
-        for each in answered:
-            try:
-                told = self._decoded(each, Told, tier)
-            except Untrusted:  # the log has said so
-                if not is_mount:
-                    raise
-                continue
-            try:
-                read.append(lowered_of(told, vector=manner.vectors))
-            except NewerRider as problem:
-                if not is_mount:
-                    raise self._untrusted(tier, str(problem)) from None
-                read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=manner.vectors))
-        profile = self._links[tier].profile
-        if profile is None or not profile.store.similarity:
-            for record, _ in read:
-                record.similarity = None  # a field of that name may mean anything
-        ids = [record.id for record, _ in read]
-        if is_mount:
-            return _Answer([record for record, _ in read], ids)
-        ours = [self._lineage is None or self._lineage.is_ours(each.federation, each.epoch) for _, each in read]
-        if written is not None:
-            written += [(record.id, origin) for record, origin in read]
-            for (_, origin), is_ours in zip(read, ours, strict=True):
-                if is_ours and self._lineage is not None and not self._lineage.knows_epoch(origin.epoch):
-                    raise LaterWriter(tier, origin.epoch)
-        for each, (record, _) in zip(answered[:examine], read, strict=False):
-            shown = None if isinstance(record, Riderless) else shows_metadata(each, record.metadata)
-            if shown is not None:
-                self._on_metadata(tier, shown)
-        if not all(ours):
-            self._shared.add(tier)
-        return _Answer([record for (record, _), is_ours in zip(read, ours, strict=True) if is_ours], ids)
-
-    def _ranked(self, tier: str, answer: _Answer, limit: int | None) -> Ranked:
-        """An answer to a recall, if it is one: each record once, best first (§5.3)."""
-        records, ids = answer
-        if len(set(ids)) < len(ids):
-            raise self._untrusted(tier, "answered a recall with the same record twice")
-        scores = [record.score for record in records if record.score is not None]
-        if any(first < second for first, second in pairwise(scores)):
-            raise self._untrusted(tier, "answered a recall with scores that do not descend")
-        if limit is not None and len(ids) > limit:
-            self._distrust(tier, "answered a recall with more records than its limit; they are left out")
-        return Ranked(records[:limit], len(ids), is_all=limit is None or len(ids) < limit)
-
-    def _decoded(self, raw: msgspec.Raw, type: type[T], tier: str) -> T:
-        try:
-            return msgspec.json.decode(raw, type=type)
-        except msgspec.MsgspecError as problem:
-            raise self._untrusted(tier, f"gave an answer that cannot be read: {problem}") from None
-
-    def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
-        """Raises Untrusted for a record that has come without its rider, and is not as it is accounted for: what its
-        server says of it is not the record."""
-        told = (record.created_at, record.owner, record.key)
-        if isinstance(record, Riderless) and told != (render(created_at), owner, key):
-            raise self._untrusted(tier, _without_rider(record.id))
-
-    def _untrusted(self, tier: str, reason: str) -> Untrusted:
-        self._distrust(tier, reason)
-        return Untrusted(tier, reason)
-
-    def _distrust(self, tier: str, reason: str) -> None:
-        """Say in the log that a server is not what it says; not again until it is so in another way, whichever record
-        shows it."""
-        kind = reason.partition(":")[0]
-        if self._distrusted.get(tier) != kind:
-            self._distrusted[tier] = kind
-            log.error("%s: its server is not what it says: it %s", tier, reason)
 
     def _chunks(self, tier: str, items: Sequence[T], bytes_of: Callable[[T], int] | None = None) -> Iterable[list[T]]:
         profile = self._links[tier].profile
@@ -652,7 +436,29 @@ class Copies:
             yield chunk
 
 
-_Question = TypeVar("_Question", Recall, Timeline)
+_Question = TypeVar("_Question", Recall, Timeline, Pages)
+
+
+def _alike(params: Any) -> Callable[[TierMode], Any]:
+    """What prepares parameters that are the same in every mode."""
+    return lambda mode: params
+
+
+def _put(question: _Question, mode: TierMode) -> _Question:
+    """A question as a server understands it."""
+    if mode.native:
+        return question
+    asked = msgspec.structs.replace(
+        question, tier=mode.remote, owner=None, key_prefix=None, embeddings=question.embeddings and mode.vectors
+    )
+    if isinstance(asked, Recall) and not mode.vectors:
+        asked = msgspec.structs.replace(asked, embedding=None)
+    return asked
+
+
+def _put_anywhere(question: Recall, mode: TierMode) -> Recall:
+    """As `_put`, without a tier's name: within its server a record may have moved, and it is it all the same."""
+    return msgspec.structs.replace(_put(question, mode), tier=None)
 
 
 def _page_of(question: Timeline, after: str | None, size: int) -> Pages:
@@ -662,37 +468,6 @@ def _page_of(question: Timeline, after: str | None, size: int) -> Pages:
 def raw_json(value: Any) -> msgspec.Raw:
     """A value as raw JSON."""
     return msgspec.Raw(msgspec.json.encode(value))
-
-
-def _alteration(given: Draft, kept: Record) -> str:
-    """What a tier did to a record, which it holds otherwise than it was given it."""
-    content = given.content or ""
-    if kept.content != content:
-        at = next((i for i, pair in enumerate(zip(content, kept.content, strict=False)) if pair[0] != pair[1]), None)
-        at = min(len(content), len(kept.content)) if at is None else at
-        # texts that differ in how they spell a letter look the same
-        looks_alike = normalize("NFKC", content) == normalize("NFKC", kept.content)
-        parts = [_excerpt(text, at, ascii if looks_alike else repr) for text in (content, kept.content)]
-        return (
-            f"has altered the content of a record that it was given: {given.id!r}: from character {at + 1} on it was "
-            f"given {parts[0]}, and returned {parts[1]}"
-        )
-    if isinstance(kept, Riderless):
-        return _without_rider(kept.id)
-    return f"has altered a record that it was given: {given.id!r}"
-
-
-def _without_rider(id: str) -> str:
-    return (
-        f"returns a record without the metadata member {RESERVED!r} as it was given it, which holds all that a tier's "
-        f"server need not keep: {id!r}; a server must keep metadata (§3.1)"
-    )
-
-
-def _excerpt(text: str, at: int, quoted: Callable[[str], str]) -> str:
-    if at >= len(text):
-        return "nothing"
-    return quoted(text[at : at + _EXCERPT]) + ("…" if len(text) > at + _EXCERPT else "")
 
 
 def bytes_of(draft: Draft) -> int:

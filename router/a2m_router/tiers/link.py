@@ -1,33 +1,29 @@
-"""The router's connection to one tier: supervision, deadlines, and a breaker.
+"""The router's connection to one tier: supervision, deadlines, and the gate before changes.
 
 - A link is `starting` until the first greeting has succeeded or failed, then `up` or `down`. While it is down calls
   fail at once, and nothing is sent but the greetings that may bring it up again, one at a time, ever more rarely.
-- It goes down when its connection ends, and when FAILURES calls in a row went without an answer (the breaker). An
-  answer that is an error is an answer; and a call that is answered too late is no failure of a tier that has answered
-  anything else meanwhile, or that was given less time than it has: it is slow, not dead.
+- It goes down when its connection ends, and when its breaker opens; see Breaker. A call that is answered too late is no
+  failure of a tier that has answered anything else meanwhile, or that was given less time than it has: it is slow, not
+  dead.
 - A server may stand before a service, as a2m-rag does. A service that does not answer it counts as a tier that does not
   answer, however quickly the server says so; it is looked for by greetings, since the server says there how it is.
-- Behind an open breaker the connection is kept, since it may be well. It is replaced when the tier has been silent for
-  PATIENCE seconds, which doubles as long as that does not help (also a service's silence may be its server's fault,
-  such as threads that hang), or has answered TRIALS greetings in a row as it must not.
 - What may change a tier is refused, each time that it has come up, until somebody has looked at what it holds and
   admits it (see `bar`). Every call passes this gate, whoever makes it.
-- Of clients' requests only so many calls are under way at the tier, and a few more wait for their turn; see Room. What
-  comes then is refused. Work in the background is bounded by itself and is not refused.
+- Clients' requests wait for a place at the tier; see Places.
 """
 
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, Final, Literal
 
 import anyio
 import anyio.abc
 import msgspec
 
-from a2m_router.process.budget import budget, is_request, left
+from a2m_router.process.budget import budget, left
 from a2m_router.process.waiting import until_any
 from a2m_router.protocol.client import client
 from a2m_router.protocol.client.child import CannotStart
@@ -36,18 +32,16 @@ from a2m_router.protocol.client.http_client import HttpFailure
 from a2m_router.protocol.wire.capabilities import PROTOCOL
 from a2m_router.protocol.wire.errors import DISK_FULL, OVERLOADED, STOPPING, A2MError, Code, no_room, unanswered_in
 from a2m_router.tiers.backoff import FIRST, Backoff
+from a2m_router.tiers.breaker import Breaker
+from a2m_router.tiers.places import NoPlace, Places
 from a2m_router.tiers.profile import BadProfile, Profile, read_profile
-from a2m_router.tiers.room import Room
 
-FAILURES: Final = 5
-TRIALS: Final = 5
-PATIENCE: Final = 60.0
 MOST_CALLS: Final = 256
+
+_HOW_IS_IT: Final = {"protocol": PROTOCOL}
 
 # a server that has just been started may have an index to load; and one that is slow answers a trial late
 _GREETING: Final = 30.0
-# killing a server that takes longer than PATIENCE to start would never let it come up
-_LONGEST_PATIENCE: Final = 960.0
 # of a tier's own time; silence for less of it says nothing about the tier
 _FAIR: Final = 0.9
 # between the probes that settle a call, seconds: the first may be quick, most servers are only late
@@ -56,9 +50,6 @@ _PROBE_LONGEST: Final = 5.0
 
 # A look costs a mounted service a search, and every client begins with one: it is good for so many seconds.
 _LOOKED_LATELY: Final = 10.0
-
-# how long a call that nobody waits for any more may keep its place, seconds
-_KEPT: Final = 30.0
 
 # on the brink of being full a disk takes what is small, and not what is large; it has room when it has refused nothing
 # for so many seconds
@@ -72,6 +63,9 @@ _PASSES: Final = frozenset({*_READS, "store/backup"})
 
 # why a tier that is up takes no part yet, where nothing else is in the way
 UNACCOUNTED: Final = "what it holds is still being taken into the account"
+
+# why a managed tier is only read, as its server says
+TAKES_NO_WRITES: Final = "its server takes no writes"
 
 log = logging.getLogger("a2m_router.tiers")
 
@@ -121,6 +115,22 @@ class LinkStatus(msgspec.Struct, frozen=True):
     transport: str
 
 
+class _Call(msgspec.Struct, frozen=True):
+    """A call, and what is to be known of it on its way.
+
+    params: as in `Link.call`.
+    on_unsettled: as in `Link.call`.
+    is_fair: it was given the tier's time, as far as it has not waited for its turn.
+    is_change: it may change what the tier holds.
+    """
+
+    method: str
+    params: Any
+    on_unsettled: Callable[[Settled], None] = lambda settled: None
+    is_fair: bool = False
+    is_change: bool = False
+
+
 class Link:
     """One tier, as the router reaches it.
 
@@ -133,8 +143,8 @@ class Link:
         random: uniform in [0, 1), for the jitter.
 
     `profile` is what the tier said at the last greeting; `reason` is why it is down; `risen` is how often it has come
-    up; `is_barred` is whether what may change the tier is refused. `obstacle` is for those who use the link to say why
-    a tier that is up takes no part all the same.
+    up; `barred` is why what may change the tier is refused, None where it is not. `obstacle` is for those who use the
+    link to say why a tier that is up takes no part all the same.
     """
 
     def __init__(
@@ -154,19 +164,17 @@ class Link:
         self.obstacle: str | None = None
         self.risen = 0
         self._is_guarded = False  # is barred anew whenever it has come up
-        self.is_barred = False
+        self.barred: str | None = None
         self._connect = connect
         self._timeout = timeout
         self._transport = transport
         self._backoff = Backoff(random)
         self._retry_at = 0.0
         self._peer: Peer | None = None  # exactly while the link is up
-        self._failures = 0
-        self._replaced = 0  # connections in a row that were given up for being silent
+        self._breaker = Breaker()
         # what it last refused for want of room, and when: until it has taken such a thing, and that is long ago
         self._full: tuple[str, float] | None = None
-        self._room = Room(most_calls)
-        self._places = anyio.CapacityLimiter(most_calls)
+        self._places = Places(name, most_calls, self._spawn)
         self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
         self._looking: anyio.Event | None = None  # until the look that is under way has ended
         self._looked_at = -math.inf
@@ -192,6 +200,8 @@ class Link:
         """The tier's result. A read whose connection is lost is tried once more if the tier is back in time.
 
         Args:
+            params: the parameters; or a function that prepares them, called in the step in which the call is sent, for
+                each attempt, so that they are for the connection of that attempt. What it raises ends the call.
             timeout: seconds; the tier's own by default, and never more than the request has left.
             on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
                 the call will be settled, unless it already is.
@@ -203,21 +213,18 @@ class Link:
         self._peer_for(allowed)
         deadline = anyio.current_time() + allowed
         try:
-            async with self._place(deadline) as given_up:
+            async with self._places.place(deadline) as given_up:
 
                 def unsettled(settled: Settled) -> None:
                     given_up.append(settled)
                     if on_unsettled is not None:
                         on_unsettled(settled)
 
-                result = await self._call(
-                    method,
-                    params,
-                    deadline,
-                    unsettled,
-                    is_fair=allowed >= _FAIR * self._timeout,
-                    is_change=not is_harmless and method not in _PASSES,
-                )
+                is_change = not is_harmless and method not in _PASSES
+                is_fair = allowed >= _FAIR * self._timeout
+                result = await self._tried(_Call(method, params, unsettled, is_fair, is_change), deadline)
+        except NoPlace:
+            raise Overloaded(self.name) from None
         except A2MError as answered:
             if no_room(answered) == DISK_FULL:
                 if self._full is None:
@@ -229,65 +236,20 @@ class Link:
             log.info("%s: there is room on its disk again", self.name)
         return result
 
-    async def _call(
-        self,
-        method: str,
-        params: Any,
-        deadline: float,
-        on_unsettled: Callable[[Settled], None] | None,
-        *,
-        is_fair: bool,
-        is_change: bool,
-    ) -> msgspec.Raw:
-        seconds = deadline - anyio.current_time()
+    async def _tried(self, call: _Call, deadline: float) -> msgspec.Raw:
+        """A read is tried once more if its connection is lost, and the tier is back in time."""
         try:
-            return await self._attempt(method, params, seconds, on_unsettled, is_fair=is_fair, is_change=is_change)
+            return await self._attempt(call, deadline - anyio.current_time())
         except TierDown as down:
             lost = isinstance(down.__cause__, ConnectionLost) and not isinstance(down.__cause__, HttpFailure)
-            if method not in _READS or not lost:
+            if call.method not in _READS or not lost:
                 raise
             with anyio.move_on_after(deadline - anyio.current_time()):
                 await self.wait_up()
             remaining = deadline - anyio.current_time()
             if remaining <= 0:
                 raise
-        return await self._attempt(method, params, remaining, on_unsettled)
-
-    @asynccontextmanager
-    async def _place(self, deadline: float) -> AsyncIterator[list[Settled]]:
-        """Room for one call among those of clients. Raises Overloaded where too many wait for it already, or where it
-        does not come in time.
-
-        A call that is given up is still the tier's work, and keeps its place, until what it yields is settled: else the
-        tier would only ever be at what nobody waits for any more.
-        """
-        given_up: list[Settled] = []
-        if not is_request():
-            yield given_up
-            return
-        if self._places.statistics().tasks_waiting >= self._room.waiting:
-            raise Overloaded(self.name)
-        borrower = object()
-        with anyio.move_on_after(deadline - anyio.current_time()) as turn:
-            await self._places.acquire_on_behalf_of(borrower)
-        if turn.cancelled_caught:
-            raise Overloaded(self.name)
-        try:
-            yield given_up
-        finally:
-            if given_up and self._tasks is not None:
-                self._tasks.start_soon(self._leave, borrower, given_up)
-            else:
-                self._places.release_on_behalf_of(borrower)
-
-    async def _leave(self, borrower: object, given_up: list[Settled]) -> None:
-        try:
-            # an answer that was lost, and a tier that hangs, prove nothing ever: a narrow tier would have no place left
-            with anyio.move_on_after(_KEPT):
-                for settled in given_up:
-                    await settled.wait()
-        finally:
-            self._places.release_on_behalf_of(borrower)
+        return await self._attempt(msgspec.structs.replace(call, is_fair=False), remaining)
 
     def _peer_for(self, seconds: float) -> Peer:
         """Whom a call of so many seconds goes to. Raises TierDown where it would be in vain."""
@@ -299,20 +261,21 @@ class Link:
             raise TierDown(self.name, "the time that the request may take is over", FIRST, None)
         return self._peer
 
-    def _learn(self, call: int, *, in_time: bool) -> None:
-        self._room.ended(call, in_time=in_time)
-        if self._places.total_tokens != self._room.calls:
-            log.debug("%s: %d calls may be under way", self.name, self._room.calls)
-            self._places.total_tokens = self._room.calls
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> bool:
+        """Start a task that ends with the link, unless the link has ended; returns whether it was started."""
+        if self._tasks is not None:
+            self._tasks.start_soon(work, *args)
+        return self._tasks is not None
 
-    async def look(self) -> None:
-        """Ask the tier how it is: what it says of itself is its `profile` from now on, and where the service behind it
-        does not answer the link goes down. Only for tiers that are read: of others the profile is what was agreed upon.
+    async def look(self, params: Any = _HOW_IS_IT) -> None:
+        """Ask the tier how it is, perhaps with something to keep: what it says of itself is its `profile` from now on,
+        unless it has been connected anew meanwhile. Where the service behind it does not answer the link goes down. Of
+        tiers that are written to the profile is what was agreed upon: they are only looked at to be told something.
 
         Raises as `call` does.
         """
         peer = self._peer
-        raw = await self.call("memory/describe", {"protocol": PROTOCOL})
+        raw = await self.call("memory/describe", params)
         try:
             profile = read_profile(raw)
         except BadProfile as problem:
@@ -326,9 +289,9 @@ class Link:
         """Take a `look`, unless the last was lately, or wait for the one that is under way; whether it has ended in so
         many seconds. What it finds later counts all the same."""
         is_late = anyio.current_time() >= self._looked_at + _LOOKED_LATELY
-        if self._looking is None and self._tasks is not None and is_late:
-            self._looking = anyio.Event()
-            self._tasks.start_soon(self._look_by_itself, self._looking)
+        ended = anyio.Event()
+        if self._looking is None and is_late and self._spawn(self._look_by_itself, ended):
+            self._looking = ended
         if self._looking is not None:
             with anyio.move_on_after(seconds) as waiting:
                 await self._looking.wait()
@@ -367,17 +330,6 @@ class Link:
                 self._fall(str(problem))
             await anyio.sleep_until(self._retry_at)
 
-    async def enrol(self, params: Any) -> None:
-        """Greet the tier once more, with something to keep: what it answers is its profile from now on, unless it has
-        been connected anew meanwhile. Raises as `call` does."""
-        peer = self._peer
-        try:
-            profile = read_profile(await self.call("memory/describe", params))
-        except BadProfile as problem:
-            raise TierDown(self.name, str(problem), FIRST, None) from problem
-        if self._peer is peer:
-            self.profile = profile
-
     async def wait_up(self) -> None:
         """Returns when the tier can be called."""
         while self._peer is None or self._peer.lost.is_set():
@@ -400,7 +352,7 @@ class Link:
                     wait = min(2 * wait, _PROBE_LONGEST)
                     # an error settles as well as an answer does; without either the next probe may
                     with suppress(A2MError, TierDown):
-                        await self._attempt("memory/describe", {}, self._timeout, None)
+                        await self._attempt(_Call("memory/describe", {}), self._timeout)
 
         await until_any(settled.wait, probe)
 
@@ -422,15 +374,16 @@ class Link:
             self._held.set()
             self._held = None
 
-    def bar(self) -> None:
-        """From now on, and anew each time that the tier has come up, what may change it is refused with TierDown, until
-        it is admitted."""
-        self._is_guarded = self.is_barred = True
+    def bar(self, reason: str = UNACCOUNTED) -> None:
+        """From now on what may change the tier is refused with TierDown, for this reason, until it is admitted; and
+        anew each time that it has come up."""
+        self._is_guarded = True
+        self.barred = reason
 
     def admit(self, risen: int) -> None:
         """The tier as it was when it had come up so often may be changed."""
         if self.risen == risen:
-            self.is_barred = False
+            self.barred = None
 
     def on_change(self, callback: Callable[["Link"], None]) -> None:
         """`callback` is called, with the link, each time it has come up or gone down."""
@@ -440,106 +393,78 @@ class Link:
         server = None if self.profile is None else self.profile.name
         return LinkStatus(self.status, self.reason or self.obstacle, server, self._transport)
 
-    async def _attempt(
-        self,
-        method: str,
-        params: Any,
-        timeout: float,
-        on_unsettled: Callable[[Settled], None] | None,
-        *,
-        is_fair: bool = False,
-        is_change: bool = False,
-    ) -> msgspec.Raw:
-        """`is_fair`: the call was given its time, as far as it has not waited for its turn. `is_change`: it may change
-        what the tier holds."""
-        peer = self._peer_for(timeout)
+    async def _attempt(self, call: _Call, timeout: float) -> msgspec.Raw:
         certain: Settled = client.settled()
 
         def unsettled(settled: Settled) -> None:
             nonlocal certain
             certain = settled
-            if on_unsettled is not None:
-                on_unsettled(settled)
+            call.on_unsettled(settled)
 
         with anyio.CancelScope() as scope:
             self._underway.add(scope)
             try:
-                return await self._answer_of(
-                    peer, method, params, timeout, unsettled, is_fair=is_fair, is_change=is_change
-                )
+                return await self._answer_of(msgspec.structs.replace(call, on_unsettled=unsettled), timeout)
             finally:
                 self._underway.discard(scope)
         raise TierDown(self.name, STOPPING, FIRST, certain)
 
-    async def _answer_of(
-        self,
-        peer: Peer,
-        method: str,
-        params: Any,
-        timeout: float,
-        on_unsettled: Callable[[Settled], None],
-        *,
-        is_fair: bool,
-        is_change: bool,
-    ) -> msgspec.Raw:
-        while self._held is not None and is_change:
+    async def _answer_of(self, call: _Call, timeout: float) -> msgspec.Raw:
+        while self._held is not None and call.is_change:
             await self._held.wait()
-        if self.is_barred and is_change:
-            raise TierDown(self.name, self.obstacle or UNACCOUNTED, FIRST, None)
-        # nothing is awaited from here until the call is on its way: none is sent that was not held back
+        # nothing is awaited from here until the call is on its way: none is sent that was not held back, or that was
+        # prepared for another connection
+        peer = self._peer_for(timeout)
+        if self.barred is not None and call.is_change:
+            raise TierDown(self.name, self.obstacle or self.barred, FIRST, None)
+        params = call.params() if callable(call.params) else call.params
         began = anyio.current_time()
-        number = self._room.begin()
+        number = self._places.begin()
         try:
-            result = await peer.call(method, params, timeout=timeout, on_unsettled=on_unsettled)
+            result = await peer.call(call.method, params, timeout=timeout, on_unsettled=call.on_unsettled)
         except A2MError as error:
             times = unanswered_in(error)
             if times:
                 # it may have answered other calls meanwhile, for which it had not to ask the service
-                self._count_failure(peer, error.message, max(times, self._failures + 1))
+                self._count_failure(peer, error.message, times)
             else:
-                self._failures = 0
+                self._breaker.answered()
             raise
         except client.AnswerTooLong as problem:
             raise AnswerTooLong(self.name, problem.reason, 0.0, problem.settled) from problem
         except Unanswered as problem:
             is_slow = peer.heard > began
             if not isinstance(problem, TooLate) or (timeout >= _FAIR * self._timeout and not is_slow):
-                self._count_failure(peer, problem.reason, self._failures + 1)
-            elif is_fair and is_slow:
-                self._learn(number, in_time=False)
+                self._count_failure(peer, problem.reason)
+            elif call.is_fair and is_slow:
+                self._places.ended(number, in_time=False)
             raise TierDown(self.name, problem.reason, self._retry_after(), problem.settled) from problem
-        self._failures = 0
-        self._learn(number, in_time=True)
+        self._breaker.answered()
+        self._places.ended(number, in_time=True)
         return result
 
-    def _count_failure(self, peer: Peer, reason: str, failures: int) -> None:
-        if self._peer is not peer:
-            return  # a call from before the link went down
-        self._failures = failures
-        if self._failures >= FAILURES:
-            self._fall(f"{self._failures} calls in a row were not answered; of the last: {reason}")
+    def _count_failure(self, peer: Peer, reason: str, times: int = 0) -> None:
+        # else it is a call from before the link went down
+        if self._peer is peer and self._breaker.failed(times):
+            self._fall(f"{self._breaker.failures} calls in a row were not answered; of the last: {reason}")
 
     def _retry_after(self) -> float:
         return FIRST if self._peer is not None else max(FIRST, self._retry_at - anyio.current_time())
 
     async def _tend(self, peer: Peer) -> None:
         """Returns when the connection is to be given up; the link is down by then."""
-        since = anyio.current_time()  # when it was first asked in vain, as far as that goes on
-        greeted = False
-        wrong = 0  # greetings in a row that were answered otherwise than they must be
+        self._breaker.connected(anyio.current_time())
         while True:
             asked = anyio.current_time()
             try:
                 profile = await _greet(peer, max(_GREETING, self._timeout))
             except BadProfile as problem:
                 self._fall(str(problem))
-                wrong = wrong + 1 if peer.heard >= asked else 0
-                if peer.lost.is_set() or wrong >= (TRIALS if greeted else 1):
-                    return
-                if self._is_to_be_replaced(max(since, peer.heard)):
+                is_wrong = self._breaker.misgreeted(is_answer=peer.heard >= asked)
+                if peer.lost.is_set() or is_wrong or self._is_useless(peer.heard):
                     return
             else:
-                greeted, wrong = True, 0
+                self._breaker.greeted()
                 if profile.ailment is None:
                     self._rise(peer, profile)
                     while self._peer is peer and not peer.lost.is_set():
@@ -547,34 +472,28 @@ class Link:
                     if peer.lost.is_set():
                         self._fall(peer.reason or "the connection was lost")
                         return
-                    since = anyio.current_time()
+                    self._breaker.fell(anyio.current_time())
                 else:
                     self.profile = profile
                     self._fall(profile.ailment)
-                    if self._is_to_be_replaced(since):
+                    if self._is_useless(-math.inf):
                         return
             with anyio.move_on_after(self._retry_at - anyio.current_time()):
                 await peer.lost.wait()
                 return
 
-    def _is_to_be_replaced(self, since: float) -> bool:
-        """Whether a connection that has been of no use since then is given up."""
-        silent = anyio.current_time() - since
-        if silent < self._patience():
-            return False
-        log.warning("%s has been silent for %.0f s: its connection is ended, and made anew", self.name, silent)
-        self._replaced += 1
-        return True
-
-    def _patience(self) -> float:
-        return float(min(PATIENCE * 2.0 ** min(self._replaced, 16), _LONGEST_PATIENCE))
+    def _is_useless(self, heard: float) -> bool:
+        silent = self._breaker.is_useless(anyio.current_time(), heard)
+        if silent is not None:
+            log.warning("%s has been silent for %.0f s: its connection is ended, and made anew", self.name, silent)
+        return silent is not None
 
     def _rise(self, peer: Peer, profile: Profile) -> None:
         self._peer = peer
         self.profile = profile
         self.risen += 1
-        self.is_barred = self._is_guarded
-        self._failures = self._replaced = 0
+        self.barred = UNACCOUNTED if self._is_guarded else None
+        self._breaker.rose()
         self._backoff.succeeded(anyio.current_time())
         self.status, self.reason = "up", None
         log.info("%s is up: %s", self.name, profile.name)
@@ -601,7 +520,7 @@ class Link:
 async def _greet(peer: Peer, seconds: float) -> Profile:
     """What the tier says of itself. Raises BadProfile for a greeting that fails in any way."""
     try:
-        return read_profile(await peer.call("memory/describe", {"protocol": PROTOCOL}, timeout=seconds))
+        return read_profile(await peer.call("memory/describe", _HOW_IS_IT, timeout=seconds))
     except A2MError as error:
         what = "; it is no A2M server, which has this method" if error.code == Code.METHOD_NOT_FOUND else ""
         raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}{what}") from error

@@ -1,37 +1,25 @@
-"""Which tiers are only read: those that the file mounts, and those that turned out to take no writes (§2.1)."""
+"""Which tiers are only read, by their modes (§2.1): those that the file mounts, and those that take no writes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from a2m_router.config.settings import Tier
+from a2m_router.tiers.mode import Modes
 
 
 class Mounts:
-    """Mutable state: which tiers have turned out to be read-only since this router started."""
+    """The tiers of a federation, as they are mounts or not."""
 
-    def __init__(self, tiers: Iterable[Tier]) -> None:
-        self.tiers = tuple(tiers)
-        self._names = {tier.name for tier in self.tiers if tier.mount}
-        self._frozen: set[str] = set()
+    def __init__(self, modes: Modes) -> None:
+        self.tiers = modes.tiers
+        self._modes = modes
 
     def __contains__(self, tier: Tier) -> bool:
-        return tier.name in self._names
-
-    def turn(self, tier: str) -> None:
-        """From now on `tier` is a mount."""
-        self._names.add(tier)
-
-    def freeze(self, tier: str, frozen: bool) -> None:
-        """Whether a managed tier takes no writes any more; what lives there is read, and stays."""
-        (self._frozen.add if frozen else self._frozen.discard)(tier)
-
-    def takes_writes(self, tier: Tier) -> bool:
-        """Whether anything can be written to `tier`, or removed from it."""
-        return tier not in self and tier.name not in self._frozen
+        return self._modes.is_mount(tier)
 
     @property
     def managed(self) -> Sequence[Tier]:
         """The tiers that the router writes to, in the file's order."""
-        return [tier for tier in self.tiers if tier.name not in self._names]
+        return [tier for tier in self.tiers if tier not in self]
 
     def of(self, id: str) -> Tier | None:
         """The mount that an id, as it is shown, belongs to."""
