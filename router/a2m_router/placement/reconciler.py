@@ -105,6 +105,7 @@ class Reconciler:
             async with anyio.create_task_group() as tasks:
                 for tier in self._queues:
                     tasks.start_soon(self._keep, tier)
+                await anyio.sleep_forever()
 
     async def idle(self) -> None:
         """Return when each tier's task has finished a round, and found nothing new to do."""
