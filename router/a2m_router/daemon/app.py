@@ -17,28 +17,38 @@ import anyio.abc
 from a2m_router.backup.backing_up import Backups
 from a2m_router.catalog.catalog import Catalog, Torn
 from a2m_router.config.settings import Settings
-from a2m_router.methods.asking import Asking
-from a2m_router.methods.drafting import new_id
+from a2m_router.methods.backing_up import BackingUp
+from a2m_router.methods.core import Core, scope_of
+from a2m_router.methods.describing import CAPABILITIES, Describing
+from a2m_router.methods.forgetting import Forgetting
 from a2m_router.methods.reading import Readings
-from a2m_router.methods.resolving import Resolving
 from a2m_router.methods.summaries import Summaries
-from a2m_router.methods.table import CAPABILITIES, Methods
+from a2m_router.methods.table import table
 from a2m_router.methods.upkeep import Upkeep
 from a2m_router.methods.writing import Writing
+from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.distilling import Distilling
 from a2m_router.placement.moves import Moves
 from a2m_router.placement.passes import Passes
+from a2m_router.placement.planning import Planner, new_id
 from a2m_router.placement.recovery import Recovery
 from a2m_router.placement.redoing import Redoing
 from a2m_router.placement.settling import Settling
 from a2m_router.placement.sweeping import MAY_STILL_LAND, Sweeper
+from a2m_router.placement.writing import Writes
 from a2m_router.process.budget import budget
 from a2m_router.process.repeats import Repeats
 from a2m_router.protocol.client.http_client import SETTLING
 from a2m_router.protocol.server.event_log import EventLog
 from a2m_router.protocol.server.server import Dispatcher, Gate
+from a2m_router.protocol.server.watching import Watching
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.ranking.policy import strength
+from a2m_router.reading.fan_out import FanOut
+from a2m_router.reading.homes import Homes
+from a2m_router.reading.recalls import Recalls
+from a2m_router.reading.resolving import Resolving
+from a2m_router.reading.timelines import Timelines
 from a2m_router.summaries.model import Model, connect_model
 from a2m_router.summaries.prompting import Prompting
 from a2m_router.summaries.summarizing import Extracts, ModelSummaries, Summarizer
@@ -105,7 +115,6 @@ class Federation:
         self._redoing = Redoing(catalog, copies, self.sweeper, self._spawn, settings.managed)
         self.moves = Moves(catalog, copies, self.sweeper, settling)
         events = EventLog(settings.events.retained)
-        tell = events.append
         distilling = Distilling(
             catalog,
             copies,
@@ -117,37 +126,39 @@ class Federation:
             new_id,
             clock,
         )
-        self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, tell, clock)
+        self.passes = Passes(settings, catalog, self.moves, distilling, self.sweeper, events.append, clock)
         self.recovery = Recovery(
             settings, catalog, copies, self.sweeper, mounts, events.break_off, adopt=adopt, gather=self._gather
         )
-        asking = Asking(catalog, copies, mounts)
-        resolving = Resolving(settings, catalog, copies, asking, mounts)
-        wake = self.passes.wake
-        writing = Writing(
-            settings,
-            catalog,
-            copies,
-            self.sweeper,
-            settling,
-            self.moves,
-            self._redoing,
-            resolving,
-            asking,
-            mounts,
-            tell,
-            clock,
-            wake,
-        )
-        readings = Readings(settings, catalog, copies, asking, mounts, clock, wake)
+        planner = Planner(settings, catalog, copies, mounts, clock)
+        delivering = Delivering(catalog, copies, self.sweeper, self.moves)
+        writes = Writes(catalog, planner, delivering, settling, self._redoing)
+        fan_out = FanOut(catalog, copies, mounts)
+        homes = Homes(catalog, copies, mounts)
+        core = Core(settings, catalog, copies, mounts, clock, events.append, self.passes.wake)
         prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
-        summaries = Summaries(settings, catalog, readings, writing, mounts, summarizer)
-        upkeep = Upkeep(settings, catalog, self.moves, self.passes, mounts, tell, clock, wake)
-        backups = Backups(settings, catalog, links, self._spawn, clock, threads=threads)
-        self.methods = Methods(
-            settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events, backups
+        readings = Readings(
+            core,
+            Recalls(settings, catalog, fan_out, homes),
+            Timelines(catalog, fan_out, homes, mounts),
+            prompting,
         )
-        self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
+        writing = Writing(core, writes)
+        backups = Backups(settings, catalog, links, self._spawn, clock, threads=threads)
+        describing = Describing(core, summarizer, prompting, backup=backups.offered)
+        families = (
+            describing,
+            writing,
+            Forgetting(core, Resolving(catalog, fan_out), self.sweeper),
+            readings,
+            Upkeep(core, self.moves, self.passes),
+            Summaries(core, readings, writing, summarizer),
+            Watching(events, lambda caller, owner: core.sight(scope_of(caller, owner))),
+            BackingUp(backups),
+        )
+        self.describe = describing.describe
+        self.methods = table(families, catalog, settings.serve.timeout)
+        self.answer = Gate(Dispatcher(self.methods, CAPABILITIES), settings.serve.max_requests)
         self._ending = False
         self._welcoming: dict[str, anyio.CancelScope] = {}
         self._refusing: list[CannotServe] = []  # what tiers turned out to be that refuses the start

@@ -7,7 +7,7 @@ begins the page and the second one replaces it.
 from msgspec import UNSET
 
 from a2m_router.catalog.entries import Entry
-from a2m_router.methods.drafting import Slot
+from a2m_router.placement.slots import Slot
 from a2m_router.protocol.wire.errors import A2MError, Code
 
 

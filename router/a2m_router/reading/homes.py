@@ -1,0 +1,130 @@
+"""Records at their homes: which of the copies that tiers answered may be shown, and reading records by id."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry, former, is_as_it_is
+from a2m_router.catalog.lookup import Selection
+from a2m_router.catalog.readers import Reading
+from a2m_router.catalog.selection import Scope
+from a2m_router.config.settings import Tier
+from a2m_router.protocol.wire.records import Record, record_of
+from a2m_router.reading.accepting import acceptable, check_riders, still
+from a2m_router.reading.answers import Degraded, Former, as_answered, reason_of
+from a2m_router.reading.question import Question
+from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.link import TierDown
+from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.together import outcomes
+
+log = logging.getLogger(__name__)
+
+
+class Homes:
+    """Shows records as they are at their homes, and no other copy."""
+
+    def __init__(self, catalog: Catalog, copies: Copies, mounts: Mounts) -> None:
+        self._catalog = catalog
+        self._copies = copies
+        self._mounts = mounts
+
+    def shown(
+        self, question: Question, lists: dict[str, list[Record]], read: Reading
+    ) -> tuple[dict[str, Record], Mapping[str, Entry], list[Degraded]]:
+        """What may be shown, one copy a record, and the entries of what is not a mount's; the rest is struck from the
+        lists. With it the tiers that answer records in another state than they are in.
+
+        What has left the tiers in question meanwhile is not shown as if it were still there.
+        """
+        asked = {tier.name for tier in question.tiers}
+        mounts = {tier.name for tier in question.tiers if tier in self._mounts}
+        entries = self._catalog.find({record.id for records in lists.values() for record in records})
+        accepts = acceptable(self._catalog, read, entries.values())
+        shown: dict[str, Record] = {}
+        degraded: list[Degraded] = []
+        for tier, records in lists.items():
+            kept, differing = [], []
+            for record in records:
+                entry = entries.get(record.id)
+                if tier in mounts:
+                    is_shown = entry is None
+                elif entry is None or record.id in shown or not self._catalog.sees(question.scope, entry):
+                    is_shown = False
+                else:
+                    is_shown = entry.home in asked and accepts(entry, tier)
+                    if is_shown and not is_as_it_is(record, entry):
+                        differing.append(record.id)
+                        is_shown = False
+                if is_shown:
+                    shown[record.id] = record
+                    kept.append(record)
+            lists[tier] = kept
+            if differing:
+                degraded.append(Former(tier, former(differing)))
+        return shown, entries, degraded
+
+    async def read(
+        self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, *, embeddings: bool
+    ) -> tuple[dict[str, Record], list[Degraded]]:
+        """The records of `entries`, as they have just been looked up, read at their homes; those that have moved on
+        meanwhile are followed once. To be called within a read.
+
+        What has left the tiers in question meanwhile, or the caller's sight, is not shown; nor is what was written anew
+        under an id.
+        """
+        asked = {tier.name for tier in tiers}
+        found: dict[str, Record] = {}
+        degraded: dict[str, Degraded] = {}
+        wanted = list(entries)
+        differing: dict[str, str] = {}  # ids, and which tier holds them in another state
+        for _ in range(2):
+            differing.clear()
+            homes: dict[str, list[str]] = {}
+            late = self._catalog.behind(entry.id for entry in wanted)
+            for entry in wanted:
+                if entry.id not in late:
+                    homes.setdefault(entry.home, []).append(entry.id)
+            copies = await outcomes(
+                [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
+            )
+            now = {
+                entry.id: entry
+                for entry in still(wanted, self._catalog.find(entry.id for entry in wanted).values())
+                if entry.home in asked and self._catalog.sees(scope, entry)
+            }
+            # what a tier has not caught up with is as it stands here
+            for id, draft in self._catalog.redone(now).items():
+                found[id] = as_answered(record_of(draft), now[id], embeddings)
+            for home, answer in zip(homes, copies, strict=True):
+                if not isinstance(answer, dict):
+                    degraded[home] = Degraded(home, reason_of(answer))
+                    continue
+                try:
+                    check_riders(self._copies, home, answer.values(), now)
+                except TierDown as untrusted:
+                    degraded[home] = Degraded(home, untrusted.reason)
+                    continue
+                for id, record in answer.items():
+                    # it may have moved since, and what it left behind stays until the read has ended
+                    if id in now and id not in found:
+                        if not is_as_it_is(record, now[id]):
+                            differing[id] = home
+                            continue
+                        found[id] = as_answered(record, now[id], embeddings)
+            wanted = [now[e.id] for e in wanted if e.id in now and e.id not in found and now[e.id].home not in degraded]
+            if not wanted:
+                break
+        for entry in wanted:
+            if entry.id not in differing:
+                log.error("%s does not hold %r, which should live there", entry.home, entry.id)
+        for home in dict.fromkeys(differing.values()):
+            degraded[home] = Former(home, former([id for id, holder in differing.items() if holder == home]))
+        return found, list(degraded.values())
+
+    def still_meant(self, entries: Sequence[Entry], selection: Selection) -> list[Entry]:
+        """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
+        been replaced meanwhile may have another session; and one that has moved may have left the tiers in question, or
+        the caller's sight."""
+        return still(entries, self._catalog.among([entry.id for entry in entries], selection))
