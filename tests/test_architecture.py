@@ -76,7 +76,7 @@ PURE = {
     *rooms("protocol.wire.records", "protocol.wire.timestamps", "protocol.wire.vectors"),
     *rooms("catalog.entries", "catalog.selection"),
     *rooms("tiers.backoff", "tiers.failures", "tiers.lifting", "tiers.room"),
-    *rooms("placement.conditions", "placement.slots", "reading.question", "methods.drafting", "methods.selecting"),
+    *rooms("placement.slots", "reading.question", "methods.drafting"),
 }
 IMPURE = {
     *("anyio", "asyncio", "trio", "socket", "ssl", "select", "selectors", "subprocess", "signal", "http", "urllib"),

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from a2m_router.catalog.selection import Scope
 from a2m_router.methods.core import Core, scope_of
-from a2m_router.methods.selecting import narrowed_to_ids, selects
 from a2m_router.methods.writing import unsure
 from a2m_router.placement.permission import (
     passing_by,
@@ -24,7 +24,7 @@ from a2m_router.protocol.wire.errors import invalid_params
 from a2m_router.protocol.wire.events import Forgotten, Place, named
 from a2m_router.protocol.wire.messages import Forget
 from a2m_router.ranking.text import query_tokens
-from a2m_router.reading.question import Question, read_where, tiers_in_question
+from a2m_router.reading.question import question_of, selects
 from a2m_router.reading.resolving import Resolving
 from a2m_router.tiers.failures import unaccounted
 
@@ -78,22 +78,14 @@ class Forgetting:
     async def _meant(self, params: Forget, scope: Scope) -> Sequence[str]:
         """The ids of managed records that the selectors all mean."""
         core = self._core
-        where = read_where(narrowed_to_ids(params))
-        tiers = tiers_in_question(params.tier, where, core.settings)
-        if params.tier is not None and tiers and tiers[0] in core.mounts:
+        question = question_of(params, scope, core.settings)
+        if params.tier is not None and question.tiers and question.tiers[0] in core.mounts:
             raise invalid_params("tier", f"{params.tier!r} is mounted read-only; nothing in it can be forgotten")
         refuse_mounted(params.ids or (), core.mounts, core.catalog, scope)
         if (params.query, params.tier, params.where, params.key_prefix) == (None,) * 4:
             return params.ids or []
-        return await self._resolving.ids(
-            Question(
-                tiers=[tier for tier in tiers if tier not in core.mounts],
-                scope=scope,
-                where=where,
-                key_prefix=params.key_prefix,
-                query=params.query or None,
-            )
-        )
+        managed = [tier for tier in question.tiers if tier not in core.mounts]
+        return await self._resolving.ids(replace(question, tiers=managed, query=params.query or None))
 
     def _changeable(self, ids: Sequence[str], params: Forget, scope: Scope) -> list[str]:
         """Those of the ids that `params` mean and `scope` may forget. Raises SCOPE_DENIED for what it names and may

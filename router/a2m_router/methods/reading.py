@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
@@ -19,9 +20,9 @@ from a2m_router.protocol.wire.messages import Fetch, Pages, Prompt, PromptedPage
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.text import query_tokens
-from a2m_router.reading.accepting import still
 from a2m_router.reading.answers import Answer, Degraded
-from a2m_router.reading.question import Question, read_where, tiers_in_question
+from a2m_router.reading.homes import still
+from a2m_router.reading.question import question_of
 from a2m_router.reading.recalls import Recalls
 from a2m_router.reading.timelines import Timelines
 from a2m_router.summaries.prompting import Prompting
@@ -106,14 +107,10 @@ class Readings:
         """The best records for a query, a vector, or both; by recency without either (§4.3); not yet counted."""
         settings = self._core.settings.recall
         wanted = self._limit(params.limit)
-        where = read_where(params.where)
-        tiers = tiers_in_question(params.tier, where, self._core.settings)
-        self._check_vector(params.embedding, tiers)
-        question = Question(
-            tiers=tiers,
-            scope=scope,
-            where=where,
-            key_prefix=params.key_prefix,
+        question = question_of(params, scope, self._core.settings)
+        self._check_vector(params.embedding, question.tiers)
+        question = replace(
+            question,
             query=params.query if query_tokens(params.query or "") else None,
             embedding=params.embedding,
             limit=min(wanted * settings.candidates, max(wanted, _MOST_CANDIDATES)),  # more, since fusion chooses
@@ -125,18 +122,10 @@ class Readings:
 
     async def newest(self, params: Timeline, scope: Scope) -> Answer:
         """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
-        where = read_where(params.where)
-        tiers = tiers_in_question(params.tier, where, self._core.settings)
+        question = question_of(params, scope, self._core.settings)
         if params.limit == 0:
             raise invalid_params("limit", "expected 1 or more; leave it out for no limit")
-        question = Question(
-            tiers=tiers,
-            scope=scope,
-            where=where,
-            key_prefix=params.key_prefix,
-            limit=params.limit or 0,
-            embeddings=params.embeddings,
-        )
+        question = replace(question, limit=params.limit or 0, embeddings=params.embeddings)
         return await self._timelines.newest(question)
 
     async def _page(self, params: Pages, scope: Scope) -> Page:
@@ -148,8 +137,8 @@ class Readings:
         gives way to its summary behind the walk is met as both.
         """
         core = self._core
-        where = read_where(params.where)
-        if where.rest:
+        question = question_of(params, scope, core.settings)
+        if question.where.rest:
             raise invalid_params(
                 "where", "expected only fields that the router knows itself, where `page` or `after` is"
             )
@@ -157,12 +146,9 @@ class Readings:
             raise invalid_params("limit", "expected none where `page` or `after` is: `page` is the number of records")
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
-        tiers = tiers_in_question(params.tier, where, core.settings)
-        question = Question(
-            tiers=[tier for tier in tiers if tier not in core.mounts],
-            scope=scope,
-            where=where,
-            key_prefix=params.key_prefix,
+        question = replace(
+            question,
+            tiers=[tier for tier in question.tiers if tier not in core.mounts],
             limit=min(params.page or _PAGE, _LARGEST_PAGE),
             embeddings=params.embeddings,
         )

@@ -19,7 +19,6 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
 from a2m_router.methods.core import Core, scope_of
 from a2m_router.methods.reading import Readings
-from a2m_router.methods.selecting import narrowed_to_ids, selects
 from a2m_router.methods.writing import Writing
 from a2m_router.placement.permission import destination, refuse_if_read_only, refuse_unless_writable
 from a2m_router.placement.writing import Overtaken
@@ -29,6 +28,7 @@ from a2m_router.protocol.wire.messages import ConditionalRemember, Recall, Summa
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft, Record, digest
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.text import query_tokens
+from a2m_router.reading.question import narrowed_to_ids, selects
 from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
 from a2m_router.tiers.failures import changing
 

@@ -19,9 +19,8 @@ from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, entry_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings
-from a2m_router.placement.conditions import unmet, was_met
 from a2m_router.placement.permission import destination, refuse_unless_writable
-from a2m_router.placement.slots import Slot, not_at_key, slots_of
+from a2m_router.placement.slots import Slot, not_at_key, slots_of, unmet, was_met
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft, digest
 from a2m_router.protocol.wire.timestamps import after, parse, render

@@ -12,7 +12,7 @@ from a2m_router.protocol.wire.matching import matches
 from a2m_router.protocol.wire.messages import Recall
 from a2m_router.protocol.wire.records import Record
 from a2m_router.ranking.fusion import Ranking, reciprocal_rank
-from a2m_router.reading.accepting import acceptable, check_riders
+from a2m_router.reading.homes import acceptable, check_riders
 from a2m_router.reading.question import Question
 from a2m_router.tiers.copies import Copies
 

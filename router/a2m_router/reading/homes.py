@@ -1,8 +1,13 @@
-"""Records at their homes: which of the copies that tiers answered may be shown, and reading records by id."""
+"""Records at their homes: which copies a read may take, and reading by id.
+
+A read takes of each record the copy in the home that it had when the read began, and nothing of what was written since,
+or under its id. A read during which a group gives way to its summary begins anew: it could meet neither of the two.
+"""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Final, TypeVar
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, former, is_as_it_is
@@ -11,15 +16,20 @@ from a2m_router.catalog.readers import Reading
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.records import Record, record_of
-from a2m_router.reading.accepting import acceptable, check_riders, still
 from a2m_router.reading.answers import Degraded, Former, as_answered, reason_of
 from a2m_router.reading.question import Question
 from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.failures import changing
 from a2m_router.tiers.link import TierDown
 from a2m_router.tiers.mounts import Mounts
 from a2m_router.tiers.together import outcomes
 
 log = logging.getLogger(__name__)
+
+# How often a read begins anew.
+_MOST_REWRITES: Final = 50
+
+T = TypeVar("T")
 
 
 class Homes:
@@ -128,3 +138,38 @@ class Homes:
         been replaced meanwhile may have another session; and one that has moved may have left the tiers in question, or
         the caller's sight."""
         return still(entries, self._catalog.among([entry.id for entry in entries], selection))
+
+
+def acceptable(catalog: Catalog, read: Reading, entries: Iterable[Entry]) -> Callable[[Entry, str], bool]:
+    """Whether `read` may take the copy that is in a tier's list for the record, once the list has been overlaid
+    (`FanOut`); to be asked before anything is awaited."""
+    behind = catalog.behind(entry.id for entry in entries)
+    accepts = catalog.readers.accepts
+    return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
+
+
+def check_riders(copies: Copies, tier: str, records: Iterable[Record], entries: Mapping[str, Entry]) -> None:
+    """Raises Untrusted where a tier's server has returned one of its records without its rider."""
+    for record in records:
+        entry = entries.get(record.id)
+        if entry is not None:
+            copies.check_rider(tier, record, created_at=entry.created_at, owner=entry.owner, key=entry.key)
+
+
+def still(then: Iterable[Entry], now: Iterable[Entry]) -> list[Entry]:
+    """Those of the records that are there still, as they are now; not others, written under their ids since."""
+    numbers = {entry.id: entry.seq for entry in then}
+    return [entry for entry in now if entry.seq == numbers[entry.id]]
+
+
+async def undisturbed(catalog: Catalog, look: Callable[[], Awaitable[T]]) -> T:
+    """What a look finds during which no group gives way to its summary.
+
+    Raises INTERNAL_ERROR, reason "changing", if that goes on all the time.
+    """
+    for _ in range(_MOST_REWRITES):
+        rewrites = catalog.rewrites
+        found = await look()
+        if catalog.rewrites == rewrites:
+            return found
+    raise changing("groups are being rewritten faster than they can be read; try again")

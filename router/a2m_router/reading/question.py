@@ -13,6 +13,8 @@ from a2m_router.catalog.selection import FIELDS, Scope
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.protocol.wire.equality import Where, parse_where, text_of
 from a2m_router.protocol.wire.errors import unknown_tier
+from a2m_router.protocol.wire.messages import Read, Selector
+from a2m_router.tiers.copies import raw_json
 
 # What the router counts itself, or shows otherwise; a tier's own numbers mean something else.
 OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "revision"})
@@ -46,7 +48,7 @@ def read_where(where: Mapping[str, Raw] | None) -> Filter:
     )
 
 
-def tiers_in_question(tier: str | None, where: Filter, settings: Settings) -> list[Tier]:
+def _tiers_in_question(tier: str | None, where: Filter, settings: Settings) -> list[Tier]:
     """The tiers a read is about, by its `tier` and by `tier` in its `where`. Raises UNKNOWN_TIER."""
     chosen = list(settings.tiers)
     if tier is not None:
@@ -101,3 +103,27 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def is_narrow(self) -> bool:
         """Whether it means less than all that a tier holds, as far as the catalog can tell."""
         return not self.scope.everyone or bool(self.where.known) or self.key_prefix is not None
+
+
+def question_of(params: Read | Selector, scope: Scope, settings: Settings) -> Question:
+    """What some parameters ask, as far as they all can: which tiers, and which records in them. Raises UNKNOWN_TIER."""
+    where = read_where(narrowed_to_ids(params) if isinstance(params, Selector) else params.where)
+    tiers = _tiers_in_question(params.tier, where, settings)
+    return Question(tiers=tiers, scope=scope, where=where, key_prefix=params.key_prefix)
+
+
+def selects(selector: Selector) -> bool:
+    """Whether there is a selector at all: one that matches all there is does not count as one."""
+    return selector.ids is not None or bool(selector.query or selector.tier or selector.where or selector.key_prefix)
+
+
+def narrowed_to_ids(selector: Selector) -> dict[str, Raw] | None:
+    """A selector's `where` and its `ids` as one `where`."""
+    if selector.ids is None:
+        return selector.where
+    where = dict(selector.where or {})
+    ids = selector.ids
+    if "id" in where:
+        named = {text_of(atom) for atom in parse_where({"id": where["id"]})["id"]}
+        ids = [id for id in ids if id in named]
+    return {**where, "id": raw_json(ids)}

@@ -15,9 +15,8 @@ from a2m_router.protocol.wire.vectors import similarity
 from a2m_router.ranking.fusion import POOL_WEIGHT, Ranking, by_similarity, lexical, reciprocal_rank
 from a2m_router.reading.answers import Answer, Degraded, age, as_answered, with_unaccounted
 from a2m_router.reading.fan_out import FanOut
-from a2m_router.reading.homes import Homes
+from a2m_router.reading.homes import Homes, undisturbed
 from a2m_router.reading.question import Question
-from a2m_router.reading.rewrites import undisturbed
 
 # A recall by what only the catalog knows names the records to the tiers: at most so many.
 _MOST_IDS: Final = 10_000

@@ -4,8 +4,8 @@ from typing import Final
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import is_as_it_is
-from a2m_router.reading.accepting import acceptable
 from a2m_router.reading.fan_out import FanOut
+from a2m_router.reading.homes import acceptable
 from a2m_router.reading.question import Question
 from a2m_router.tiers.failures import changing, unanswered
 from a2m_router.tiers.link import TierDown

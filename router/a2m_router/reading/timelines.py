@@ -18,7 +18,6 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.records import Record
-from a2m_router.reading.accepting import still
 from a2m_router.reading.answers import (
     Answer,
     Degraded,
@@ -29,9 +28,8 @@ from a2m_router.reading.answers import (
     with_unaccounted,
 )
 from a2m_router.reading.fan_out import FanOut
-from a2m_router.reading.homes import Homes
+from a2m_router.reading.homes import Homes, still, undisturbed
 from a2m_router.reading.question import Question
-from a2m_router.reading.rewrites import undisturbed
 from a2m_router.tiers.failures import changing, untrue
 from a2m_router.tiers.mounts import Mounts
 from a2m_router.tiers.together import failures_in, outcomes
