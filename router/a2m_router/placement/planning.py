@@ -7,12 +7,11 @@ who have seen the same revision one is first, and the others are refused before 
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
 import msgspec
-from msgspec import UNSET
 
 from a2m_router.catalog.accounts import Replacement
 from a2m_router.catalog.catalog import Catalog
@@ -20,9 +19,9 @@ from a2m_router.catalog.entries import Entry, entry_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings
 from a2m_router.placement.permission import destination, refuse_unless_writable
-from a2m_router.placement.slots import Slot, not_at_key, slots_of, unmet, was_met
+from a2m_router.placement.slots import Slot, is_written, rewrites_of, rewritten, slots_of, whole_of
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params
-from a2m_router.protocol.wire.records import ConditionalDraft, Draft, digest
+from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 from a2m_router.protocol.wire.timestamps import after, parse, render
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.failures import unaccounted, unanswered
@@ -93,7 +92,9 @@ class Planner:
                 entry = self._catalog.by_key(draft.owner, draft.key)
             if by_id and entry is not None and entry.owner is not None and entry.owner != draft.owner:
                 raise A2MError(Code.SCOPE_DENIED, f"records: the id {entry.id!r} belongs to another owner")
-            is_done = slot.is_conditional and self._is_done(slot, entry)
+            if entry is None and slot.is_conditional:
+                self._refuse_unaccounted()
+            is_done = slot.is_conditional and is_written(slot, entry)
             if entry is None:
                 plan.new.append(self._new(slot, scope))
                 continue
@@ -102,9 +103,9 @@ class Planner:
             if is_done:
                 rewrites = 0
             elif by_id and not slot.is_conditional:
-                rewrites = _rewrites(slot.drafts, entry)
+                rewrites = rewrites_of(slot, entry)
             if rewrites == 0:
-                plan.known.append((slot, _whole(draft, entry.id, render(entry.created_at), entry.revision), entry))
+                plan.known.append((slot, rewritten(draft, entry), entry))
             else:
                 plan.replaced.append(self._replaced(slot, entry, rewrites, scope))
         return plan
@@ -118,37 +119,18 @@ class Planner:
             raise invalid_params("records", problem)
         home = destination(draft.tier, self._settings, self._mounts, "tier").name
         refuse_unless_writable(scope, home, "records")
-        whole = _whole(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
+        whole = whole_of(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
         self._copies.check(home, whole)
         return slot, whole, entry_of(whole, home)
 
     def _replaced(self, slot: Slot, entry: Entry, rewrites: int, scope: Scope) -> tuple[Slot, Draft, Replacement]:
         draft = slot.last
-        whole = _whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites)
+        whole = rewritten(draft, entry, rewrites)
         new = entry_of(whole, draft.tier or entry.home)
         for tier in (entry.home, new.home):
             refuse_unless_writable(scope, tier, f"records: the key {draft.key!r}")
         self._copies.check(new.home, whole)
         return slot, whole, Replacement(new, entry.version, draft.salience)
-
-    def _is_done(self, slot: Slot, page: Entry | None) -> bool:
-        """Whether a slot whose conditions are not met any more has been written before, and is there: then the call is
-        a repeated one. Raises INVALID_PARAMS if they are not met and it is not; INTERNAL_ERROR if that cannot be told
-        yet."""
-        draft = slot.last
-        assert draft.key is not None, "a condition is about a key"
-        if page is None:
-            self._refuse_unaccounted()
-        elif (page.owner, page.key) != (draft.owner, draft.key):
-            raise not_at_key(slot.places[-1], draft, f"there is a record with the id {page.id!r}")
-        error = unmet(slot, page)
-        if error is None:
-            return False
-        if page is not None and was_met(slot, page):
-            there = _whole(draft, page.id, render(page.created_at), page.revision)
-            if digest(there) == page.digest:
-                return True
-        raise error
 
     def _refuse_unaccounted(self) -> None:
         """Raises INTERNAL_ERROR if a tier may hold a page that nobody knows of."""
@@ -195,29 +177,3 @@ class Planner:
 def new_id() -> str:
     """A fresh record id: 48 bits of time, 80 random ones, so that ids made in turn lie near each other in an index."""
     return (int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)).hex()
-
-
-def _whole(draft: ConditionalDraft, id: str, created_at: str | None, revision: int) -> Draft:
-    """The draft as a tier is given it."""
-    return msgspec.structs.replace(
-        draft,
-        id=id,
-        content=draft.content or "",
-        created_at=created_at,
-        revision=revision,
-        tier=None,
-        if_revision=UNSET,
-    )
-
-
-def _rewrites(drafts: Sequence[ConditionalDraft], entry: Entry) -> int:
-    """How often these writes under a known id replace its record: each that carries its owner's key, with another
-    content. The same key under another owner is another key."""
-    rewrites = 0
-    current = entry.digest
-    for draft in drafts:
-        same = digest(_whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites))
-        if draft.key is not None and (draft.key, draft.owner) == (entry.key, entry.owner) and same != current:
-            rewrites += 1
-            current = digest(_whole(draft, entry.id, render(entry.created_at), entry.revision + rewrites))
-    return rewrites

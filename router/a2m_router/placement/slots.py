@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from a2m_router.catalog.entries import Entry
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params
-from a2m_router.protocol.wire.records import ConditionalDraft, Draft
+from a2m_router.protocol.wire.records import ConditionalDraft, Draft, digest
+from a2m_router.protocol.wire.timestamps import render
 
 
 class Slot(msgspec.Struct, eq=False):
@@ -87,6 +88,52 @@ def not_at_key(place: int, draft: Draft, why: str) -> A2MError:
         f"records[{place}].if_revision",
         f"{why}, and that is not the record at the key {draft.key!r}; leave the id out, or take another",
     )
+
+
+def whole_of(draft: ConditionalDraft, id: str, created_at: str | None, revision: int) -> Draft:
+    """The draft as a tier is given it."""
+    return msgspec.structs.replace(
+        draft,
+        id=id,
+        content=draft.content or "",
+        created_at=created_at,
+        revision=revision,
+        tier=None,
+        if_revision=UNSET,
+    )
+
+
+def rewritten(draft: ConditionalDraft, entry: Entry, times: int = 0) -> Draft:
+    """The draft as a tier is given it under the id of a known record, after it was replaced so many times."""
+    return whole_of(draft, entry.id, render(entry.created_at), entry.revision + times)
+
+
+def rewrites_of(slot: Slot, entry: Entry) -> int:
+    """How often the writes of a slot under a known id replace its record: each that carries its owner's key, with
+    another content. The same key under another owner is another key."""
+    rewrites = 0
+    current = entry.digest
+    for draft in slot.drafts:
+        at_its_key = draft.key is not None and (draft.key, draft.owner) == (entry.key, entry.owner)
+        if at_its_key and digest(rewritten(draft, entry, rewrites)) != current:
+            rewrites += 1
+            current = digest(rewritten(draft, entry, rewrites))
+    return rewrites
+
+
+def is_written(slot: Slot, page: Entry | None) -> bool:
+    """Whether a slot whose conditions are not met any more has been written before, and is there: then the call is a
+    repeated one. False if they are met. Raises INVALID_PARAMS if they are not, and it is not there."""
+    draft = slot.last
+    assert draft.key is not None, "a condition is about a key"
+    if page is not None and (page.owner, page.key) != (draft.owner, draft.key):
+        raise not_at_key(slot.places[-1], draft, f"there is a record with the id {page.id!r}")
+    error = unmet(slot, page)
+    if error is None:
+        return False
+    if page is not None and was_met(slot, page) and digest(rewritten(draft, page)) == page.digest:
+        return True
+    raise error
 
 
 def unmet(slot: Slot, page: Entry | None) -> A2MError | None:
