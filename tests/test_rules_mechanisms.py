@@ -916,6 +916,40 @@ async def test_a_record_that_goes_from_a_shared_tier_into_a_private_one_is_not_f
         assert [record["tier"] for record in await read.ended()] in ([], ["procedural"])
 
 
+async def a_tier_that_catches_up_while_a_timeline_goes_on() -> None:
+    steer = Steered()
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("old", key="k", tier="semantic")
+        await fed.remember("other", tier="procedural")
+        # as long as the first read goes on, the catalog keeps what has replaced the record
+        before = steer.hold("procedural", "recall", after=True)
+        first = Task(tasks, fed.timeline)
+        await before.reached.wait()
+        await fed.remember("new", key="k")
+        await wait_all_tasks_blocked()
+        meanwhile = steer.hold("procedural", "recall", after=True)
+        second = Task(tasks, fed.timeline)
+        await meanwhile.reached.wait()
+        assert fed.federation.catalog.is_redoing()
+        before.release()
+        assert {record["content"] for record in await first.ended()} == {"new", "other"}
+        await wait_all_tasks_blocked()
+        assert not fed.federation.catalog.is_redoing()
+        meanwhile.release()
+        assert {record["content"] for record in await second.ended()} == {"new", "other"}
+
+
+async def test_what_its_tier_was_behind_with_is_read_there_once_it_has_caught_up() -> None:
+    await a_tier_that_catches_up_while_a_timeline_goes_on()
+
+
+async def test_a_timeline_that_asks_no_tier_again_lacks_what_its_tier_was_behind_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(a2m_router.reading.homes, "_ROUNDS", 1)
+    await goes_wrong(a_tier_that_catches_up_while_a_timeline_goes_on)
+
+
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "another's", "moved away", "moved", "replaced"])
 async def test_a_timeline_asks_once_and_lacks_only_what_was_changed_after_it_began(

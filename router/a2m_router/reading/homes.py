@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 # How often a read begins anew.
 _MOST_REWRITES: Final = 50
 
+# A record is asked for once more if it was not read: its tier was behind and has caught up, or it has another home now.
+_ROUNDS: Final = 2
+
 T = TypeVar("T")
 
 
@@ -78,8 +81,8 @@ class Homes:
     async def read(
         self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, *, embeddings: bool
     ) -> tuple[dict[str, Record], list[Degraded]]:
-        """The records of `entries`, as they have just been looked up, read at their homes; those that have moved on
-        meanwhile are followed once. To be called within a read.
+        """The records of `entries`, as they have just been looked up, read at their homes. To be called within a
+        read.
 
         What has left the tiers in question meanwhile, or the caller's sight, is not shown; nor is what was written anew
         under an id.
@@ -89,7 +92,7 @@ class Homes:
         degraded: dict[str, Degraded] = {}
         wanted = list(entries)
         differing: dict[str, str] = {}  # ids, and which tier holds them in another state
-        for _ in range(2):
+        for _ in range(_ROUNDS):
             differing.clear()
             homes: dict[str, list[str]] = {}
             late = self._catalog.behind(entry.id for entry in wanted)
