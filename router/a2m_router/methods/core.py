@@ -7,6 +7,7 @@ import msgspec
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings
+from a2m_router.placement.permission import refuse_if_read_only
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.events import Event, Sight
@@ -30,6 +31,10 @@ class Core(msgspec.Struct, frozen=True):
     clock: Callable[[], int]
     emit: Callable[[Event], None]
     on_change: Callable[[], None]
+
+    def refuse_if_read_only(self) -> None:
+        """Raises READ_ONLY where all tiers are mounts."""
+        refuse_if_read_only(self.mounts)
 
     def sight(self, scope: Scope) -> Sight:
         """What `scope` sees, as events and counts of places are told by it."""

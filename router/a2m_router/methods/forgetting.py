@@ -4,7 +4,6 @@ A forget claims nothing, and waits for no tier that need not be asked: it is tru
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -14,7 +13,6 @@ from a2m_router.methods.core import Core, scope_of
 from a2m_router.methods.writing import unsure
 from a2m_router.placement.permission import (
     passing_by,
-    refuse_if_read_only,
     refuse_mounted,
     refuse_unless_writable,
 )
@@ -44,17 +42,15 @@ class Forgetting:
         self._sweeper = sweeper
 
     def methods(self) -> Mapping[str, Method]:
-        writable = partial(refuse_if_read_only, self._core.mounts)
-        return {"memory/forget": Method(Forget, self.forget, writable)}
+        return {"memory/forget": Method(Forget, self.forget, self._core.refuse_if_read_only)}
 
     async def forget(self, params: Forget, caller: Caller) -> ForgottenCount:
         """How many records were forgotten. Mounts are passed by.
 
-        Raises READ_ONLY where there is nothing else; INVALID_PARAMS without a selector, and for the id of a mount's
+        Raises INVALID_PARAMS without a selector, and for the id of a mount's
         record. If a tier that must be asked does not answer, nothing is forgotten.
         """
         scope = scope_of(caller, params.owner)
-        refuse_if_read_only(self._core.mounts)
         if params.query is not None and not query_tokens(params.query):
             raise invalid_params("query", "expected words to search for; this one holds none")
         if not selects(params):

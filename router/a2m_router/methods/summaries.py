@@ -9,7 +9,6 @@ What is private stays private: only `into` sends a summary of it to a shared tie
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,7 +19,7 @@ from a2m_router.config.settings import Tier
 from a2m_router.methods.core import Core, scope_of
 from a2m_router.methods.reading import Readings
 from a2m_router.methods.writing import Writing
-from a2m_router.placement.permission import destination, refuse_if_read_only, refuse_unless_writable
+from a2m_router.placement.permission import destination, refuse_unless_writable
 from a2m_router.placement.writing import Overtaken
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import invalid_params, quota
@@ -57,6 +56,7 @@ class Summaries:
     """Takes requests for summaries."""
 
     def __init__(self, core: Core, readings: Readings, writing: Writing, summarizer: Summarizer) -> None:
+        self._core = core
         self._settings = core.settings
         self._mounts = core.mounts
         self._catalog = core.catalog
@@ -65,8 +65,7 @@ class Summaries:
         self._summarizer = summarizer
 
     def methods(self) -> Mapping[str, Method]:
-        writable = partial(refuse_if_read_only, self._mounts)
-        return {"memory/summarize": Method(Summarize, self.summarize, writable)}
+        return {"memory/summarize": Method(Summarize, self.summarize, self._core.refuse_if_read_only)}
 
     async def summarize(self, params: Summarize, caller: Caller) -> Summarized:
         """Summarize what the selectors mean, at most `limit` of it; the sources stay as they are.
@@ -78,7 +77,6 @@ class Summaries:
                 changing. Nothing is written then.
         """
         scope = scope_of(caller, params.owner)
-        refuse_if_read_only(self._mounts)
         if not selects(params):
             raise invalid_params("params", "expected ids, a query, a tier, a where with a condition, or a key_prefix")
         if params.query and not query_tokens(params.query):

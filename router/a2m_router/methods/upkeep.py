@@ -1,7 +1,6 @@
 """memory/promote, consolidate, reinforce and the sessions (§4.6 to §4.8, §4.10, §4.11)."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import msgspec
 
@@ -12,7 +11,6 @@ from a2m_router.placement.moves import Moved, Moves
 from a2m_router.placement.passes import Passes, Report, Stayed
 from a2m_router.placement.permission import (
     destination,
-    refuse_if_read_only,
     refuse_mounted,
     refuse_named,
     refuse_unless_writable,
@@ -85,11 +83,10 @@ class Upkeep:
         self._passes = passes
 
     def methods(self) -> Mapping[str, Method]:
-        writable = partial(refuse_if_read_only, self._core.mounts)
         return {
-            "memory/promote": Method(Promote, self.promote, writable),
+            "memory/promote": Method(Promote, self.promote, self._core.refuse_if_read_only),
             "memory/consolidate": Method(Consolidate, self.consolidate),
-            "memory/reinforce": Method(Reinforce, self.reinforce, writable),
+            "memory/reinforce": Method(Reinforce, self.reinforce, self._core.refuse_if_read_only),
             "memory/session/list": Method(SessionList, self.sessions),
             "memory/session/close": Method(SessionClose, self.close),
         }

@@ -1,7 +1,6 @@
 """memory/remember (§4.2): a batch is completed and checked, carried out, and answered."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -9,7 +8,6 @@ from a2m_router.catalog.entries import Entry
 from a2m_router.catalog.selection import Scope
 from a2m_router.methods.core import Core, scope_of, tells_owners_apart
 from a2m_router.methods.drafting import complete_drafts
-from a2m_router.placement.permission import refuse_if_read_only
 from a2m_router.placement.writing import NotDurable, Writes
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import (
@@ -24,7 +22,6 @@ from a2m_router.protocol.wire.errors import (
 from a2m_router.protocol.wire.events import Place, Written
 from a2m_router.protocol.wire.messages import ConditionalRemember
 from a2m_router.tiers.link import Overloaded, TierDown
-from a2m_router.tiers.together import Failure
 
 
 class Ids(msgspec.Struct):
@@ -41,8 +38,7 @@ class Writing:
         self._writes = writes
 
     def methods(self) -> Mapping[str, Method]:
-        writable = partial(refuse_if_read_only, self._core.mounts)
-        return {"memory/remember": Method(ConditionalRemember, self.remember, writable)}
+        return {"memory/remember": Method(ConditionalRemember, self.remember, self._core.refuse_if_read_only)}
 
     async def remember(self, params: ConditionalRemember, caller: Caller) -> Ids:
         if not tells_owners_apart(caller):
@@ -66,7 +62,7 @@ class Writing:
             ids = await self._writes.carry_out(drafts, scope, self._emit, still)
         except NotDurable as failure:
             raise unsure(failure.problem, "what was written can be read, but may be gone") from failure
-        except (A2MError, TierDown, OSError) as failure:
+        except (TierDown, OSError) as failure:
             raise _refusal(failure) from failure
         core.on_change()
         return ids
@@ -102,7 +98,7 @@ def unsure(failure: OSError, sentence: str) -> A2MError:
     )
 
 
-def _refusal(failure: Failure) -> A2MError:
+def _refusal(failure: TierDown | OSError) -> A2MError:
     """INTERNAL_ERROR for a write that was not carried out."""
     if isinstance(failure, Overloaded):
         sentence = f"the tier {failure.tier!r} has as many calls under way as it takes; nothing was written"
@@ -113,6 +109,4 @@ def _refusal(failure: Failure) -> A2MError:
             f"the tier {failure.tier!r} did not take the write: {failure.reason}; nothing was written",
             {"tier": failure.tier, "reason": failure.reason, "retry_after": failure.retry_after},
         )
-    if isinstance(failure, OSError):
-        return disk_failed(failure, "the catalog's")
-    return failure
+    return disk_failed(failure, "the catalog's")
