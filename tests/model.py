@@ -14,6 +14,7 @@ Where things fail an operation may have an error for an answer, or none:
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import count, pairwise
+from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -298,8 +299,8 @@ class Model:
     ) -> None:
         """Of a timeline (`newest`: its limit keeps the newest) or a recall (`limit` keeps whatever is best).
 
-        A recall answers from what it has found at once: of that, only what was changed after it began may be missing.
-        So each such record that it does not show may have had a place within its limit.
+        Both answer from what they have found at once: of that, only what was changed after they began may be missing.
+        So each such record that they do not show may have had a place within their limit.
 
         `excused`: whether a record may be missing, since it lives in a tier that the answer says it had to do without.
         """
@@ -309,13 +310,12 @@ class Model:
         assert len(shown) == len(records), "one record under two ids"
         assert limit is None or len(records) <= limit
         must = [version for object in self._touches if (version := self._must(object, begin, end, selector))]
-        if limit is not None and newest and len(records) == limit:
-            oldest = min(parse(record.created_at) for record in records)
+        is_full = limit is not None and len(records) + self._changed(begin, end, selector, shown) >= limit
+        if is_full and newest:
+            oldest = min((parse(record.created_at) for record in records), default=inf)
             must = [v for v in must if v.object[0] == "new" and "created_at" not in v.fields and v.began > oldest]
-        elif limit is not None and newest and (len(records) == limit or excused is not none_excused):
+        elif is_full or (limit is not None and newest and excused is not none_excused):
             must = []  # the newest may all live where nobody answers
-        elif limit is not None and not newest and len(records) + self._changed(begin, end, selector, shown) >= limit:
-            must = []
         missing = [version for version in must if version.object not in shown and not excused(version)]
         assert not missing, f"not shown: {missing}, shown: {[record.content for record in records]}"
 

@@ -264,7 +264,7 @@ async def test_a_method_of_an_undeclared_capability_names_the_capability() -> No
 @asynchronous
 async def test_every_method_that_is_served_is_in_the_tables_here() -> None:
     async with trial() as fed:
-        served = {name: method.params for name, method in fed.federation.methods.table().items()}
+        served = {name: method.params for name, method in fed.federation.methods.items()}
         extensions = {"store/backup": messages.Backup}
         assert served == {f"memory/{name}": params for name, params in PARAMS.items()} | extensions
 

@@ -15,8 +15,8 @@ from anyio import wait_all_tasks_blocked
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.readers import Readers
 from a2m_router.catalog.records import Records
-from a2m_router.methods.writing import Writing
 from a2m_router.placement import moves
+from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.placement.steps import Step as MoveStep
 from a2m_router.protocol.client.client import Connection
@@ -296,11 +296,11 @@ def without_redo(self: Catalog, new: Any, replacements: Any, vectors: Any, redo:
     return _commit_write(self, new, replacements, vectors)
 
 
-_tell_tiers = Writing._tell_tiers
+_write = Delivering.write
 
 
-async def as_all_of_the_batch(self: Writing, written: Any, *, are_all: bool) -> Any:
-    return await _tell_tiers(self, written, are_all=True)
+async def as_all_of_the_batch(self: Delivering, written: Any, *, are_all: bool) -> Any:
+    return await _write(self, written, are_all=True)
 
 
 def before_it_is_told(self: Catalog, new: Any, replacements: Any, vectors: Any, redo: Any) -> Any:
@@ -348,7 +348,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(replace_a, ("source", "recall", True)),
     ),
     "a batch that may become half true after a power cut": (
-        *(Writing, "_tell_tiers", as_all_of_the_batch),
+        *(Delivering, "write", as_all_of_the_batch),
         *(Scenario(name="a batch", moves=(), replaces=1, batch=True), replace_a_and_write_c),
         *(None, ("source", "remember", False)),
     ),

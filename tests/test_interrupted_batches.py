@@ -15,7 +15,7 @@ import pytest
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.schema import SCHEMA
-from a2m_router.methods.writing import Writing
+from a2m_router.placement.delivering import Delivering
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.tiers.copies import Copies
 from tests.disk import Disk, Fate, Files, Moment, Photograph, laid
@@ -144,17 +144,17 @@ async def test_a_batch_is_whole_or_not_at_all_and_there_if_it_was_acknowledged(
     await look_into_all(tmp_path, batch, servers)
 
 
-_tell_tiers = Writing._tell_tiers
+_write = Delivering.write
 
 
-async def as_all_of_the_batch(self: Writing, written: Any, *, are_all: bool) -> Any:
-    return await _tell_tiers(self, written, are_all=True)
+async def as_all_of_the_batch(self: Delivering, written: Any, *, are_all: bool) -> Any:
+    return await _write(self, written, are_all=True)
 
 
 BROKEN: dict[str, tuple[Any, str, Any, Records, Mix]] = {
     "several calls are taken for one": (Copies, "is_one_call", lambda *_: True, ONE_CALL["three records"], ONE_BY_ONE),
     "what is new is taken for all of a batch": (
-        *(Writing, "_tell_tiers", as_all_of_the_batch),
+        *(Delivering, "write", as_all_of_the_batch),
         *(SEVERAL["a replacement beside"], MIXES["native"]),
     ),
     "what was being written is not given up": (
@@ -182,16 +182,16 @@ def without_the_sync_before_the_answer(patch: pytest.MonkeyPatch) -> Iterator[No
     async def nothing(self: Catalog) -> None:
         """Only what is told to several is durable before that."""
 
-    tell, synced = Writing._tell_tiers, Catalog.synced
+    tell, synced = Delivering.write, Catalog.synced
 
-    async def synced_first(self: Writing, *given: Any, **named: Any) -> Any:
+    async def synced_first(self: Delivering, *given: Any, **named: Any) -> Any:
         with pytest.MonkeyPatch.context() as within:
             within.setattr(Catalog, "synced", synced)
             return await tell(self, *given, **named)
 
     with patch.context() as broken:
         broken.setattr(Catalog, "synced", nothing)
-        broken.setattr(Writing, "_tell_tiers", synced_first)
+        broken.setattr(Delivering, "write", synced_first)
         yield
 
 

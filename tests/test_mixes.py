@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-import a2m_router.methods.asking
+import a2m_router.reading.lifted
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.matching import FIELDS
 from a2m_router.protocol.wire.records import Record
@@ -867,7 +867,7 @@ def test_what_is_found_is_what_a_plain_model_says(
                 await finds(fed, kept, question, meant, limit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(a2m_router.methods.asking, "_FEW", few)
+        patch.setattr(a2m_router.reading.lifted, "FEW", few)
         run(loop, scenario)
 
 

@@ -35,10 +35,10 @@ from a2m_rag.service import Result, ServiceFailure, ServiceSilent
 from a2m_router.conformance.checking import Target, same
 from a2m_router.conformance.client import InProcess, Stdio
 from a2m_router.conformance.running import ALL_CHECKS, State, outcomes
-from a2m_router.methods.asking import NO_VECTORS, OTHER_WIDTH
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.timestamps import UNDATED, parse, render
+from a2m_router.reading.mounted import NO_VECTORS, OTHER_WIDTH
 from tests.federated import LOCAL, START, Foreign, Trial, filled, reconnected, settings_of, told_by, trial
 from tests.servers.core_only import CoreOnly
 from tests.test_rag import Corpus, Moody, server
@@ -696,7 +696,7 @@ async def test_describe_tells_a_mount_s_health_by_its_service_s(monkeypatch: pyt
 
 @pytest.mark.anyio
 async def test_describe_does_not_wait_for_a_service_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("a2m_router.methods.table._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("a2m_router.methods.describing._LOOK_SECONDS", 0.01)
     held = anyio.Event()
 
     class Held(Moody):

@@ -414,7 +414,7 @@ async def test_nobody_can_ask_in_another_s_name() -> None:
             "session/close": {"session": "s"},
             "summarize": {"ids": list(HIS)},
         }
-        for name, method in fed.federation.methods.table().items():
+        for name, method in fed.federation.methods.items():
             if any(field.name == "owner" for field in msgspec.structs.fields(method.params)):
                 params = required.get(name.removeprefix("memory/"), {})
                 answer = await ask(fed, "b", name.removeprefix("memory/"), **params, owner="a")
@@ -651,7 +651,7 @@ async def served(settings: Settings) -> AsyncIterator[tuple[Trial, httpx.AsyncCl
         app = application(
             fed.federation.answer,
             admit=admission((), settings.serve.principals),
-            profile=lambda caller: fed.federation.methods.describe(Describe(), caller),
+            profile=lambda caller: fed.federation.describe(Describe(), caller),
         )
         _, port = await tasks.start(serve_http, app, "127.0.0.1", 0)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:

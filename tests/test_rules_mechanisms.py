@@ -15,11 +15,14 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
-import a2m_router.methods.asking
-import a2m_router.methods.reading
-import a2m_router.methods.resolving
 import a2m_router.placement.guard
 import a2m_router.placement.moves
+import a2m_router.placement.writing
+import a2m_router.reading.candidates
+import a2m_router.reading.homes
+import a2m_router.reading.lifted
+import a2m_router.reading.resolving
+import a2m_router.reading.timelines
 import a2m_router.tiers.copies
 import a2m_store.store
 from a2m_router.catalog.catalog import Catalog
@@ -27,12 +30,12 @@ from a2m_router.catalog.claims import Claim, Claims, id_name
 from a2m_router.catalog.entries import Entry
 from a2m_router.catalog.readers import Readers, Reading
 from a2m_router.catalog.strays import Strays
-from a2m_router.methods.asking import Question
-from a2m_router.methods.writing import Writing
+from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.guard import Guard
 from a2m_router.placement.moves import Moves
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.reading.question import Question
 from a2m_store.drafts import Limits
 from tests.federated import (
     FOUR_TIERS,
@@ -215,7 +218,7 @@ async def test_a_copy_that_is_not_in_its_records_home_is_never_shown() -> None:
 
 async def test_a_reader_that_takes_any_copy_sees_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Readers, "accepts", lambda *_: True)
-    monkeypatch.setattr(a2m_router.methods.reading, "is_as_it_is", lambda *_: True)
+    monkeypatch.setattr(a2m_router.reading.homes, "is_as_it_is", lambda *_: True)
     await goes_wrong(a_copy_that_is_not_at_home)
 
 
@@ -521,10 +524,10 @@ async def test_a_write_is_answered_known_only_if_the_record_can_be_read() -> Non
 
 
 async def test_known_without_a_read_is_a_promise_nobody_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def believed(self: Writing, plan: Any) -> None:
+    async def believed(self: Delivering, plan: Any) -> None:
         await checkpoint()
 
-    monkeypatch.setattr(Writing, "_check_known", believed)
+    monkeypatch.setattr(Delivering, "_check_known", believed)
     await goes_wrong(a_known_record_that_its_home_has_lost)
 
 
@@ -726,8 +729,9 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
 
     monkeypatch.setattr(Readers, "accepts", accepts_another)
     monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
-    monkeypatch.setattr(a2m_router.methods.reading, "_still", lambda then, now: list(now))
-    for module in (a2m_router.methods.reading, a2m_router.methods.resolving):
+    for module in (a2m_router.reading.homes, a2m_router.reading.timelines):
+        monkeypatch.setattr(module, "still", lambda then, now: list(now))
+    for module in (a2m_router.reading.homes, a2m_router.reading.resolving):
         monkeypatch.setattr(module, "is_as_it_is", lambda *_: True)
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 
@@ -916,16 +920,68 @@ async def test_a_record_that_goes_from_a_shared_tier_into_a_private_one_is_not_f
         assert [record["tier"] for record in await read.ended()] in ([], ["procedural"])
 
 
-async def test_a_timelines_limit_is_filled_when_the_newest_is_forgotten_meanwhile() -> None:
+async def a_tier_that_catches_up_while_a_timeline_goes_on() -> None:
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
-        ids = await fed.remember("older", "newest")
-        answered = steer.hold("working", "recall", after=True)
-        read = Task(tasks, lambda: fed.timeline(limit=1))
+        await fed.remember("old", key="k", tier="semantic")
+        await fed.remember("other", tier="procedural")
+        # as long as the first read goes on, the catalog keeps what has replaced the record
+        before = steer.hold("procedural", "recall", after=True)
+        first = Task(tasks, fed.timeline)
+        await before.reached.wait()
+        await fed.remember("new", key="k")
+        await wait_all_tasks_blocked()
+        meanwhile = steer.hold("procedural", "recall", after=True)
+        second = Task(tasks, fed.timeline)
+        await meanwhile.reached.wait()
+        assert fed.federation.catalog.redo.is_open()
+        before.release()
+        assert {record["content"] for record in await first.ended()} == {"new", "other"}
+        await wait_all_tasks_blocked()
+        assert not fed.federation.catalog.redo.is_open()
+        meanwhile.release()
+        assert {record["content"] for record in await second.ended()} == {"new", "other"}
+
+
+async def test_what_its_tier_was_behind_with_is_read_there_once_it_has_caught_up() -> None:
+    await a_tier_that_catches_up_while_a_timeline_goes_on()
+
+
+async def test_a_timeline_that_asks_no_tier_again_lacks_what_its_tier_was_behind_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(a2m_router.reading.homes, "_ROUNDS", 1)
+    await goes_wrong(a_tier_that_catches_up_while_a_timeline_goes_on)
+
+
+@pytest.mark.parametrize("server", [None, Foreign()])
+@pytest.mark.parametrize("becomes", ["forgotten", "another's", "moved away", "moved", "replaced"])
+async def test_a_timeline_asks_once_and_lacks_only_what_was_changed_after_it_began(
+    becomes: str, server: Foreign | None
+) -> None:
+    steer = Steered()
+    servers = {} if server is None else {"semantic": server}
+    async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
+        drafts = [{"content": f"r{n}", "key": f"k{n}", "session": "s", "tier": "semantic"} for n in range(4)]
+        ids = (await fed.call("remember", records=drafts))["ids"]
+        answered = steer.hold("semantic", "recall", after=True)
+        asked = {"where": {"session": "s", "tier": ["semantic", "procedural"]}, "limit": 2}
+        read = Task(tasks, lambda: fed.call("timeline", **asked))
         await answered.reached.wait()
-        await fed.call("forget", ids=ids[1:])
+        if becomes == "forgotten":
+            await fed.call("forget", ids=ids[3:])
+        elif becomes in ("another's", "replaced"):
+            session = "s" if becomes == "replaced" else "t"
+            await fed.call("remember", records=[{**drafts[3], "content": "anew", "session": session}])
+        else:
+            await fed.call("promote", ids=ids[3:], tier="procedural" if becomes == "moved" else "working")
+        steer.refuse("semantic", "recall")
         answered.release()
-        assert [record["content"] for record in await read.ended()] in (["older"], ["newest"])
+        found = await read.ended()
+        newest = {"moved": ["r3"], "replaced": ["anew"]}.get(becomes, [])
+        assert [record["content"] for record in found["records"]] == ["r2", *newest]
+        assert "degraded" not in found
+        steer.allow("semantic", "recall")
 
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
@@ -1027,7 +1083,8 @@ async def test_copies_left_behind_do_not_hide_what_lives_there_where_their_home_
 async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(a2m_router.methods.asking, "_MOST", 50)
+    for module in (a2m_router.reading.candidates, a2m_router.reading.lifted):
+        monkeypatch.setattr(module, "MOST", 50)
     async with trial(patient(), servers={"semantic": Foreign()}) as fed:
         meant = [{"content": f"old {n}", "tier": "semantic", "metadata": {"m": 1}} for n in range(3)]
         newer = [{"content": f"newer {n}", "tier": "semantic"} for n in range(30)]

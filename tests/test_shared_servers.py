@@ -17,7 +17,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.rebuild.salvage import Salvage
-from a2m_router.methods import asking
+from a2m_router.reading import candidates, lifted
 from a2m_router.tiers.profile import CannotServe
 from tests.disk import Files
 from tests.federated import FOUR_TIERS, Foreign, Mix, Trial, contents, settings_of, told_by, trial
@@ -113,8 +113,9 @@ async def test_all_that_is_ours_is_found_among_what_fills_the_servers_answers(
 ) -> None:
     shared = Shared(server(tmp_path / "shared.db"))
     mix = shared.mix()
-    monkeypatch.setattr(asking, "_FEW", few)
-    monkeypatch.setattr(asking, "_MOST", 60)  # their 100 records are more than a server is asked for
+    monkeypatch.setattr(lifted, "FEW", few)
+    monkeypatch.setattr(candidates, "MOST", 60)
+    monkeypatch.setattr(lifted, "MOST", 60)  # their 100 records are more than a server is asked for
     await begin_empty(tmp_path, mix)
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         ids = await write_ours(fed)
@@ -133,7 +134,7 @@ async def test_all_that_is_ours_is_found_among_what_does_not_fit_into_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
     mix = Shared(CoreOnly(tmp_path / "shared.db")).mix()
-    monkeypatch.setattr(asking, "_FEW", few)
+    monkeypatch.setattr(lifted, "FEW", few)
     await begin_empty(tmp_path, mix)
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         ids = await write_ours(fed)
@@ -145,8 +146,9 @@ async def test_all_that_is_ours_is_found_among_what_does_not_fit_into_a_message(
 
 async def test_an_answer_that_may_lack_some_of_ours_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mix = Shared(CoreOnly(tmp_path / "shared.db")).mix()
-    monkeypatch.setattr(asking, "_FEW", 4)
-    monkeypatch.setattr(asking, "_MOST", 12)  # ours are more than are asked for by their ids
+    monkeypatch.setattr(lifted, "FEW", 4)
+    monkeypatch.setattr(candidates, "MOST", 12)
+    monkeypatch.setattr(lifted, "MOST", 12)  # ours are more than are asked for by their ids
     await begin_empty(tmp_path, mix)
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         await write_ours(fed)

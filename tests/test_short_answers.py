@@ -1,18 +1,17 @@
 """An answer of a tier that may be shorter than the truth is not taken for the whole: one that is cut at what a message
-or a call may hold, one of a tier that has lost what it should hold, and one that has heard less than one before."""
+or a call may hold, and one of a tier that has lost what it should hold."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.link import AnswerTooLong
 from a2m_router.tiers.mode import TierMode
-from tests.federated import FOUR_TIERS, Foreign, Steered, Task, filled, lose, settings_of, trial
+from tests.federated import FOUR_TIERS, Foreign, filled, lose, settings_of, trial
 from tests.servers.core_only import CoreOnly
 
 pytestmark = pytest.mark.anyio
@@ -118,18 +117,3 @@ async def test_a_page_is_refused_where_a_tier_has_lost_what_belongs_on_it() -> N
         lose(fed, "semantic", ids[0])
         with pytest.raises(A2MError, match=f"it has lost the record '{ids[0]}'"):
             await fed.call("timeline", page=100)
-
-
-async def test_a_timelines_second_look_is_not_taken_where_it_has_heard_less_than_the_first() -> None:
-    steer = Steered()
-    async with trial(SETTINGS, weather=steer) as fed, anyio.create_task_group() as tasks:
-        ids = await fed.remember(*"abcd", tier="semantic")
-        answered = steer.hold("semantic", "recall", after=True)
-        read = Task(tasks, lambda: fed.call("timeline", limit=3))
-        await answered.reached.wait()
-        await fed.call("forget", ids=ids[3:])
-        steer.refuse("semantic", "recall")
-        answered.release()
-        found = await read.ended()
-        assert [record["id"] for record in found["records"]] == ids[1:3]
-        assert [down["tier"] for down in found["degraded"]] == ["semantic"]

@@ -375,11 +375,11 @@ async def test_a_promotion_that_is_called_off_is_told_as_far_as_it_went(monkeypa
         # the second one's claim is somebody else's
         claim = await fed.federation.catalog.claims.take([id_name(ids[1])])
         call = anyio.CancelScope()
-        upkeep = fed.federation.methods._upkeep
+        promoting = fed.federation.methods["memory/promote"].handler
 
         async def promote() -> None:
             with call:
-                await upkeep.promote(Promote(ids=ids, tier="semantic"), Scope())
+                await promoting(Promote(ids=ids, tier="semantic"), LOCAL)
 
         tasks.start_soon(promote)
         with anyio.fail_after(30):

@@ -18,7 +18,7 @@ from trio._core._run import Deadlines
 
 import a2m_router.catalog.lineage
 import a2m_router.daemon.app
-import a2m_router.methods.writing
+import a2m_router.placement.planning
 import a2m_router.tiers.copies
 import a2m_store.identifiers
 import a2m_store.schema
@@ -50,7 +50,7 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
 
         new_id = _numbered("r")
         put(a2m_router.daemon.app, "new_id", new_id)
-        put(a2m_router.methods.writing, "new_id", new_id)
+        put(a2m_router.placement.planning, "new_id", new_id)
         numbered = _numbered("u")
         uuid = SimpleNamespace(uuid4=numbered)
         put(a2m_store.schema, "uuid", uuid)

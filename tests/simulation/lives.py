@@ -18,10 +18,10 @@ import anyio
 import msgspec
 import trio
 
-from a2m_router.methods.asking import NO_VECTORS
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import render
+from a2m_router.reading.mounted import NO_VECTORS
 from tests.clocks import jumping
 from tests.federated import FOUR_TIERS, START, Foreign, Mix, filled, settings_of
 from tests.histories import SHARED, Operation, Run, Shown, Unheard, check_the_tiers

@@ -17,27 +17,37 @@ from a2m_router.backup.backing_up import Backups
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.findings import Torn
 from a2m_router.config.settings import Settings
-from a2m_router.methods.asking import Asking
-from a2m_router.methods.drafting import new_id
+from a2m_router.methods.backing_up import BackingUp
+from a2m_router.methods.context import Context, scope_of
+from a2m_router.methods.describing import CAPABILITIES, Describing
+from a2m_router.methods.forgetting import Forgetting
 from a2m_router.methods.reading import Readings
-from a2m_router.methods.resolving import Resolving
 from a2m_router.methods.summaries import Summaries
-from a2m_router.methods.table import CAPABILITIES, Methods
+from a2m_router.methods.table import table
 from a2m_router.methods.upkeep import Upkeep
 from a2m_router.methods.writing import Writing
 from a2m_router.placement.admission import Admission
 from a2m_router.placement.core import core_of
+from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.distilling import Distilling, Rewriter
 from a2m_router.placement.moves import Moves
 from a2m_router.placement.passes import Carriers, Passes
+from a2m_router.placement.planning import Planner, new_id
 from a2m_router.placement.recovery import Recovery
 from a2m_router.placement.scanning import Intake, Scanner
+from a2m_router.placement.writing import Writes
 from a2m_router.process.budget import budget
 from a2m_router.process.repeats import Repeats
 from a2m_router.protocol.client.http_client import SETTLING
 from a2m_router.protocol.server.event_log import EventLog
 from a2m_router.protocol.server.server import Dispatcher, Gate
+from a2m_router.protocol.server.watching import Watching
 from a2m_router.ranking.policy import strength
+from a2m_router.reading.fan_out import FanOut
+from a2m_router.reading.homes import Homes
+from a2m_router.reading.recalls import Recalls
+from a2m_router.reading.resolving import Resolving
+from a2m_router.reading.timelines import Timelines
 from a2m_router.summaries.model import Model, connect_model
 from a2m_router.summaries.prompting import Prompting
 from a2m_router.summaries.summarizing import Extracts, ModelSummaries, Summarizer
@@ -94,36 +104,40 @@ class Federation:
         self.reconciler = core.reconciler
         self.moves = Moves(core)
         events = EventLog(settings.events.retained)
-        tell = events.append
         rewriter = Rewriter(summarizer, settings.limits.max_content_length, new_id)
         distilling = Distilling(core, self.moves, rewriter, clock)
-        self.passes = Passes(settings, core, Carriers(self.moves, distilling), tell, clock)
+        self.passes = Passes(settings, core, Carriers(self.moves, distilling), events.append, clock)
         intake = Intake(changed=events.break_off, adopt=adopt, gather=self._gather)
         self.recovery = Recovery(settings, core, modes, Scanner(settings, core, intake))
         self.admission = Admission(settings, core, self.recovery, self._spawn, self.passes.tier_changed)
-        asking = Asking(catalog, copies, mounts)
-        resolving = Resolving(settings, catalog, copies, asking, mounts)
-        wake = self.passes.wake
-        writing = Writing(
-            settings,
-            core,
-            self.moves,
-            resolving,
-            asking,
-            mounts,
-            tell,
-            clock,
-            wake,
-        )
-        readings = Readings(settings, catalog, copies, asking, mounts, clock, wake)
+        planner = Planner(settings, catalog, copies, mounts, clock)
+        writes = Writes(core, planner, Delivering(core, self.moves))
+        fan_out = FanOut(catalog, copies, mounts)
+        homes = Homes(catalog, copies, mounts)
+        context = Context(settings, catalog, copies, mounts, clock, events.append, self.passes.wake)
         prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
-        summaries = Summaries(settings, catalog, readings, writing, mounts, summarizer)
-        upkeep = Upkeep(settings, catalog, self.moves, self.passes, mounts, tell, clock, wake)
-        backups = Backups(settings, catalog, links, self._spawn, clock, threads=threads)
-        self.methods = Methods(
-            settings, catalog, copies, mounts, writing, readings, upkeep, summaries, prompting, events, backups
+        readings = Readings(
+            context,
+            Recalls(settings, catalog, fan_out, homes),
+            Timelines(catalog, fan_out, homes, mounts),
+            prompting,
         )
-        self.answer = Gate(Dispatcher(self.methods.table(), CAPABILITIES), settings.serve.max_requests)
+        writing = Writing(context, writes)
+        backups = Backups(settings, catalog, links, self._spawn, clock, threads=threads)
+        describing = Describing(context, summarizer, prompting, backup=backups.offered)
+        families = (
+            describing,
+            writing,
+            Forgetting(context, Resolving(catalog, fan_out), self.reconciler),
+            readings,
+            Upkeep(context, self.moves, self.passes),
+            Summaries(context, readings, writing, summarizer),
+            Watching(events, lambda caller, owner: context.sight(scope_of(caller, owner))),
+            BackingUp(backups),
+        )
+        self.describe = describing.describe
+        self.methods = table(families, catalog, settings.serve.timeout)
+        self.answer = Gate(Dispatcher(self.methods, CAPABILITIES), settings.serve.max_requests)
         self._ending = False
 
     @property

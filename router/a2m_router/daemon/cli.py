@@ -289,7 +289,7 @@ async def _serve_http(
     app = application(
         federation.answer,
         admit=door.admit,
-        profile=lambda caller: federation.methods.describe(Describe(), caller),
+        profile=lambda caller: federation.describe(Describe(), caller),
         ready=lambda: unready(federation.settings, federation.links, federation.catalog.tiers.is_scanned),
         max_message=federation.settings.limits.max_message,
         limits=limits,

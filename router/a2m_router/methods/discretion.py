@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from a2m_router.methods.asking import NO_VECTORS, OTHER_WIDTH
-from a2m_router.methods.reading import Degraded, Former, Records
-from a2m_router.methods.selecting import CHANGING
+from a2m_router.methods.context import sees_all
+from a2m_router.methods.reading import Records
 from a2m_router.process.repeats import Repeats
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import (
@@ -25,6 +24,9 @@ from a2m_router.protocol.wire.errors import (
     A2MError,
     Code,
 )
+from a2m_router.reading.answers import Degraded, Former
+from a2m_router.reading.mounted import NO_VECTORS, OTHER_WIDTH
+from a2m_router.tiers.failures import CHANGING
 from a2m_router.tiers.link import UNACCOUNTED, Refused
 
 _repeats = Repeats(logging.getLogger(__name__))
@@ -42,16 +44,11 @@ _OURS: Final = frozenset(
 )
 
 
-def hears_reasons(caller: Caller) -> bool:
-    """Whether a caller is told of trouble in the words of those behind: who is no principal, and so sees everything."""
-    return caller.asserts_owner or caller.owner is None
-
-
 def discreet(handler: Handler) -> Handler:
     """The handler, whose answers and errors tell a principal no reason but the router's own."""
 
     async def handle(params: Any, caller: Caller) -> Any:
-        if hears_reasons(caller):
+        if sees_all(caller):
             return await handler(params, caller)
         try:
             result = await handler(params, caller)

@@ -1,19 +1,18 @@
-"""Reading what a caller wants written: each draft checked, completed and given its place. Pure but for new ids.
+"""Reading what a caller wants written: each draft checked and completed. Pure.
 
 Everything that is wrong with a batch is found here, before any tier or the catalog hears of it.
 """
 
-import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from msgspec import UNSET
 
 from a2m_router.catalog.selection import Scope
-from a2m_router.config.settings import Settings, Tier
-from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, quota, unknown_tier
+from a2m_router.config.settings import Settings
+from a2m_router.placement.permission import destination, refuse_if_read_only
+from a2m_router.protocol.wire.errors import A2MError, Code, embedding_mismatch, invalid_params, quota
 from a2m_router.protocol.wire.messages import ConditionalRemember
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 from a2m_router.protocol.wire.timestamps import moment, render
@@ -81,36 +80,6 @@ def complete_drafts(
     return drafts
 
 
-def refuse_if_read_only(mounts: Mounts) -> None:
-    """Raises READ_ONLY where all tiers are mounts: then it is the answer to every write (§2.1)."""
-    if not mounts.managed:
-        raise A2MError(Code.READ_ONLY, "this federation consists of mounts only; it takes no writes")
-
-
-def destination(name: str | None, settings: Settings, mounts: Mounts, where: str) -> Tier:
-    """The tier a write is aimed at, by name or by default. Raises UNKNOWN_TIER, INVALID_PARAMS for a mount, and
-    READ_ONLY where there is nothing else."""
-    refuse_if_read_only(mounts)
-    if name is None:
-        return next((tier for tier in mounts.managed if tier.kind == "working"), mounts.managed[0])
-    for tier in settings.tiers:
-        if tier.name == name:
-            if tier in mounts:
-                raise invalid_params(where, f"{name!r} is mounted read-only; write to another tier")
-            return tier
-    raise unknown_tier(name, [tier.name for tier in settings.tiers])
-
-
-def new_id() -> str:
-    """A fresh record id: 48 bits of time, 80 random ones, so that ids made in turn lie near each other in an index."""
-    return (int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)).hex()
-
-
-def width_of(drafts: Iterable[Draft]) -> int | None:
-    """The width of the vectors in a checked batch; None where it has none."""
-    return next((len(draft.embedding) for draft in drafts if draft.embedding is not None), None)
-
-
 def _check_text(draft: Draft, where: str, longest: int) -> None:
     if draft.content is None and draft.uri is None and draft.embedding is None:
         raise invalid_params(f"{where}.content", "required, unless the record has a uri or an embedding")
@@ -149,15 +118,6 @@ def _check_width(embedding: Sequence[float], width: int | None, where: str) -> i
     return len(embedding)
 
 
-def embedding_mismatch(where: str, width: int, came: int) -> A2MError:
-    """EMBEDDING_MISMATCH naming both widths (§3.7)."""
-    return A2MError(
-        Code.EMBEDDING_MISMATCH,
-        f"{where}: the vectors kept here have {width} dimensions, this one has {came}",
-        {"parameter": where, "dimensions": width},
-    )
-
-
 def _owner(explicit: str | None, scope: Scope, where: str) -> str | None:
     """Whose a record is: the caller's unless it says otherwise. `records[].owner` never widens a scope."""
     if explicit is None:
@@ -165,77 +125,3 @@ def _owner(explicit: str | None, scope: Scope, where: str) -> str | None:
     if scope.owner is not None and explicit != scope.owner:
         raise A2MError(Code.SCOPE_DENIED, f"{where}.owner: {explicit!r} is not the owner who is asking")
     return explicit
-
-
-class Slot(msgspec.Struct, eq=False):
-    """What becomes one record: the drafts of a batch that write the same id or key, in order; the last one counts.
-
-    `place` is its own among the slots of its batch, `places` are the drafts' among those of the batch.
-    """
-
-    place: int
-    drafts: list[ConditionalDraft]
-    places: list[int]
-    id: str | None
-    answer: str | None = None
-
-    @property
-    def first(self) -> ConditionalDraft:
-        return self.drafts[0]
-
-    @property
-    def last(self) -> ConditionalDraft:
-        return self.drafts[-1]
-
-    @property
-    def is_conditional(self) -> bool:
-        """Whether one of the drafts says at which revision its page must be."""
-        return any(draft.if_revision is not UNSET for draft in self.drafts)
-
-    def add(self, draft: ConditionalDraft, place: int) -> None:
-        self.drafts.append(draft)
-        self.places.append(place)
-
-
-def slots_of(
-    drafts: Sequence[ConditionalDraft], is_another: Callable[[ConditionalDraft], bool]
-) -> tuple[list[Slot], list[Slot]]:
-    """The slots of a batch, and the slot that each draft falls into, in order.
-
-    The same id twice is one record, the same key twice a write and its replacement; but a draft whose id names a record
-    that `is_another` than the one at its key is a write to that.
-
-    Raises INVALID_PARAMS for a draft with a condition that would not be written, since an earlier one has its id.
-    """
-    slots: list[Slot] = []
-    places: list[Slot] = []
-    by_id: dict[str, Slot] = {}
-    by_key: dict[tuple[str | None, str], Slot] = {}
-    for place, draft in enumerate(drafts):
-        slot = None if draft.id is None else by_id.get(draft.id)
-        if slot is not None:
-            if draft.key is not None and draft.key == slot.last.key and draft.owner == slot.last.owner:
-                slot.add(draft, place)
-            elif draft.if_revision is not UNSET:
-                raise not_at_key(place, draft, f"an earlier record of this call has the id {draft.id!r}")
-        elif draft.key is not None and (draft.owner, draft.key) in by_key and not is_another(draft):
-            slot = by_key[draft.owner, draft.key]
-            slot.add(draft, place)
-        else:
-            slot = Slot(len(slots), [draft], [place], draft.id)
-            slots.append(slot)
-        if draft.id is not None:
-            by_id[draft.id] = slot
-        if draft.key is not None:
-            by_key.setdefault((draft.owner, draft.key), slot)
-        places.append(slot)
-    return slots, places
-
-
-def not_at_key(place: int, draft: Draft, why: str) -> A2MError:
-    """INVALID_PARAMS for a draft with a condition whose id is that of a record elsewhere: without the condition it
-    would be answered with that record's id, and nothing would be written at its key."""
-    return invalid_params(
-        f"records[{place}].if_revision",
-        f"{why}, and that is not the record at the key {draft.key!r}; leave the id out, or take another",
-    )

@@ -8,27 +8,28 @@ with what they were before:
 What is private stays private: only `into` sends a summary of it to a shared tier.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry
 from a2m_router.catalog.selection import Scope
-from a2m_router.config.settings import Settings, Tier
-from a2m_router.methods.drafting import destination, refuse_if_read_only
-from a2m_router.methods.permission import refuse_unless_writable
+from a2m_router.config.settings import Tier
+from a2m_router.methods.context import Context, scope_of
 from a2m_router.methods.reading import Readings
-from a2m_router.methods.selecting import changing, narrowed_to_ids, selects
-from a2m_router.methods.writing import Overtaken, Writing
+from a2m_router.methods.writing import Writing
+from a2m_router.placement.permission import destination, refuse_unless_writable
+from a2m_router.placement.writing import Overtaken
+from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import invalid_params, quota
 from a2m_router.protocol.wire.messages import ConditionalRemember, Recall, Summarize, Timeline
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft, Record, digest
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.text import query_tokens
+from a2m_router.reading.question import narrowed_to_ids, selects
 from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
-from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.failures import changing
 
 # Records that are read where the caller gives no limit: the newest, or those that fit a query best.
 _DEFAULT_LIMIT: Final = 200
@@ -51,36 +52,22 @@ class Summarized(msgspec.Struct):
     written: int
 
 
-class SummarizeEntry(msgspec.Struct):
-    """What describe says of it: the model that writes, None where none does."""
-
-    model: str | None
-
-
 class Summaries:
-    """Carries out summaries."""
+    """Takes requests for summaries."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        readings: Readings,
-        writing: Writing,
-        mounts: Mounts,
-        summarizer: Summarizer,
-    ) -> None:
-        self._settings = settings
-        self._mounts = mounts
-        self._catalog = catalog
+    def __init__(self, context: Context, readings: Readings, writing: Writing, summarizer: Summarizer) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._mounts = context.mounts
+        self._catalog = context.catalog
         self._readings = readings
         self._writing = writing
         self._summarizer = summarizer
 
-    def describe(self) -> SummarizeEntry:
-        """The `summarize` object of describe."""
-        return SummarizeEntry(self._summarizer.model)
+    def methods(self) -> Mapping[str, Method]:
+        return {"memory/summarize": Method(Summarize, self.summarize, self._context.refuse_if_read_only)}
 
-    async def summarize(self, params: Summarize, scope: Scope) -> Summarized:
+    async def summarize(self, params: Summarize, caller: Caller) -> Summarized:
         """Summarize what the selectors mean, at most `limit` of it; the sources stay as they are.
 
         Raises:
@@ -89,7 +76,7 @@ class Summaries:
                 `data: {reason: "changing"}` if the page at `key` has changed meanwhile, or what was summarized kept
                 changing. Nothing is written then.
         """
-        refuse_if_read_only(self._mounts)
+        scope = scope_of(caller, params.owner)
         if not selects(params):
             raise invalid_params("params", "expected ids, a query, a tier, a where with a condition, or a key_prefix")
         if params.query and not query_tokens(params.query):
@@ -151,7 +138,7 @@ class Summaries:
             owner=owner,
             metadata=provenance(len(records), self._summarizer.model, ids),
         )
-        [id] = await self._writing.remember(ConditionalRemember(records=[draft]), scope, still)
+        [id] = await self._writing.write(ConditionalRemember(records=[draft]), scope, still)
         return Summarized(self._as_written(id, draft), len(records), 1)
 
     async def _read(self, params: Summarize, scope: Scope) -> list[Record]:
@@ -177,8 +164,8 @@ class Summaries:
                 key_prefix=params.key_prefix,
                 limit=_DEFAULT_LIMIT if limit is None else limit,
             )
-            found = await self._readings.timeline(newest, scope)
-        for down in found.degraded or ():
+            found = await self._readings.newest(newest, scope)
+        for down in found.degraded:
             raise down.error()
         entries = self._catalog.records.find(record.id for record in found.records)
         numbers = {id: entry.seq for id, entry in entries.items()}  # of what was written in the same millisecond

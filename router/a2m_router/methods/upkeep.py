@@ -1,25 +1,38 @@
 """memory/promote, consolidate, reinforce and the sessions (§4.6 to §4.8, §4.10, §4.11)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.records import unit_of
 from a2m_router.catalog.selection import Scope
-from a2m_router.config.settings import Settings
-from a2m_router.methods.drafting import destination
-from a2m_router.methods.permission import refuse_named, refuse_unless_writable
-from a2m_router.methods.resolving import refuse_mounted
-from a2m_router.methods.selecting import sight_of
+from a2m_router.methods.context import Context, scope_of
 from a2m_router.placement.moves import Moved, Moves
 from a2m_router.placement.passes import Passes, Report, Stayed
+from a2m_router.placement.permission import (
+    destination,
+    refuse_mounted,
+    refuse_named,
+    refuse_unless_writable,
+)
+from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import NOT_AS_WRITTEN, A2MError, Code, invalid_params
-from a2m_router.protocol.wire.events import Event, Place, Promoted, SessionClosed, named
-from a2m_router.protocol.wire.messages import Promote, Reinforce, SessionClose
+from a2m_router.protocol.wire.events import Place, Promoted, SessionClosed, named
+from a2m_router.protocol.wire.messages import Consolidate, Promote, Reinforce, SessionClose, SessionList
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.policy import Unit
-from a2m_router.tiers.mounts import Mounts
+
+
+class PromotedCount(msgspec.Struct):
+    """The answer to memory/promote (§4.6)."""
+
+    promoted: int
+
+
+class ReinforcedCount(msgspec.Struct):
+    """The answer to memory/reinforce (§4.8)."""
+
+    reinforced: int
 
 
 class Consolidated(msgspec.Struct):
@@ -55,48 +68,45 @@ class SessionEntry(msgspec.Struct, omit_defaults=True):
     owner: str | None = None
 
 
+class Sessions(msgspec.Struct):
+    """The answer to memory/session/list (§4.10)."""
+
+    sessions: list[SessionEntry]
+
+
 class Upkeep:
-    """Carries out what is asked of the policy by hand.
+    """Takes what is asked of the policy by hand."""
 
-    Args:
-        tell: logs an event.
-        clock: the time, in milliseconds since 1970.
-        changed: called after every promotion, so that the policy looks at what it filled.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: Catalog,
-        moves: Moves,
-        passes: Passes,
-        mounts: Mounts,
-        tell: Callable[[Event], None],
-        clock: Callable[[], int],
-        changed: Callable[[], None],
-    ) -> None:
-        self._settings = settings
-        self._catalog = catalog
+    def __init__(self, context: Context, moves: Moves, passes: Passes) -> None:
+        self._context = context
         self._moves = moves
         self._passes = passes
-        self._mounts = mounts
-        self._tell = tell
-        self._clock = clock
-        self._changed = changed
 
-    async def promote(self, params: Promote, scope: Scope) -> int:
+    def methods(self) -> Mapping[str, Method]:
+        return {
+            "memory/promote": Method(Promote, self.promote, self._context.refuse_if_read_only),
+            "memory/consolidate": Method(Consolidate, self.consolidate),
+            "memory/reinforce": Method(Reinforce, self.reinforce, self._context.refuse_if_read_only),
+            "memory/session/list": Method(SessionList, self.sessions),
+            "memory/session/close": Method(SessionClose, self.close),
+        }
+
+    async def promote(self, params: Promote, caller: Caller) -> PromotedCount:
         """How many records moved: the whole group of each id, but for what is there already or is not the caller's.
 
         Raises UNKNOWN_TIER; INVALID_PARAMS for a mount, and for the id of a mount's record; INTERNAL_ERROR with
         `data: {tier, reason}` when nothing could be moved because a tier did not take part.
         """
-        target = destination(params.tier, self._settings, self._mounts, "tier").name
-        refuse_mounted(params.ids, self._mounts, self._catalog, scope)
+        scope = scope_of(caller, params.owner)
+        target = destination(params.tier, self._context.settings, self._context.mounts, "tier").name
+        refuse_mounted(params.ids, self._context.mounts, self._context.catalog, scope)
         refuse_unless_writable(scope, target, "tier")
-        refuse_named(scope, params.ids, self._catalog)
-        entries = self._catalog.records.find(params.ids).values()
+        refuse_named(scope, params.ids, self._context.catalog)
+        entries = self._context.catalog.records.find(params.ids).values()
         by_home: dict[str, list[Unit]] = {}
-        for unit in self._catalog.records.units(e for e in entries if e.home != target and scope.holds(e.owner)):
+        for unit in self._context.catalog.records.units(
+            e for e in entries if e.home != target and scope.holds(e.owner)
+        ):
             by_home.setdefault(unit[0].home, []).append(unit_of(unit))
         promoted: list[tuple[str, Place]] = []
         reason = None
@@ -112,61 +122,67 @@ class Upkeep:
                     reason, tier, is_broken = moved.reason, moved.tier or target, moved.is_broken
         finally:
             if promoted:
-                self._tell_promoted(scope, target, promoted)
+                self._emit_promoted(scope, target, promoted)
         if not promoted and reason is not None:
             sentence = f"nothing could be moved to {target!r}: {reason}"
             raise _broken(sentence) if is_broken else _refused(sentence, reason, tier)
         if not promoted:
-            self._tell_promoted(scope, target, promoted)
-        self._changed()
-        return len(promoted)
+            self._emit_promoted(scope, target, promoted)
+        self._context.on_change()
+        return PromotedCount(len(promoted))
 
-    def _tell_promoted(self, scope: Scope, target: str, promoted: list[tuple[str, Place]]) -> None:
-        self._tell(Promoted(at=self._clock(), by=scope.owner, tier=target, records=named(promoted)))
+    def _emit_promoted(self, scope: Scope, target: str, promoted: list[tuple[str, Place]]) -> None:
+        self._context.emit(Promoted(at=self._context.clock(), by=scope.owner, tier=target, records=named(promoted)))
 
-    async def consolidate(self, scope: Scope) -> Consolidated:
+    async def consolidate(self, params: Consolidate, caller: Caller) -> Consolidated:
         """Runs a pass; the counts are those of what the caller sees."""
+        scope = scope_of(caller, params.owner)
         report = await self._passes.consolidate(scope.owner)
-        return Consolidated(**self._figures(report, scope), counts=self._catalog.queries.counts(scope))
+        return Consolidated(**self._figures(report, scope), counts=self._context.catalog.queries.counts(scope))
 
-    async def close(self, params: SessionClose, scope: Scope) -> Closed:
+    async def close(self, params: SessionClose, caller: Caller) -> Closed:
         """Ends the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
 
         Nothing is deleted. Raises INTERNAL_ERROR when nothing could leave because a tier did not take part.
         """
+        scope = scope_of(caller, params.owner)
         if params.session == "":
             raise invalid_params("session", "expected a string that is not empty")
-        known = self._catalog.queries.newest_of(scope.owner, params.session) is not None
+        known = self._context.catalog.queries.newest_of(scope.owner, params.session) is not None
         try:
             flushed, report = await self._passes.close_session(params.session, scope.owner)
         except Stayed as stayed:
             sentence = f"nothing of the session could leave the working tier: {stayed}"
             raise (_broken(sentence) if stayed.is_broken else _refused(sentence, str(stayed))) from None
-        self._tell(SessionClosed(at=self._clock(), owner=scope.owner, session=params.session, known=known))
+        self._context.emit(
+            SessionClosed(at=self._context.clock(), owner=scope.owner, session=params.session, known=known)
+        )
         return Closed(
             **self._figures(report, scope),
-            counts=self._catalog.queries.counts(scope),
+            counts=self._context.catalog.queries.counts(scope),
             closed=params.session,
             flushed=flushed.left,
         )
 
     def _figures(self, report: Report, scope: Scope) -> dict[str, int]:
         """What a pass did of what the caller sees: the rest is nobody else's to know (§6)."""
-        sight = sight_of(scope, self._settings)
+        sight = self._context.sight(scope)
         return {name: sight.count(places) for name, places in report.figures().items()}
 
-    def reinforce(self, params: Reinforce, scope: Scope) -> int:
+    async def reinforce(self, params: Reinforce, caller: Caller) -> ReinforcedCount:
         """How many records had their salience raised.
 
         Raises INVALID_PARAMS for the id of a mount's record, SCOPE_DENIED for what is seen and may not be changed.
         """
-        refuse_mounted(params.ids, self._mounts, self._catalog, scope)
-        refuse_named(scope, params.ids, self._catalog)
-        return self._catalog.reinforce(params.ids, params.amount, scope)
+        scope = scope_of(caller, params.owner)
+        refuse_mounted(params.ids, self._context.mounts, self._context.catalog, scope)
+        refuse_named(scope, params.ids, self._context.catalog)
+        return ReinforcedCount(self._context.catalog.reinforce(params.ids, params.amount, scope))
 
-    def sessions(self, scope: Scope) -> list[SessionEntry]:
+    async def sessions(self, params: SessionList, caller: Caller) -> Sessions:
         """The conversations the caller sees."""
-        return [
+        scope = scope_of(caller, params.owner)
+        sessions = [
             SessionEntry(
                 session=session.session,
                 records=sum(session.tiers.values()),
@@ -175,8 +191,9 @@ class Upkeep:
                 touched_at=render(session.touched_at),
                 owner=session.owner,
             )
-            for session in self._catalog.queries.sessions(scope)
+            for session in self._context.catalog.queries.sessions(scope)
         ]
+        return Sessions(sessions)
 
 
 def _refused(sentence: str, reason: str, tier: str | None = None) -> A2MError:

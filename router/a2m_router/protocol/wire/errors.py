@@ -106,6 +106,15 @@ def quota(where: str, limit: int, came: int, unit: str) -> A2MError:
     )
 
 
+def embedding_mismatch(where: str, width: int, came: int) -> A2MError:
+    """EMBEDDING_MISMATCH naming both widths (§3.7)."""
+    return A2MError(
+        Code.EMBEDDING_MISMATCH,
+        f"{where}: the vectors kept here have {width} dimensions, this one has {came}",
+        {"parameter": where, "dimensions": width},
+    )
+
+
 def overloaded(sentence: str, more: Mapping[str, Any] | None = None) -> A2MError:
     """INTERNAL_ERROR for a call that was not begun, since too many are under way."""
     return A2MError(

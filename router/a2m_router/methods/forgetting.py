@@ -1,0 +1,98 @@
+"""memory/forget (§4.5): which records are meant is resolved, and they are gone for every reader when it is answered.
+
+A forget claims nothing, and waits for no tier that need not be asked: it is true when it is noted.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from a2m_router.catalog.selection import Scope
+from a2m_router.methods.context import Context, scope_of
+from a2m_router.methods.writing import unsure
+from a2m_router.placement.permission import (
+    passing_by,
+    refuse_mounted,
+    refuse_unless_writable,
+)
+from a2m_router.placement.reconciler import Reconciler
+from a2m_router.protocol.server.server import Caller, Method
+from a2m_router.protocol.wire.errors import invalid_params
+from a2m_router.protocol.wire.events import Forgotten, Place, named
+from a2m_router.protocol.wire.messages import Forget
+from a2m_router.ranking.text import query_tokens
+from a2m_router.reading.question import question_of, selects
+from a2m_router.reading.resolving import Resolving
+from a2m_router.tiers.failures import unaccounted
+
+
+class ForgottenCount(msgspec.Struct):
+    """The answer to forget."""
+
+    forgotten: int
+
+
+class Forgetting:
+    """Takes forgets."""
+
+    def __init__(self, context: Context, resolving: Resolving, reconciler: Reconciler) -> None:
+        self._context = context
+        self._resolving = resolving
+        self._reconciler = reconciler
+
+    def methods(self) -> Mapping[str, Method]:
+        return {"memory/forget": Method(Forget, self.forget, self._context.refuse_if_read_only)}
+
+    async def forget(self, params: Forget, caller: Caller) -> ForgottenCount:
+        """How many records were forgotten. Mounts are passed by.
+
+        Raises INVALID_PARAMS without a selector, and for the id of a mount's
+        record. If a tier that must be asked does not answer, nothing is forgotten.
+        """
+        scope = scope_of(caller, params.owner)
+        if params.query is not None and not query_tokens(params.query):
+            raise invalid_params("query", "expected words to search for; this one holds none")
+        if not selects(params):
+            raise invalid_params(
+                "params",
+                "expected ids, a query, a tier, a where with a condition, or a key_prefix: forgetting everything takes "
+                "more than an empty selector",
+            )
+        ids = self._changeable(await self._meant(params, scope), params, scope)
+        now, catalog = self._context.clock, self._context.catalog
+        struck = catalog.forget(ids, scope, now())
+        records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
+        self._context.emit(Forgotten(at=now(), by=scope.owner, records=records))
+        self._reconciler.wake()  # it waits for the note to be durable itself, so it may be told at once
+        try:
+            await catalog.synced()
+        except OSError as failure:
+            raise unsure(failure, "what was forgotten is gone, but may be back") from failure
+        return ForgottenCount(len(struck))
+
+    async def _meant(self, params: Forget, scope: Scope) -> Sequence[str]:
+        """The ids of managed records that the selectors all mean."""
+        context = self._context
+        question = question_of(params, scope, context.settings)
+        if params.tier is not None and question.tiers and question.tiers[0] in context.mounts:
+            raise invalid_params("tier", f"{params.tier!r} is mounted read-only; nothing in it can be forgotten")
+        refuse_mounted(params.ids or (), context.mounts, context.catalog, scope)
+        if (params.query, params.tier, params.where, params.key_prefix) == (None,) * 4:
+            return params.ids or []
+        managed = [tier for tier in question.tiers if tier not in context.mounts]
+        return await self._resolving.ids(replace(question, tiers=managed, query=params.query or None))
+
+    def _changeable(self, ids: Sequence[str], params: Forget, scope: Scope) -> list[str]:
+        """Those of the ids that `params` mean and `scope` may forget. Raises SCOPE_DENIED for what it names and may
+        not, and INTERNAL_ERROR for ids that may yet turn out to be such."""
+        catalog = self._context.catalog
+        if params.tier is not None:
+            refuse_unless_writable(scope, params.tier, "tier")
+        for tier in catalog.tiers.unscanned():
+            if not scope.writes_to(tier):
+                # one that is another's is like one that nobody has heard of
+                seen = [entry for entry in catalog.records.find(ids).values() if catalog.queries.sees(scope, entry)]
+                if len(seen) < len(set(ids)):
+                    raise unaccounted(tier, self._context.copies.why_unaccounted(tier))
+        return passing_by(scope, ids, params.ids or (), catalog)

@@ -1,0 +1,182 @@
+"""A write at its tiers: what must hold there before anything is noted, and the calls that write what is new.
+
+- Known means readable: each known record is read at its home.
+- Nothing is in the way of what is written: no stray of its id, or at its owner's key; on a lesser server, nothing that
+  others have written under an id that a caller has chosen.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+from a2m_router.catalog.claims import Name, names_of
+from a2m_router.catalog.entries import Entry, former, is_as_it_is
+from a2m_router.catalog.records import unit_of
+from a2m_router.catalog.selection import Scope
+from a2m_router.placement.core import Core
+from a2m_router.placement.moves import Moves
+from a2m_router.placement.permission import refuse_unless_writable
+from a2m_router.placement.planning import Plan
+from a2m_router.protocol.wire.errors import CALLERS_ERRORS, RETRY_AFTER, A2MError, invalid_params, no_room
+from a2m_router.protocol.wire.records import Draft, digest
+from a2m_router.tiers.failures import untrue
+from a2m_router.tiers.link import TierDown
+from a2m_router.tiers.together import Failure, outcomes
+
+
+class Delivering:
+    """Prepares the tiers of a plan, and writes to them."""
+
+    def __init__(self, core: Core, moves: Moves) -> None:
+        self._catalog = core.catalog
+        self._copies = core.copies
+        self._reconciler = core.reconciler
+        self._moves = moves
+
+    def touched(self, plan: Plan) -> set[Name]:
+        """What has to be claimed for a plan."""
+        names: set[Name] = set()
+        entries = [entry for _, _, entry in plan.new + plan.known] + [r.entry for r in plan.replacements]
+        before = self._catalog.records.find(r.entry.id for r in plan.replacements)
+        for entry in [*entries, *before.values()]:
+            names.update(names_of(entry))
+        for tier, there in _by_home(entries).items():
+            names |= self._reconciler.names_in_the_way(tier, there)
+        return names
+
+    async def take_groups_along(self, plan: Plan, scope: Scope) -> None:
+        """A replacement that names another tier moves its record there; if that stays in its group, the whole group.
+        To be called without a claim."""
+        for slot, _, _ in plan.replaced:
+            draft = slot.last
+            # a forget in the middle of a move makes it let go, and leaves less to be moved
+            while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
+                refuse_unless_writable(scope, members[0].home, "records")
+                moved = await self._moves.carry_out([unit_of(members)], members[0].home, draft.tier)
+                if moved.is_broken:
+                    problem = f"the record's group could not move: {moved.reason}; nothing was written"
+                    raise untrue(members[0].home, problem)
+                if moved.reason is not None:
+                    raise TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None)
+
+    async def prepare(self, plan: Plan) -> None:
+        """See that a plan can be carried out, before anything is noted of it. The caller holds a claim on all that it
+        touches.
+
+        Raises TierDown where a tier does not take its part; A2MError for what is wrong with a record; InTheWay where
+        the claim does not cover all that is in the way any more.
+        """
+        await self._check_known(plan)
+        self._check_counted(plan)
+        await self._make_way([*plan.entries, *(r.entry for r in plan.replacements)])
+        await self._refuse_what_is_there(plan)
+
+    async def write(self, written: Sequence[tuple[Draft, str]], *, are_all: bool) -> list[Failure]:
+        """Write to all tiers at once. What was reserved becomes durable before that, where one call is not all of the
+        batch: else, after a power cut, a part of it could be all that is left, and a scan would find it."""
+        by_tier: dict[str, list[Draft]] = {}
+        for draft, tier in written:
+            by_tier.setdefault(tier, []).append(draft)
+        calls: list[Callable[[], Awaitable[None]]] = [
+            partial(self._copies.write_new, tier, drafts) for tier, drafts in by_tier.items()
+        ]
+        is_one = len(calls) == 1 and all(self._copies.is_one_call(tier, drafts) for tier, drafts in by_tier.items())
+        if not (are_all and is_one):
+            await self._catalog.synced()
+        found = await outcomes(calls)
+        return [
+            failure if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS else _as_down(tier, failure)
+            for tier, failure in zip(by_tier, found, strict=True)
+            if failure is not None
+        ]
+
+    def _members_left_behind(self, draft: Draft, tier: str) -> list[Entry]:
+        """The group of the record that `draft` would move to `tier` alone."""
+        entry = None if draft.key is None else self._catalog.records.by_key(draft.owner, draft.key)
+        if entry is None or entry.home == tier or draft.group is None or draft.group != entry.group:
+            return []
+        members = self._catalog.records.unit(entry)
+        return list(members) if len(members) > 1 else []
+
+    async def _check_known(self, plan: Plan) -> None:
+        """Each known record is read at its home. One that its home has lost is written there anew if the caller brings
+        it back as it was."""
+        behind = self._catalog.redo.behind(entry.id for _, _, entry in plan.known)  # these are readable here
+        homes = _by_home([entry for _, _, entry in plan.known if entry.id not in behind])
+        found = await outcomes(
+            [partial(self._copies.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
+        )
+        wrong: dict[str, str] = {}
+        for (home, entries), copies in zip(homes.items(), found, strict=True):
+            if not isinstance(copies, dict):
+                raise _as_down(home, copies)
+            for entry in entries:
+                if entry.id not in copies:
+                    wrong[entry.id] = f"it has lost the record {entry.id!r}; write it anew as it was, or forget it"
+                elif not is_as_it_is(copies[entry.id], entry):
+                    wrong[entry.id] = former([entry.id])
+                elif digest(copies[entry.id]) != entry.digest:
+                    raise untrue(home, f"it holds the record {entry.id!r} otherwise than it was given it; forget it")
+        for _, draft, entry in plan.known:
+            if entry.id not in wrong:
+                continue
+            if digest(draft) != entry.digest:
+                raise untrue(entry.home, f"{wrong[entry.id]}; nothing was written")
+            for unkept in (await self._copies.write_seen(entry.home, [draft])).values():
+                raise TierDown(entry.home, unkept, 60.0, None)
+
+    def _check_counted(self, plan: Plan) -> None:
+        """Raises TierDown where a tier may hold, or be about to do, what an earlier router was writing when its power
+        was cut, under an id that a caller has chosen, or at an owner's key. What has neither is nothing's successor."""
+        for slot, _, entry in plan.new:
+            if entry.home in self._catalog.opening.uncounted and (slot.first.id is not None or entry.key is not None):
+                raise TierDown(entry.home, self._copies.why_unaccounted(entry.home), 1.0, None)
+
+    async def _make_way(self, entries: Sequence[Entry]) -> None:
+        """See that no stray is in the way of these records where they are going."""
+        for tier, there in _by_home(entries).items():
+            self._reconciler.check(tier)
+            try:
+                await self._reconciler.clear(tier, there)
+            except A2MError as refused:
+                raise _as_down(tier, refused) from refused
+
+    async def _refuse_what_is_there(self, plan: Plan) -> None:
+        """A lesser server may hold what others have written to it, under an id that a caller has chosen, or that comes
+        to it with a replacement, too. Raises TierDown for that, before anything is noted that would have it cleared
+        away, and INVALID_PARAMS for what is another federation's; but what is noted as forgotten, or as given up, has
+        landed late, and is cleared away."""
+        home = {
+            id: entry.home for id, entry in self._catalog.records.find(r.entry.id for r in plan.replacements).items()
+        }
+        coming = [r.entry for r in plan.replacements if home.get(r.entry.id, r.entry.home) != r.entry.home]
+        chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
+        for tier, there in _by_home(coming + chosen).items():
+            if self._copies.mode(tier).native:
+                continue
+            found, others = await self._copies.there(tier, [entry.id for entry in there])
+            for id, whose in others.items():
+                problem = f"{tier!r} holds a record with the id {id!r} already, {whose}; choose another id, or tier"
+                raise invalid_params("records", problem)
+            late = [entry for entry in there if entry.id in found and self._catalog.tombstones.is_forgotten(entry.id)]
+            for id in found.keys() - {entry.id for entry in [*late, *coming]}:
+                raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
+            if late:
+                self._catalog.note_unwanted(late, tier)
+                await self._reconciler.clear(tier, late)
+
+
+def _by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    homes: dict[str, list[Entry]] = {}
+    for entry in entries:
+        homes.setdefault(entry.home, []).append(entry)
+    return homes
+
+
+def _as_down(tier: str, failure: Failure) -> Failure:
+    """A tier's refusal as what it is to a caller: the federation's own trouble, not the caller's."""
+    if not isinstance(failure, A2MError):
+        return failure
+    reason = no_room(failure)
+    if reason is not None:
+        return TierDown(tier, reason, RETRY_AFTER, None)  # what passes, and what programs know by its name
+    return TierDown(tier, f"it refuses: {failure.message}", 60.0, None)

@@ -1,0 +1,127 @@
+"""The fan-out: one question, put to several tiers at once, each in the way of its kind.
+
+- A question is prepared for all tiers in one step that does not wait, so that a record on its way from one to the other
+  is looked for where it was.
+- A record that has been replaced, and whose tier has not caught up, is as the catalog says, whatever its tier answers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.config.settings import Tier
+from a2m_router.protocol.wire.records import Record, record_of
+from a2m_router.ranking.fusion import lexical
+from a2m_router.reading.answers import TierAnswers
+from a2m_router.reading.candidates import Ask, Candidates, Searched, Way
+from a2m_router.reading.lifted import Lifted
+from a2m_router.reading.mounted import Barred, Mounted
+from a2m_router.reading.native import Native
+from a2m_router.reading.question import Question
+from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.failures import unaccounted, unanswered
+from a2m_router.tiers.link import TierDown
+from a2m_router.tiers.mounts import Mounts
+from a2m_router.tiers.together import outcomes
+
+
+class FanOut:
+    """Asks the tiers of one federation."""
+
+    def __init__(self, catalog: Catalog, copies: Copies, mounts: Mounts) -> None:
+        self._catalog = catalog
+        self._copies = copies
+        self._mounts = mounts
+        self._candidates = Candidates(catalog, copies)
+        self._native = Native(copies, self._candidates)
+        self._lifted = Lifted(catalog, copies, self._candidates)
+        self._mounted = Mounted(catalog, copies, self._candidates)
+
+    async def rankings(self, question: Question) -> TierAnswers:
+        """Each tier's ranking of its candidates."""
+        return await self._ask(lambda tier: self._way(tier).ranking(tier, question), question)
+
+    async def listings(self, question: Question) -> TierAnswers:
+        """All that each tier holds of what is meant."""
+        return await self._ask(lambda tier: self._way(tier).listing(tier, question), question)
+
+    async def searches(self, question: Question) -> TierAnswers:
+        """All that the query finds in each tier, none of which is a mount.
+
+        A failure is QUOTA_EXCEEDED if that is more than a tier tells in one call.
+        """
+        return await self._ask(lambda tier: self._managed_way(tier).search(tier, question), question)
+
+    def barred(self, question: Question) -> Mapping[str, Barred]:
+        """Those of the question's tiers, by their names, that a recall can ask nothing."""
+        asked = {tier.name: self._mounted.why_not(tier, question) for tier in question.tiers if tier in self._mounts}
+        return {name: reason for name, reason in asked.items() if reason is not None}
+
+    def unaccounted(self, tiers: Iterable[Tier]) -> dict[str, str]:
+        """Those of the tiers that may hold what nobody knows of, by their names, and why."""
+        managed = [tier.name for tier in tiers if tier not in self._mounts]
+        return {
+            name: self._copies.why_unaccounted(name) for name in managed if not self._catalog.tiers.is_scanned(name)
+        }
+
+    def refuse_unaccounted(self, tiers: Iterable[Tier]) -> None:
+        """Raises INTERNAL_ERROR if one of the tiers may hold what nobody knows of."""
+        for name, why in self.unaccounted(tiers).items():
+            raise unaccounted(name, why) if self._copies.link(name).status == "up" else unanswered(name, why, 1.0)
+
+    def _way(self, tier: Tier) -> Way:
+        return self._mounted if tier in self._mounts else self._managed_way(tier)
+
+    def _managed_way(self, tier: Tier) -> Searched:
+        return self._native if self._copies.mode(tier.name).native else self._lifted
+
+    async def _ask(self, prepare: Callable[[Tier], Ask], question: Question) -> TierAnswers:
+        found = await outcomes([_prepared(prepare, tier) for tier in question.tiers])
+        answers = TierAnswers({}, {})
+        for tier, outcome in zip(question.tiers, found, strict=True):
+            if isinstance(outcome, list):
+                answers.lists[tier.name] = outcome
+            else:
+                answers.failures[tier.name] = outcome
+        self._overlay(answers.lists, question)
+        return answers
+
+    def _overlay(self, lists: dict[str, list[Record]], question: Question) -> None:
+        """Put what has been replaced in place of what tiers that have not caught up answered."""
+        pending = self._pending(question.tiers)
+        if not pending:
+            return
+        redone = self._catalog.redo.drafts(id for _, ids in pending for id in ids)
+        for name, records in lists.items():
+            lists[name] = [record for record in records if record.id not in redone]
+        meant = [
+            record
+            for tier, ids in pending
+            for record in self._candidates.in_lifted(tier, question, [record_of(redone[id]) for id in ids])
+        ]
+        if question.query is not None:
+            found = set(lexical(question.query, {record.id: record.content for record in meant}))
+            meant = [r for r in meant if r.id in found or None not in (question.embedding, r.embedding)]
+        elif question.embedding is not None:
+            meant = [record for record in meant if record.embedding is not None]
+        for tier, ids in pending:
+            lists.setdefault(tier.name, []).extend(record for record in meant if record.id in ids)
+
+    def _pending(self, tiers: Sequence[Tier]) -> list[tuple[Tier, list[str]]]:
+        """The tiers that do not hold something yet as it is, and its ids."""
+        if not self._catalog.redo.is_open():
+            return []
+        pending = [(tier, self._catalog.redo.ids_in(tier.name)) for tier in tiers if tier not in self._mounts]
+        return [(tier, ids) for tier, ids in pending if ids]
+
+
+def _prepared(prepare: Callable[[Tier], Ask], tier: Tier) -> Ask:
+    """What asks one tier; that it cannot be asked is its answer."""
+    try:
+        return prepare(tier)
+    except TierDown as down:
+        failure = down
+
+    async def fail() -> list[Record]:
+        raise failure
+
+    return fail

@@ -1,0 +1,128 @@
+"""What is asked of some tiers at once, and who can tell what of its `where`. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.readers import Reading
+from a2m_router.catalog.selection import FIELDS, Scope, Selection
+from a2m_router.config.settings import Settings, Tier
+from a2m_router.protocol.wire.equality import Where, parse_where, text_of
+from a2m_router.protocol.wire.errors import unknown_tier
+from a2m_router.protocol.wire.messages import Read, Selector
+from a2m_router.tiers.copies import raw_json
+
+# What the router counts itself, or shows otherwise; a tier's own numbers mean something else.
+OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "revision"})
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """A caller's `where` as it was `given`, taken apart: `known` is what the catalog can tell, `rest` what only the
+    records can: content, metadata, uri, media_type. `sent` is what a native tier is asked to apply itself."""
+
+    given: Mapping[str, Raw] = {}
+    known: Where = {}
+    rest: Where = {}
+    sent: dict[str, Raw] | None = None
+
+    @property
+    def needs_catalog(self) -> bool:
+        """Whether no tier could apply all of it."""
+        return not (OWNED - {"tier"}).isdisjoint(self.known)
+
+
+def read_where(where: Mapping[str, Raw] | None) -> Filter:
+    """Takes a `where` apart (§5.2)."""
+    if not where:
+        return Filter()
+    parsed = parse_where(where)
+    return Filter(
+        given=where,
+        known={name: atoms for name, atoms in parsed.items() if name in FIELDS},
+        rest={name: atoms for name, atoms in parsed.items() if name not in FIELDS},
+        sent={name: value for name, value in where.items() if name not in OWNED} or None,
+    )
+
+
+def _tiers_in_question(tier: str | None, where: Filter, settings: Settings) -> list[Tier]:
+    """The tiers a read is about, by its `tier` and by `tier` in its `where`. Raises UNKNOWN_TIER."""
+    chosen = list(settings.tiers)
+    if tier is not None:
+        chosen = [candidate for candidate in chosen if candidate.name == tier]
+        if not chosen:
+            raise unknown_tier(tier, [candidate.name for candidate in settings.tiers])
+    if "tier" in where.known:
+        named = {text_of(atom) for atom in where.known["tier"]}
+        chosen = [candidate for candidate in chosen if candidate.name in named]
+    return chosen
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of some tiers at once, for one caller.
+
+    Args:
+        query: None for no words.
+        limit: candidates that each tier is asked for; 0 for all.
+        wanted: records that the answer has at most; a tier of whose candidates fewer are meant is asked for more.
+        min_score: the least score of a record in the answer.
+        read: what is written since it began is not meant, and of a record the copy that it accepts stands for it; None
+            if that does not matter.
+        ids: the records that are meant, where no tier could tell by itself.
+        crowded: the tiers of which another federation's records have filled the answers; they are put in as they
+            answer.
+    """
+
+    tiers: Sequence[Tier]
+    scope: Scope
+    where: Filter
+    key_prefix: str | None = None
+    query: str | None = None
+    embedding: list[float] | None = None
+    limit: int = 1
+    wanted: int = 1
+    min_score: float | None = None
+    read: Reading | None = None
+    embeddings: bool = False
+    ids: Sequence[str] | None = None
+    crowded: set[str] = msgspec.field(default_factory=set)
+
+    def selection(self, tiers: Sequence[Tier] | None = None) -> Selection:
+        """What of it the catalog can tell."""
+        names = [tier.name for tier in (self.tiers if tiers is None else tiers)]
+        return Selection(tiers=names, scope=self.scope, where=self.where.known, key_prefix=self.key_prefix)
+
+    def may_mean(self, entry: Entry) -> bool:
+        """Whether the record was there when this was asked."""
+        return self.read is None or entry.seq <= self.read.newest
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it means less than all that a tier holds, as far as the catalog can tell."""
+        return not self.scope.everyone or bool(self.where.known) or self.key_prefix is not None
+
+
+def question_of(params: Read | Selector, scope: Scope, settings: Settings) -> Question:
+    """What some parameters ask, as far as they all can: which tiers, and which records in them. Raises UNKNOWN_TIER."""
+    where = read_where(narrowed_to_ids(params) if isinstance(params, Selector) else params.where)
+    tiers = _tiers_in_question(params.tier, where, settings)
+    return Question(tiers=tiers, scope=scope, where=where, key_prefix=params.key_prefix)
+
+
+def selects(selector: Selector) -> bool:
+    """Whether there is a selector at all: one that matches all there is does not count as one."""
+    return selector.ids is not None or bool(selector.query or selector.tier or selector.where or selector.key_prefix)
+
+
+def narrowed_to_ids(selector: Selector) -> dict[str, Raw] | None:
+    """A selector's `where` and its `ids` as one `where`."""
+    if selector.ids is None:
+        return selector.where
+    where = dict(selector.where or {})
+    ids = selector.ids
+    if "id" in where:
+        named = {text_of(atom) for atom in parse_where({"id": where["id"]})["id"]}
+        ids = [id for id in ids if id in named]
+    return {**where, "id": raw_json(ids)}
