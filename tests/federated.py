@@ -241,7 +241,8 @@ class Trial:
         claim.release()
         with anyio.fail_after(_CATCHING_UP_SECONDS):
             # between two trials nobody holds anything that could be waited for
-            while redone(self):  # noqa: ASYNC110
+            while redone(self):
+                self.federation.reconciler.wake()
                 await anyio.sleep(0.01)
 
     def copies(self) -> dict[str, list[str]]:
@@ -465,7 +466,7 @@ def lose(fed: Trial, tier: str, *ids: str) -> None:
 
 async def reconnected(fed: Trial, tier: str) -> None:
     """The connection of a tier is lost; return when it has been made anew, and the tier was welcomed."""
-    welcomed = fed.federation._welcomed[tier] = anyio.Event()
+    welcomed = fed.federation.admission.welcomed[tier] = anyio.Event()
     peer = fed.federation.links[tier]._peer
     assert isinstance(peer, Connection)
     peer.lose("it died")
