@@ -34,7 +34,7 @@ class SummarizeEntry(msgspec.Struct):
 
 
 class TierEntry(msgspec.Struct, omit_defaults=True):
-    """A tier in the answer to describe (§4.7); `status`, `server` and `mount` are ours."""
+    """A tier in the answer to describe (§4.7); `status`, `reason`, `server` and `mount` are ours."""
 
     name: str
     count: int

@@ -34,7 +34,7 @@ MOVE: Final[Table] = (
     (Step.WRITE,),
     (Step.COMMIT,),
 )
-"""A move. The commit is the flip: the records' home becomes the target."""
+"""A move. The commit is the flip: the records' home becomes the target. The guard of the change syncs it."""
 
 DISTIL: Final[Table] = ((Step.NOTE,), (Step.SYNC,), (Step.WRITE,), (Step.COMMIT,))
 """A spill that rewrites, once its summary is there. The commit makes the summary a record, and strikes its sources."""
