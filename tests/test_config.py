@@ -314,6 +314,11 @@ REFUSALS: dict[str, tuple[str, str]] = {
         tier("a", "weight = nan"),
         "tiers.a.weight: must be a number of at least 0, got nan",
     ),
+    "a weight of nothing": (tier("a", "weight = 0"), "tiers.a.weight: expected more than 0"),
+    "a mount's weight of nothing": (
+        tier("a", "mount = true\nweight = 0.0"),
+        "tiers.a.weight: expected more than 0",
+    ),
     "an infinite weight": (tier("a", "weight = inf"), "tiers.a.weight: must be a number of at least 0, got inf"),
     "a number beyond 64 bits": (
         tier("a", f"capacity = 0x{'f' * 5000}"),

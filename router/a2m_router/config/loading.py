@@ -439,6 +439,8 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
     )
     table.refuse_the_rest()
     _check_server(tier, table)
+    if tier.weight == 0:
+        table.note("weight", "expected more than 0; a small one, such as 0.01, ranks all that others find before it")
     if mount:
         for key in filter(table.has, _NOT_FOR_A_MOUNT):
             table.note(key, "a mount is only read, so this cannot apply to it")
@@ -453,8 +455,6 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
             table.note("distil", 'overflow = "drop" loses what would be rewritten; leave one of the two out')
         elif tier.distil and not table.has("spill_to"):
             table.note("distil", "says nowhere to spill to, and what spills is what it rewrites; add spill_to")
-        if tier.weight == 0:
-            table.note("weight", "expected more than 0: a tier without a say is better left out of `rankings`")
         if table.has("promote_after") and not table.has("promote_to"):
             table.note("promote_after", "says nowhere to promote to; add promote_to")
     return tier
