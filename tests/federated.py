@@ -242,7 +242,7 @@ class Trial:
         with anyio.fail_after(_CATCHING_UP_SECONDS):
             # between two trials nobody holds anything that could be waited for
             while redone(self):
-                self.federation.reconciler.wake()
+                self.federation.reconciler.retry()
                 await anyio.sleep(0.01)
 
     def copies(self) -> dict[str, list[str]]:

@@ -523,13 +523,13 @@ async def test_a_server_that_takes_no_writes_when_it_is_welcomed_is_asked_for_no
         assert [record["content"] for record in await fed.timeline()] == ["mine", "stays"]
         assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
         assert [record["tier"] for record in await fed.timeline()] == ["semantic", "working"]
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         told = [message for tier, message in steer.seen[asked:] if tier == "working"]
         assert [each for each in told if b"memory/remember" in each or b"memory/forget" in each] == []
         await reconnected(fed, "working")  # that a copy is to be removed there is no obstacle
         fed.servers["working"].read_only = False
         await reconnected(fed, "working")
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         assert [record.content for record in told_by(fed.servers["working"])] == ["stays"]
         await fed.remember("new", key="new")
         assert [record["tier"] for record in await fed.timeline()] == ["semantic", "working", "working"]

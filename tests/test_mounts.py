@@ -1024,7 +1024,7 @@ async def test_a_mount_that_turns_out_to_take_writes_is_a_tier_from_then_on(capl
         assert sorted(record["id"] for record in await fed.timeline()) == sorted(own)
         await fed.remember("new", tier="handbook")
         assert await fed.call("forget", ids=["42"]) == {"forgotten": 1}
-        await fed.federation.sweeper.idle()
+        await fed.federation.reconciler.idle()
         assert "42" not in [record.id for record in told_by(fed.servers["handbook"])]
 
 

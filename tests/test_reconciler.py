@@ -10,9 +10,11 @@ from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.entries import Entry
 from a2m_router.placement.reconciler import Reconciler
+from a2m_router.protocol.client.client import Connection
 from a2m_router.protocol.wire.records import Record
 from tests.catalogs import strays_left
-from tests.federated import Foreign, Mix, Steered, Task, contents, held_by, trial
+from tests.clocks import simulated
+from tests.federated import Foreign, Mix, Steered, Task, contents, held_by, plant, trial
 from tests.test_rules_restart import CALM, photograph
 
 pytestmark = pytest.mark.anyio
@@ -109,3 +111,64 @@ async def test_one_replacement_that_its_tier_refuses_keeps_no_other_one_from_it(
         steer.allow("working", "remember")
         await fed.settled()
         assert sorted(record["content"] for record in held_by(fed.stores["working"])) == ["new a", "new b"]
+
+
+@simulated
+async def test_a_tier_that_refuses_is_tried_ever_more_rarely_however_much_is_written() -> None:
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
+        await fed.remember("old", key="k")
+        steer.refuse("working", "remember", having=b"new")
+        await fed.remember("new", key="k")
+        asked = len(steer.seen)
+
+        async def write() -> None:
+            for number in range(600):
+                await fed.remember(f"{number}", tier="semantic")
+                await anyio.sleep(0.1)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(write)
+        await anyio.sleep_forever()
+    refused = sum(b"new" in message for _, message in steer.seen[asked:])
+    assert 3 <= refused <= 20
+
+
+@simulated
+async def test_the_log_says_that_copies_are_up_to_date_when_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "a2m_router.placement.reconciler")
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed:
+        ids = await fed.remember("a")
+        steer.refuse("working", "forget")
+        await fed.call("forget", ids=ids)
+        await anyio.sleep(1)
+        peer = fed.federation.links["working"]._peer
+        assert isinstance(peer, Connection)
+        peer.lose("it died")
+        await anyio.sleep(10)
+        said = [record.getMessage() for record in caplog.records]
+        assert said
+        assert not any("up to date" in sentence and "not up to date" not in sentence for sentence in said)
+        steer.allow("working", "forget")
+        await anyio.sleep(60)
+        assert caplog.records[-1].getMessage() == "tier=working copies are up to date"
+        assert fed.copies() == {}
+
+
+async def test_two_copies_at_one_key_go_together() -> None:
+    steer = Steered()
+    async with trial(CALM, weather=steer) as fed:
+        catalog = fed.federation.catalog
+        [first] = await fed.remember("one", key="k", owner="a")
+        steer.refuse("working", "forget")
+        await fed.call("forget", ids=[first], owner="a")
+        plant(fed, "working", id="second", content="two", created_at="2026-01-01T00:00:00.000Z", owner="a")
+        entry = Entry(id="second", home="working", owner="a", key="k", created_at=1, digest=b"")
+        catalog.note_unwanted([entry], "working")
+        steer.allow("working", "forget")
+        asked = len(steer.seen)
+        await fed.federation.reconciler.idle()
+        assert fed.copies() == {}
+        removals = [message for _, message in steer.seen[asked:] if b"memory/forget" in message]
+        assert len(removals) == 1

@@ -93,7 +93,7 @@ def test_copies_in_two_tiers_go_when_what_claimed_them_both_lets_go() -> None:
             catalog.note_copies([entry], "semantic")
             catalog.give_up([entry], "episodic")
             catalog.give_up([entry], "semantic")
-            fed.federation.reconciler.wake()
+            fed.federation.reconciler.retry()
             await anyio.sleep(1)
             assert strays_left(catalog) == 2
             claim.release()
@@ -152,7 +152,7 @@ def test_a_timeline_does_not_show_what_was_replaced_meanwhile_by_what_it_was_not
     calmly(scenario)
 
 
-def test_a_timeline_looks_again_for_what_has_left_its_callers_sight_meanwhile() -> None:
+def test_a_timeline_does_not_show_what_has_left_its_callers_sight_meanwhile() -> None:
     async def scenario() -> None:
         steer = Steered()
         async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -164,7 +164,9 @@ def test_a_timeline_looks_again_for_what_has_left_its_callers_sight_meanwhile() 
             [there] = fed.federation.catalog.records.find(shared).values()
             fed.federation.catalog.flip([[there]], "working")
             read.release()
-            assert [record["content"] for record in await look.ended()] == ["mine"]
+            # it looks once, so that what has left leaves it one short of its limit
+            assert await look.ended() == []
+            assert [record["content"] for record in await fed.timeline(owner="a", limit=1)] == ["mine"]
 
     calmly(scenario)
 

@@ -402,7 +402,7 @@ async def test_a_sweep_that_is_called_off_lets_no_claim_go_while_its_forget_may_
 
         async def welcome() -> None:
             with sweep:  # as that of a tier's welcome, which its next coming up cancels
-                await fed.federation.reconciler.sweep("working")
+                await fed.federation.reconciler.remove_strays("working")
 
         fed.federation.catalog.forget(ids, Scope(), fed.clock())
         tasks.start_soon(welcome)
@@ -428,7 +428,7 @@ async def test_no_copy_goes_before_the_note_that_lets_it_go_is_durable(monkeypat
             with pytest.raises(A2MError):
                 await fed.call("forget", ids=ids)
             with pytest.raises(OSError, match="disk"):
-                await fed.federation.reconciler.sweep("working")
+                await fed.federation.reconciler.remove_strays("working")
         assert fed.copies() == {ids[0]: ["working"]}
         await fed.settled()
         assert fed.copies() == {}

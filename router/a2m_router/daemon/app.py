@@ -31,7 +31,7 @@ from a2m_router.placement.core import core_of
 from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.distilling import Distilling, Rewriter
 from a2m_router.placement.moves import Moves
-from a2m_router.placement.passes import Carriers, Passes
+from a2m_router.placement.passes import Passes
 from a2m_router.placement.planning import Planner, new_id
 from a2m_router.placement.recovery import Recovery
 from a2m_router.placement.scanning import Intake, Scanner
@@ -106,7 +106,7 @@ class Federation:
         events = EventLog(settings.events.retained)
         rewriter = Rewriter(summarizer, settings.limits.max_content_length, new_id)
         distilling = Distilling(core, self.moves, rewriter, clock)
-        self.passes = Passes(settings, core, Carriers(self.moves, distilling), events.append, clock)
+        self.passes = Passes(settings, core, distilling, events.append, clock)
         intake = Intake(changed=events.break_off, adopt=adopt, gather=self._gather)
         self.recovery = Recovery(settings, core, modes, Scanner(settings, core, intake))
         self.admission = Admission(settings, core, self.recovery, self._spawn, self.passes.tier_changed)

@@ -39,21 +39,21 @@ class Admission:
 
     Args:
         spawn: starts a task that outlives the call it began in.
-        on_admitted: called when a tier may take part.
+        on_change: called when a tier that came up takes part, or turned out not to.
 
     `welcomed` is set, by a tier's name, when nobody has to wait for the tier any more: it takes part, is held, or its
     obstacle says why it does not.
     """
 
     def __init__(
-        self, settings: Settings, core: Core, recovery: Recovery, spawn: Spawn, on_admitted: Callable[[], None]
+        self, settings: Settings, core: Core, recovery: Recovery, spawn: Spawn, on_change: Callable[[], None]
     ) -> None:
         self._settings = settings
         self._catalog = core.catalog
         self._reconciler = core.reconciler
         self._recovery = recovery
         self._spawn = spawn
-        self._on_admitted = on_admitted
+        self._on_change = on_change
         self._links = {tier.name: core.copies.link(tier.name) for tier in settings.tiers}
         self._under_way: dict[str, anyio.CancelScope] = {}
         self._refusing: list[CannotServe] = []  # what tiers turned out to be that refuses the start
@@ -122,8 +122,8 @@ class Admission:
                     break
                 await anyio.sleep(wait)
             self._let_on(link)
-            self._reconciler.wake()
-            self._on_admitted()
+            self._reconciler.retry()
+            self._on_change()
 
     async def _trial(self, link: Link) -> float | None:
         """Try once. Returns after how many seconds to try again; None where that would be in vain, or it has worked."""

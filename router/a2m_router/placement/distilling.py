@@ -1,8 +1,8 @@
 """Distilling: a group that spills is rewritten on its way (§4.7), and its records give way to the summary.
 
 The records are read from the source and compared with the digests in the catalog; then the summarizer thinks, and
-nothing is claimed meanwhile. The rest runs by the table `steps.DISTIL`, as a move, but that the copy is another record
-than its sources. Under a claim, on the summary's id as well, and if the group still is what it was:
+nothing is claimed meanwhile. The rest is as in a move, but that the copy is another record than its sources. Under a
+claim, on the summary's id as well, and if the group still is what it was:
 - a stray at the target is noted, durably;
 - the summary is written there, read back, and compared;
 - in one transaction the summary becomes a record and its sources are struck out. Synced, this is the commit point.
@@ -24,7 +24,6 @@ from a2m_router.catalog.claims import id_name
 from a2m_router.catalog.entries import Entry, entry_of
 from a2m_router.placement.core import Core
 from a2m_router.placement.moves import Altered, Hindrance, Moved, Moves, hindrance_of, write
-from a2m_router.placement.steps import DISTIL, Step, Steps, run
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.events import Place
 from a2m_router.protocol.wire.records import Record, digest
@@ -80,7 +79,7 @@ class Distilling:
     def __init__(self, core: Core, moves: Moves, rewriter: Rewriter, clock: Callable[[], int]) -> None:
         self._core = core
         self._catalog = core.catalog
-        self._moves = moves
+        self.moves = moves
         self._rewriter = rewriter
         self._clock = clock
         self._busy: dict[frozenset[str], anyio.Event] = {}  # what is being thought about, and when that is over
@@ -125,11 +124,11 @@ class Distilling:
             if result.blocked:
                 self._in_vain[way] = 0
                 break
-        self._moves.say(source, target, result)
+        self.moves.say(source, target, result)
         if verbatim:
             moved = Moved()
             try:
-                await self._moves.carry_out(verbatim, source, target, result=moved)
+                await self.moves.carry_out(verbatim, source, target, result=moved)
             finally:
                 result.records += moved.records
             result.hindrance = result.hindrance or moved.hindrance
@@ -145,7 +144,7 @@ class Distilling:
         result: Moved,
     ) -> bool:
         """False if the unit is to move as it is: a summary cannot stand for it, or there is nothing to say."""
-        groups = self._moves.present([unit], source)
+        groups = self.moves.present([unit], source)
         if len(groups) != 1:
             return False
         [group] = groups
@@ -181,32 +180,21 @@ class Distilling:
         """Put the summary in the group's place, if that still is what it was."""
         self._check(source, target)
         entry = entry_of(summary, target)
-        claimed = await self._moves.claim([unit], source, target)
+        claimed = await self.moves.claim([unit], source, target)
         if claimed is None:
             return False  # others are at work on it
         claim, present = claimed
         # what of the summary may still land at the target must not be taken for removed; a fresh id is always free
         own = self._catalog.claims.take_if_free([id_name(summary.id)])
-        done = False
-
-        async def note() -> None:
-            self._catalog.note_copies([entry], target)
-
-        async def commit() -> None:
-            nonlocal done
-            done = self._commit(group, entry)
-
+        catalog = self._catalog
         async with self._core.guard.change(*(each for each in (claim, own) if each is not None)) as change:
-            change.note = partial(self._catalog.give_up, [entry], target)
-            if present and self._catalog.records.unchanged(group) is not None:
-                steps: Steps = {
-                    Step.NOTE: note,
-                    Step.SYNC: self._catalog.synced,
-                    Step.WRITE: partial(write, self._core.copies, target, [summary]),
-                    Step.COMMIT: commit,
-                }
-                await run(DISTIL, steps)
-        return done
+            change.note = partial(catalog.give_up, [entry], target)
+            if not present or catalog.records.unchanged(group) is None:
+                return False
+            catalog.note_copies([entry], target)
+            await catalog.synced()
+            await write(self._core.copies, target, [summary])
+            return self._commit(group, entry)
 
     def _check(self, *tiers: str) -> None:
         for tier in tiers:

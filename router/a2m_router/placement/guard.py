@@ -63,6 +63,7 @@ class Guard:
         self._copies = copies
         self._spawn = spawn
         self._on_end = on_end
+        self._refused = 0  # notes that the catalog's disk has yet to take
         self._alerts = Alerts(log)
 
     @asynccontextmanager
@@ -81,9 +82,11 @@ class Guard:
                 change.failures.append(failure)
                 raise
             finally:
-                await self._release(claims, change)
-                if wakes:
-                    self._on_end()
+                try:
+                    await self._release(claims, change)
+                finally:
+                    if wakes:
+                        self._on_end()
 
     async def _release(self, claims: Sequence[Claim], change: Change) -> None:
         in_doubt = [
@@ -100,6 +103,7 @@ class Guard:
                 for claim in claims:
                     claim.release()
             else:
+                self._refused += not noted
                 self._spawn(lambda: self._resolve(claims, in_doubt, None if noted else note))
 
     async def _resolve(
@@ -121,11 +125,14 @@ class Guard:
             for wait in doubling(_FIRST_WAIT, _LONGEST_WAIT):
                 await anyio.sleep(wait)
                 if await self._is_noted(note):
-                    return
+                    break
         except anyio.get_cancelled_exc_class():
             with suppress(OSError):  # the router ends: the last chance
                 note()
             raise
+        self._refused -= 1
+        if not self._refused:
+            self._alerts.end("disk", "the catalog's disk takes notes again")
 
     async def _is_noted(self, note: Callable[[], None]) -> bool:
         """Make a note; returns whether the catalog's disk has taken it."""
@@ -136,5 +143,4 @@ class Guard:
             sentence = "the catalog's disk refuses what has to be noted, will retry: %s"
             self._alerts.begin("disk", logging.ERROR, sentence % problem)
             return False
-        self._alerts.end("disk", "the catalog's disk takes notes again")
         return True

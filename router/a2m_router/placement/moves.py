@@ -126,12 +126,13 @@ class Moves:
         # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
         late = [unit for unit in units if not behind.isdisjoint(unit.ids)]
         ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
+        broken: dict[str, str] = {}
         waiting = in_batches(late, _ROUND)[::-1] + in_batches(ready, _ROUND)[::-1]
         while waiting and not result.blocked:
             await anyio.lowlevel.checkpoint()  # what was cancelled during the last one does not begin another
             batch = waiting.pop()
             try:
-                moved = await self._move(batch, source, target, salience)
+                moved = await self._move(batch, source, target, salience, broken)
             except (A2MError, Altered, AnswerTooLong) as refused:
                 if isinstance(refused, A2MError) and no_room(refused) is not None:
                     result.hindrance, result.blocked = hindrance_of(refused), True  # whichever unit it is asked to take
@@ -154,10 +155,9 @@ class Moves:
             sentence = f"{source} has yet to catch up with what replaced a record"
             result.hindrance = Hindrance("behind", sentence, min(still_behind))
         self.say(source, target, result)
-        if result.hindrance is None:  # the log has spoken of what is broken when it was met
-            broken = next((id for unit in units for id in unit.ids if _Broken(id) in self._alerts), None)
-            if broken is not None:
-                result.hindrance = Hindrance(NOT_AS_WRITTEN, self._alerts.cause(_Broken(broken)) or "", broken)
+        if result.hindrance is None and broken:  # the log has spoken of it when it was met
+            id, how = next(iter(broken.items()))
+            result.hindrance = Hindrance(NOT_AS_WRITTEN, how, id)
         return result
 
     def say(self, source: str, target: str, moved: Moved) -> None:
@@ -182,6 +182,9 @@ class Moves:
 
     def say_over(self, waiting: Collection[tuple[str, str]]) -> None:
         """Of all ways but these, (source, target), where something may wait still: nothing does any more."""
+        for told in self._alerts:
+            if isinstance(told, _Broken) and self._catalog.records.get(told.id) is None:
+                self._alerts.end(told)
         over = [each for each in self._alerts if isinstance(each, _Blocker) and each.way not in waiting]
         for each in over:
             self._alerts.end(each)
@@ -195,8 +198,11 @@ class Moves:
         entry = self._catalog.records.get(id)
         return entry is not None and entry.home == tier
 
-    async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> list[Entry] | None:
-        """What moved; None if others are at work on one of the records for too long."""
+    async def _move(
+        self, units: Sequence[Unit], source: str, target: str, salience: float, broken: dict[str, str]
+    ) -> list[Entry] | None:
+        """What moved; None if others are at work on one of the records for too long. `broken` takes the ids of what
+        `source` does not hold as it was written, and how."""
         core = self._core
         core.reconciler.check(source, writes=False)  # what stays there is a stray
         core.reconciler.check(target)
@@ -208,6 +214,7 @@ class Moves:
                 return None
             claim, groups = claimed
             carried = _Carried(core, self._alerts, groups, (source, target), salience)
+            carried.broken = broken
             try:
                 async with core.guard.change(claim) as change:
                     if groups:
@@ -255,7 +262,7 @@ class _Broken(msgspec.Struct, frozen=True):
 
 class _Carried:
     """Some units on their way, under their claim. `entries` are their records as the catalog has them; `moved`, as they
-    were, those that have a new home."""
+    were, those that have a new home; `broken` says how the source holds those that it does not hold as written."""
 
     def __init__(
         self, core: Core, alerts: Alerts, groups: list[list[Entry]], way: tuple[str, str], salience: float
@@ -270,6 +277,7 @@ class _Carried:
         self._salience = salience
         self._records: dict[str, Record] = {}
         self.moved: list[Entry] = []
+        self.broken: dict[str, str] = {}
         self.steps: Steps = {
             Step.CLEAR: self._clear,
             Step.NOTE: self._note,
@@ -295,14 +303,16 @@ class _Carried:
         if self._copies.mode(target).native:
             return
         ids = [entry.id for entry in self.entries]
+        one_server = ("one server", source, target)
         there = await self._copies.read(target, ids)
         if not there:
+            self._alerts.end(one_server)
             return
         newest = self._catalog.queries.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
         others = [entry.id for entry in newest if entry.id not in set(ids)]
         if not others or await self._copies.read(target, others):
             sentence = f"{source} and {target} seem to lead to one server; give each a store of its own"
-            self._alerts.begin(("one server", source, target), logging.ERROR, sentence)
+            self._alerts.begin(one_server, logging.ERROR, sentence)
             raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
         held = await self._copies.read(source, there)
         left_over = {id for id in there if id in held and digest(held[id]) == digest(there[id])}
@@ -337,6 +347,7 @@ class _Carried:
                 how = f"{source}: {former([entry.id])}"
                 wrong = f"{how}; it is not moved"
             self._alerts.begin(_Broken(entry.id), logging.ERROR, wrong, cause=how)
+            self.broken[entry.id] = how
             return False
         return True
 

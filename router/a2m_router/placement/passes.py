@@ -22,7 +22,7 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.core import Core
 from a2m_router.placement.distilling import Distilling
-from a2m_router.placement.moves import Moved, Moves
+from a2m_router.placement.moves import Moved
 from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.errors import STOPPING
 from a2m_router.protocol.wire.events import Consolidated, Event, Place
@@ -68,13 +68,6 @@ class Report(msgspec.Struct):
         return msgspec.structs.asdict(self)
 
 
-class Carriers(msgspec.Struct, frozen=True):
-    """What carries a pass out: moves as they are, and those that rewrite."""
-
-    moves: Moves
-    distilling: Distilling
-
-
 class Passes:
     """Runs the policy of one federation.
 
@@ -87,15 +80,15 @@ class Passes:
         self,
         settings: Settings,
         core: Core,
-        carriers: Carriers,
+        distilling: Distilling,
         tell: Callable[[Event], None],
         clock: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._catalog = core.catalog
         self._reconciler = core.reconciler
-        self._moves = carriers.moves
-        self._distilling = carriers.distilling
+        self._moves = distilling.moves
+        self._distilling = distilling
         self._tell = tell
         self._clock = clock
         self._turn = anyio.Lock()
@@ -303,7 +296,7 @@ class Passes:
         if tier.overflow == "drop":
             dropped = self._catalog.forget([id for unit in units for id in unit.ids], Scope(), self._clock())
             report.dropped.update(Place(entry.owner, entry.home) for entry in dropped)
-            self._reconciler.wake(tier.name)
+            self._reconciler.wake()
             await self._catalog.synced()
         elif tier.spill_to is not None and not self._rests_on(tier.name, tier.spill_to):
             await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck, report.spilled)

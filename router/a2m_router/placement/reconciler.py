@@ -33,7 +33,7 @@ from a2m_router.config.settings import Tier
 from a2m_router.placement.guard import Guard
 from a2m_router.process.alerts import Alerts
 from a2m_router.process.waiting import doubling
-from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.errors import A2MError, no_room
 from a2m_router.protocol.wire.records import Record, digest, draft_of
 from a2m_router.tiers.answers import Untrusted
 from a2m_router.tiers.copies import Copies
@@ -44,8 +44,9 @@ log = logging.getLogger(__name__)
 # why a tier is not changed for a while after a router has died
 MAY_STILL_LAND: Final = "a call of an earlier router may still land there"
 
-# Strays, or pending replacements, that one step works on.
+# Strays that one step works on; and pending replacements, all of which stay claimed while one call is in doubt.
 _PAGE: Final = 200
+_FEW: Final = 20
 
 # Seconds between two rounds of a tier in which something failed.
 _FIRST_WAIT: Final = 0.5
@@ -63,10 +64,11 @@ class InTheWay(Exception):
 
 class _Queue:
     """When one tier's task is to look for work. `ended` is set at the end of a round; `idle`, too, if nobody woke the
-    task meanwhile."""
+    task meanwhile. What failed is not tried again before its time, unless it is `hurried`."""
 
     def __init__(self) -> None:
         self.wanted = anyio.Event()
+        self.hurried = anyio.Event()
         self.is_working = False
         self.ended = anyio.Event()
         self.idle = anyio.Event()
@@ -82,18 +84,25 @@ class Reconciler:
         self._queues = {tier.name: _Queue() for tier in tiers}
         self._held: dict[str, float] = {}  # tiers where an earlier router's calls may still land, and until when
         self._passed_over: dict[Name, set[str]] = {}  # names that others had claimed, and the tiers that wait for them
+        self._is_running = False
         self._alerts = Alerts(log)
 
-    def wake(self, *tiers: str) -> None:
-        """There may be work for `tiers`, or what failed there may work now; for all tiers without a name."""
+    def wake(self) -> None:
+        """There may be work. A tier where something has failed waits for its time all the same."""
+        for queue in self._queues.values():
+            queue.wanted.set()
+
+    def retry(self, *tiers: str) -> None:
+        """What failed in `tiers` may work now; in all tiers without a name."""
         for tier in tiers or self._queues:
             self._queues[tier].wanted.set()
+            self._queues[tier].hurried.set()
 
     def hold(self, tier: str, seconds: float) -> None:
-        """Change nothing in `tier` for so long: a call of an earlier router may still land there. A stray whose note
-        were gone by then would belong to nobody, and a replacement could be undone."""
+        """Change nothing in `tier` for so long: a call of an earlier router may still land there. Without its note
+        nobody would remove such a copy, and a replacement could be undone by it."""
         self._held[tier] = anyio.current_time() + seconds
-        self.wake(tier)
+        self.retry(tier)
 
     def held_for(self, tier: str) -> float:
         """The seconds for which nothing is changed in `tier` yet; 0 if it is not held."""
@@ -101,18 +110,22 @@ class Reconciler:
 
     async def run(self) -> None:
         """Work off what each tier is owed, whenever woken. Ends only by being cancelled."""
-        with self._catalog.claims.on_release(self._on_release):
-            async with anyio.create_task_group() as tasks:
-                for tier in self._queues:
-                    tasks.start_soon(self._keep, tier)
-                await anyio.sleep_forever()
+        self._is_running = True
+        try:
+            with self._catalog.claims.on_release(self._on_release):
+                async with anyio.create_task_group() as tasks:
+                    for tier in self._queues:
+                        tasks.start_soon(self._keep, tier)
+                    await anyio.sleep_forever()
+        finally:
+            self._is_running = False
 
     async def idle(self) -> None:
         """Return when each tier's task has finished a round, and found nothing new to do."""
         queues = self._queues.values()
         is_idle = False
         while not is_idle:
-            self.wake()
+            self.retry()
             for idle in [queue.idle for queue in queues]:
                 await idle.wait()
             is_idle = not any(queue.is_working or queue.wanted.is_set() for queue in queues)
@@ -122,11 +135,11 @@ class Reconciler:
         ids = list(ids)
         with anyio.move_on_after(seconds):
             for _ in range(2):  # the round that is under way may have looked before
-                if self._catalog.redo.behind(ids):
-                    self.wake(tier)
+                if self._is_running and self._catalog.redo.behind(ids):
+                    self.retry(tier)
                     await self._queues[tier].ended.wait()
 
-    async def sweep(self, tier: str) -> str | None:
+    async def remove_strays(self, tier: str) -> str | None:
         """Remove all strays of `tier` that can be removed now. Returns why others stay; None if only a release or a
         tier that comes up is waited for, which wake the task. Raises TierDown, A2MError and OSError."""
         after, problem = "", None
@@ -181,23 +194,26 @@ class Reconciler:
         queue = self._queues[tier]
         waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
         while True:
-            queue.wanted, queue.is_working = anyio.Event(), True
+            queue.wanted, queue.hurried, queue.is_working = anyio.Event(), anyio.Event(), True
             problem = await self._round(tier)
             queue.is_working = False
             queue.ended.set()
             queue.ended = anyio.Event()
-            if problem is None:
-                self._alerts.end(tier, f"tier={tier} copies are up to date")
-                waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
-            else:
+            if problem is not None:
                 sentence = f"tier={tier} copies are not up to date, will retry: {problem}"
                 self._alerts.begin(tier, logging.WARNING, sentence, cause=problem)
+            elif not self._is_owed(tier):
+                self._alerts.end(tier, f"tier={tier} copies are up to date")
             if not queue.wanted.is_set():
                 queue.idle.set()
                 queue.idle = anyio.Event()
-            wait = self.held_for(tier) or (None if problem is None else next(waits))
-            with anyio.move_on_after(wait):
-                await queue.wanted.wait()
+            if problem is None:
+                waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
+                with anyio.move_on_after(self.held_for(tier) or None):
+                    await queue.wanted.wait()
+            else:
+                with anyio.move_on_after(next(waits)):
+                    await queue.hurried.wait()
 
     async def _round(self, tier: str) -> str | None:
         """Work off all that can be done now; returns why something is left that will not wake the task by itself."""
@@ -207,38 +223,43 @@ class Reconciler:
         if self.held_for(tier):
             return None
         problems = []
-        for work in (self.sweep, self._replace):
+        for work in (self.remove_strays, self._replace):
             try:
                 problems.append(await work(tier))
             except (TierDown, A2MError, OSError) as problem:
                 problems.append(str(problem))
         return next((problem for problem in problems if problem is not None), None)
 
+    def _is_owed(self, tier: str) -> bool:
+        return bool(self._catalog.strays.removable(tier, "", 1) or self._catalog.redo.ids_in(tier))
+
     def _claim(self, tier: str, items: Iterable[_Item]) -> tuple[list[_Item], list[Claim]]:
-        """Those of the items that nobody else has claimed, and a claim on each. A release of what is passed over wakes
-        the tier's task."""
-        mine, claims = [], []
+        """Those of the items that nobody else has claimed, and the claims on them. A release of what is passed over
+        wakes the tier's task."""
+        mine: list[_Item] = []
+        claims: list[Claim] = []
+        names: set[Name] = set()  # several may be at one key
         for item in items:
-            names = record_names(item.id, item.owner, item.key)
-            claim = self._catalog.claims.take_if_free(names)
+            wanted: set[Name] = set(record_names(item.id, item.owner, item.key)) - names
+            claim = self._catalog.claims.take_if_free(wanted)
             if claim is None:
-                for name in names:
+                for name in wanted:
                     self._passed_over.setdefault(name, set()).add(tier)
             else:
+                names |= wanted
                 mine.append(item)
                 claims.append(claim)
         return mine, claims
 
     def _on_release(self, names: frozenset[Name]) -> None:
-        tiers = {tier for name in names for tier in self._passed_over.pop(name, ())}
-        if tiers:
-            self.wake(*tiers)
+        for tier in {tier for name in names for tier in self._passed_over.pop(name, ())}:
+            self._queues[tier].wanted.set()
 
     # --- copies that are to be absent
 
     async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> str | None:
-        """Remove those copies that may go; returns why others stay, as `sweep` does. The caller has claimed them, and
-        has waited for the reads under way to end."""
+        """Remove those copies that may go; returns why others stay, as `remove_strays` does. The caller has claimed
+        them, and has waited for the reads under way to end."""
         entries = self._catalog.records.find(stray.id for stray in strays)
         at_home = {stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier}
         self._catalog.strike(tier, at_home)
@@ -279,7 +300,7 @@ class Reconciler:
 
     async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> tuple[dict[str, Record], str | None]:
         """Those of the records that left `tier` which were read at their homes just now, and are there as they should
-        be, vectors included; and why others were not seen, as `sweep` returns it."""
+        be, vectors included; and why others were not seen, as `remove_strays` returns it."""
         seen: dict[str, Record] = {}
         problem = None
         for home in dict.fromkeys(entry.home for entry in entries):
@@ -296,7 +317,7 @@ class Reconciler:
                     elif entry.id not in pending:
                         lost.append(entry)
                 if lost and not await self._bring_home(lost, tier, gone=[e for e in lost if e.id not in found]):
-                    problem = "a copy has become nobody's"
+                    problem = "a copy belongs to no record any more"
             except (TierDown, A2MError) as failure:
                 log.info("%s: copies stay until %s can be read: %s", tier, home, failure)
                 if self._copies.link(home).status == "up":  # else its coming back wakes us
@@ -304,8 +325,9 @@ class Reconciler:
         return seen, problem
 
     async def _bring_home(self, lost: Sequence[Entry], tier: str, gone: Sequence[Entry]) -> bool:
-        """What `tier` holds of records that are not at their homes as they should be. Those that are `gone` from there
-        are what it holds of them, or no more. Of others their homes have a former state, which is not shown.
+        """For each record that its home does not hold as it should: if `tier` holds it with the catalog's digest,
+        `tier` becomes its home. If it is `gone` from its home, an older copy in `tier` becomes the record, or the
+        record is lost. If its home holds a former state, nothing changes.
 
         Returns False if another round can remove a copy."""
         copies = await self._copies.read(tier, [entry.id for entry in lost], embeddings=True)
@@ -327,14 +349,15 @@ class Reconciler:
     # --- records that are to be there
 
     async def _replace(self, tier: str) -> str | None:
-        """Have `tier` hold what replaces its records; returns why some are not replaced. Raises TierDown, OSError."""
+        """Have `tier` hold what replaces its records; returns why some are not replaced. Raises as `remove_strays`."""
         if not self._catalog.tiers.is_scanned(tier):
             return None  # that it is taken into the account wakes the task
         problems: dict[str, str] = {}
         pending = self._catalog.redo.ids_in(tier)
-        for start in range(0, len(pending), _PAGE):
-            page = pending[start : start + _PAGE]
-            mine, claims = self._claim(tier, self._catalog.records.find(page).values())
+        for start in range(0, len(pending), _FEW):
+            page = self._catalog.records.find(pending[start : start + _FEW]).values()
+            # one that has been replaced since may have another home
+            mine, claims = self._claim(tier, [entry for entry in page if entry.home == tier])
             async with self._guard.change(*claims, wakes=False) as change:
                 problems |= await self._replace_each(tier, mine, change.failures)
         return next((f"{id!r} is not replaced: {problem}" for id, problem in problems.items()), None)
@@ -344,6 +367,8 @@ class Reconciler:
         try:
             return await self._replace_all(tier, entries)
         except (A2MError, AnswerTooLong, Untrusted) as refused:
+            if isinstance(refused, A2MError) and no_room(refused) is not None:
+                raise  # whichever record it is sent
             failures.append(refused)
             if len(entries) == 1:
                 return {entries[0].id: str(refused)}

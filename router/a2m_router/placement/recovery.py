@@ -274,7 +274,7 @@ class Recovery:
         name = tier.name
         is_scanned = self._catalog.tiers.is_scanned(name)
         if is_scanned and look.difference is None and not look.read_only:
-            await self._reconciler.sweep(name)
+            await self._reconciler.remove_strays(name)
         if not is_scanned or not await self._agrees(name, look):
             # until all is accounted for, nothing is written there that a page read before might bring back; and what
             # the scan meets may be later than the catalog

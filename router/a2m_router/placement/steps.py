@@ -1,6 +1,6 @@
-"""The steps of a change between two servers that share no transaction, in their order.
+"""The steps of a move between two servers that share no transaction, in their order.
 
-A table is what a change runs by, and what `tests/explorer` explores. The steps of a row run at once, and a row begins
+The table is what moves run by, and what `tests/explorer` explores. The steps of a row run at once, and a row begins
 when the one before has ended. What dies in between, and what puts it right, is in docs/architecture.md.
 """
 
@@ -12,7 +12,7 @@ from a2m_router.tiers.together import failures_in, outcomes
 
 
 class Step(StrEnum):
-    """One step of a change, by the name that the explorer knows."""
+    """One step of a move, by the name that the explorer knows."""
 
     CLEAR = "clear the way"
     NOTE = "note the copies to come"
@@ -35,9 +35,6 @@ MOVE: Final[Table] = (
     (Step.COMMIT,),
 )
 """A move. The commit is the flip: the records' home becomes the target. The guard of the change syncs it."""
-
-DISTIL: Final[Table] = ((Step.NOTE,), (Step.SYNC,), (Step.WRITE,), (Step.COMMIT,))
-"""A spill that rewrites, once its summary is there. The commit makes the summary a record, and strikes its sources."""
 
 
 async def run(table: Table, steps: Steps) -> None:

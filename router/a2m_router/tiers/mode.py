@@ -80,12 +80,14 @@ class Modes:
         self._links = links
         self._lifting = lifting
         self._modes: dict[str, TierMode] = {}
+        self._profiles: dict[str, Profile] = {}  # by which they were decided
 
     def of(self, tier: str) -> TierMode:
         """The mode for the tier's connection of now; for the last one while the tier is down. Raises TierDown where
         there was none yet, or where its server cannot be spoken to."""
-        mode = self._modes.get(tier)
-        if mode is not None and mode.risen == self._links[tier].risen:
+        mode, link = self._modes.get(tier), self._links[tier]
+        # what a mount says of itself may change while it is connected
+        if mode is not None and mode.risen == link.risen and self._profiles[tier] is link.profile:
             return mode
         # until its server is asked anew, it takes writes or not as it last did
         return self.decide(tier, mount=mode is not None and mode.mount)
@@ -103,7 +105,7 @@ class Modes:
             mode = mode_of(settings, profile, risen=link.risen, mount=is_mount, lifted=lifted, indexed=indexed)
         except CannotServe as problem:
             raise TierDown(tier, str(problem), 60.0, None) from None
-        self._modes[tier] = mode
+        self._modes[tier], self._profiles[tier] = mode, profile
         return mode
 
     def is_mount(self, tier: Tier) -> bool:
