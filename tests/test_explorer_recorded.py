@@ -97,7 +97,7 @@ async def read(fed: Trial) -> None:
 
 
 async def at_rest(fed: Trial) -> None:
-    """Return when nothing is left to be done. It claims nothing meanwhile, which the sweeper would meet."""
+    """Return when nothing is left to be done. It claims nothing meanwhile, which the reconciler would meet."""
     catalog = fed.federation.catalog
     with anyio.fail_after(PATIENCE):
         await fed.federation.reconciler.idle()
@@ -255,7 +255,7 @@ async def test_a_call_that_lands_late_is_met_as_in_the_model(
 
     async def given_up(fed: Trial, task: Task) -> None:
         await task.settled()
-        # where it is the sweeper that waits, it passes over what it has a claim on as soon as it has given up
+        # where it is the reconciler that waits, it passes over what it has a claim on as soon as it has given up
         await fed.federation.reconciler.idle()
 
     await Run(monkeypatch, msgspec.structs.replace(scenario, timeouts=1))(act, step, while_held=given_up)
@@ -318,7 +318,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(moves, "MOVE", [[step for step in row if step != MoveStep.SYNC] for row in moves.MOVE]),
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
     ),
-    "a sweeper that does not wait for readers": (
+    "a reconciler that does not wait for readers": (
         *(Readers, "grace", nothing),
         *(Scenario(name="a read, a move", reads=1), read, move, ("source", "recall", True)),
     ),
@@ -352,7 +352,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a batch", moves=(), replaces=1, batch=True), replace_a_and_write_c),
         *(None, ("source", "remember", False)),
     ),
-    "a sweeper that does not read records at home": (
+    "a reconciler that does not read records at home": (
         *(Reconciler, "_seen_at_home", seen_unread),
         *(Scenario(name="a move"), move, None, ("source", "forget", True)),
     ),
@@ -375,15 +375,15 @@ async def test_what_is_replaced_is_told_to_its_tier_when_no_call_of_an_earlier_r
     steer = Steered()
     async with trial(CALM, weather=steer) as fed:
         await write_one(fed)
-        sweeper = fed.federation.reconciler
+        reconciler = fed.federation.reconciler
         # as after a crash, where what was under way may be an earlier replacement of the same record
-        sweeper.hold("working", 3600.0)
+        reconciler.hold("working", 3600.0)
         steer.seen.clear()
         await fed.remember("two", key="k")
         await wait_all_tasks_blocked()
         assert contents(await fed.timeline()) == {"two": "working"}
         assert not any(b"two" in message for _, message in steer.seen)
-        sweeper.hold("working", 0.0)
+        reconciler.hold("working", 0.0)
         await fed.settled()
         assert [record["content"] for record in held_by(fed.stores["working"])] == ["two"]
 

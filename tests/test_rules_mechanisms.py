@@ -253,14 +253,14 @@ async def test_without_that_wait_the_copy_goes_under_a_readers_eyes(monkeypatch:
     await goes_wrong(a_read_that_still_needs_the_old_copy)
 
 
-# --- the sweeper trusts nothing
+# --- the reconciler trusts nothing
 
 
 async def a_tier_that_loses_a_record_after_the_flip() -> None:
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember("precious", tier="episodic")
-        # the first read by id is the move's own, the second is the sweeper's
+        # the first read by id is the move's own, the second is the reconciler's
         verified = steer.hold("semantic", "recall")
         seen = steer.hold("semantic", "recall")
         async with anyio.create_task_group() as tasks:
