@@ -6,12 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from tests.explorer.scenarios import WHOLE
-from tests.explorer.search import Found, explore
-from tests.explorer.states import Scenario
-from tests.explorer.steps import REORDERED
+from tests.explorer.search import Found, explore_in_every_order
 from tests.processes import INTERRUPTED, positive, processes
 from tests.progress import progress
 
@@ -29,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted = False
     try:
         with processes(min(options.jobs, len(scenarios))) as pool, progress("scenarios", len(scenarios)) as bar:
-            for one in pool.imap(_explored, scenarios):
+            for one in pool.imap(explore_in_every_order, scenarios):
                 found.append(one)
                 print(one, flush=True)
                 if one.wrong is not None:
@@ -48,24 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if interrupted:
         return INTERRUPTED
     return 1 if wrong else 0
-
-
-def _explored(scenario: Scenario) -> Found:
-    """A scenario with its moves as they are built, and in every other order that their steps may happen in, where that
-    may matter: what is durable when matters to what a crash leaves. What was found in all of them together."""
-    found = explore(scenario)
-    for design in REORDERED if scenario.moves and scenario.crashes else ():
-        if found.wrong is None:
-            other = explore(scenario, design)
-            found = msgspec.structs.replace(
-                other,
-                states=found.states + other.states,
-                transitions=found.transitions + other.transitions,
-                depth=max(found.depth, other.depth),
-                quiescent=found.quiescent + other.quiescent,
-                seconds=found.seconds + other.seconds,
-            )
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ import msgspec
 from tests.explorer.machine import Machine
 from tests.explorer.rules import is_quiescent, told, wrong_at_rest, wrong_in
 from tests.explorer.states import Label, Scenario, State
-from tests.explorer.steps import BUILT, Design
+from tests.explorer.steps import BUILT, REORDERED, Design
 
 
 class Counterexample(msgspec.Struct, frozen=True):
@@ -101,6 +101,24 @@ def explore(
     if stuck is not None:
         return done("nothing that happens without a further fault leads to rest from here", stuck)
     return done(None, 0)
+
+
+def explore_in_every_order(scenario: Scenario) -> Found:
+    """A scenario with its moves as they are built, and in every other order that their steps may happen in, where that
+    may matter: what is durable when matters to what a crash leaves. What was found in all of them together."""
+    found = explore(scenario)
+    for design in REORDERED if scenario.moves and scenario.crashes else ():
+        if found.wrong is None:
+            other = explore(scenario, design)
+            found = msgspec.structs.replace(
+                other,
+                states=found.states + other.states,
+                transitions=found.transitions + other.transitions,
+                depth=max(found.depth, other.depth),
+                quiescent=found.quiescent + other.quiescent,
+                seconds=found.seconds + other.seconds,
+            )
+    return found
 
 
 def _path(machine: Machine, states: list[State], parents: "array[int]", at: int) -> list[tuple[Label, State]]:

@@ -1,7 +1,8 @@
 """Claims: the right to change some ids, keys and groups, taken whole and in order.
 
 Rules:
-- whoever changes what a record is or where it lives holds a claim on its id, its owner's key and its owner's group;
+- a write and a move hold a claim on each record's id, its owner's key and its owner's group; the reconciler, on its id
+  and its owner's key. A forget claims nothing;
 - a claim's names are taken one after the other in sorted order, so two claims can never wait for each other in a ring;
 - a claim may outlive the call that took it: where a tier's answer is still open, it is kept until that is settled.
 """

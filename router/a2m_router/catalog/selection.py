@@ -61,9 +61,6 @@ class Scope(msgspec.Struct, frozen=True):
         return self.holds(owner) and self.writes_to(tier)
 
 
-EVERYONE: Final = Scope()
-
-
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which records: all of `scope` that live in `tiers` and meet `where` (its catalog part) and `key_prefix`."""
 

@@ -1,7 +1,8 @@
 """What a batch of drafts comes to: new records, replacements of known ones, and records that are known already.
 
-A plan is made under a claim, and only reads the catalog. Conditions (`if_revision`) are part of it: of several writers
-who have seen the same revision one is first, and the others are refused before any tier is asked.
+Making a plan changes nothing but its slots, which get their answers. What is carried out is a plan that was made under
+a claim; one made before only says what has to be claimed. Conditions (`if_revision`) are part of a plan: of several
+writers who have seen the same revision one is first, and the others are refused before any tier is asked.
 """
 
 import logging

@@ -115,7 +115,7 @@ class Writes:
         try:
             async with self._guard.change(claim) as change:
                 await self._delivering.prepare(plan)
-                if self._is_outdated(new) or self._is_overtaken(replacements):
+                if self._is_outdated(new, replacements):
                     return False
                 _check(still)
                 with self._width(plan.drafts):
@@ -129,7 +129,7 @@ class Writes:
                         raise failure
                     await self._catalog.writable()
                     _check(still)
-                    if self._is_overtaken(replacements):
+                    if self._is_outdated((), replacements):
                         return False
                     vectors = {draft.id: draft.embedding for draft in plan.drafts if draft.id and draft.embedding}
                     lost = self._catalog.commit_write(new, replacements, vectors, redo)
@@ -145,18 +145,16 @@ class Writes:
                 raise NotDurable(failure) from failure
             raise
 
-    def _is_outdated(self, new: Sequence[Entry]) -> bool:
-        """Whether a scan has taken a record into the account, which needs no claim, that the plan takes for new."""
-        return any(
-            self._catalog.records.find([entry.id])
-            or (entry.key is not None and self._catalog.records.by_key(entry.owner, entry.key) is not None)
-            for entry in new
-        )
-
-    def _is_overtaken(self, replacements: Sequence[Replacement]) -> bool:
-        """Whether a scan, which needs no claim, has changed a record that is to be replaced: it has another home now,
-        or a newer copy of it was found. One that was forgotten is gone, and stays so."""
-        now = self._catalog.records.find(replacement.entry.id for replacement in replacements)
+    def _is_outdated(self, new: Sequence[Entry], replacements: Sequence[Replacement]) -> bool:
+        """Whether a scan, which needs no claim, has changed what a plan was made from: it has taken in a record that
+        the plan takes for new, or a record that is to be replaced has another home or state. One that was forgotten is
+        gone, and stays so."""
+        records = self._catalog.records
+        if any(
+            records.get(entry.id) or (entry.key is not None and records.by_key(entry.owner, entry.key)) for entry in new
+        ):
+            return True
+        now = records.find(replacement.entry.id for replacement in replacements)
         return any(r.entry.id in now and now[r.entry.id].version != r.replaces for r in replacements)
 
     @contextmanager

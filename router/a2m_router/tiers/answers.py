@@ -15,6 +15,7 @@ from unicodedata import normalize
 
 import msgspec
 
+from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.records import Draft, Record, Riderless
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.tiers.lifting import RESERVED, NewerRider, Origin, Told, lowered_of, shows_metadata, unescaped
@@ -143,7 +144,7 @@ class Answers:
         self._links = links
         self._on_metadata = on_metadata
         self._lineage = lineage
-        self._distrusted: dict[str, str] = {}
+        self._alerts = Alerts(log)
         self._shared: set[str] = set()  # tiers that were seen to hold what is another federation's
 
     def is_shared(self, tier: str) -> bool:
@@ -246,9 +247,7 @@ class Answers:
         """Say in the log that a server is not what it says; not again until it is so in another way, whichever record
         shows it."""
         kind = reason.partition(":")[0]
-        if self._distrusted.get(tier) != kind:
-            self._distrusted[tier] = kind
-            log.error("%s: its server is not what it says: it %s", tier, reason)
+        self._alerts.begin(tier, logging.ERROR, f"{tier}: its server is not what it says: it {reason}", cause=kind)
 
 
 def alteration(given: Draft, kept: Record) -> str:

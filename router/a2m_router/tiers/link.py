@@ -24,7 +24,7 @@ import anyio.abc
 import msgspec
 
 from a2m_router.process.budget import budget, left
-from a2m_router.process.waiting import until_any
+from a2m_router.process.waiting import doubling, until_any
 from a2m_router.protocol.client import client
 from a2m_router.protocol.client.child import CannotStart
 from a2m_router.protocol.client.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
@@ -346,10 +346,8 @@ class Link:
 
         async def probe() -> None:
             async with self._probing:
-                wait = _PROBE_FIRST
-                while True:
+                for wait in doubling(_PROBE_FIRST, _PROBE_LONGEST):
                     await anyio.sleep(wait)
-                    wait = min(2 * wait, _PROBE_LONGEST)
                     # an error settles as well as an answer does; without either the next probe may
                     with suppress(A2MError, TierDown):
                         await self._attempt(_Call("memory/describe", {}), self._timeout)

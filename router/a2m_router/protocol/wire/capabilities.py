@@ -48,8 +48,6 @@ FIELDS: Final = MappingProxyType(
 
 CAPABILITY_OF: Final = MappingProxyType({m: capability for capability, ms in METHODS.items() for m in ms})
 
-RECORD_FIELDS: Final = frozenset(field for fields in FIELDS.values() for field in fields)
-
 
 def methods_of(capabilities: Iterable[str]) -> list[str]:
     """The methods that a server declaring `capabilities` serves, in the order of the table."""
