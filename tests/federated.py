@@ -242,7 +242,7 @@ class Trial:
         with anyio.fail_after(_CATCHING_UP_SECONDS):
             # between two trials nobody holds anything that could be waited for
             while redone(self):
-                self.federation.reconciler.retry()
+                retried(self)
                 await anyio.sleep(0.01)
 
     def copies(self) -> dict[str, list[str]]:
@@ -283,6 +283,12 @@ class _ToldRecords(msgspec.Struct):
 
 class _Told(msgspec.Struct):
     result: _ToldRecords
+
+
+def retried(fed: Trial) -> None:
+    """What the reconcilers have failed with is tried again, now."""
+    for tier in fed.federation.settings.managed:
+        fed.federation.reconciler.retry(tier.name)
 
 
 def redone(fed: Trial) -> list[str]:

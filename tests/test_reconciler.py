@@ -1,26 +1,30 @@
 """The reconcilers of two tiers, which are owed different things of one record."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.entries import Entry
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.client.client import Connection
-from a2m_router.protocol.wire.records import Record
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.jsonrpc import render_error
 from tests.catalogs import strays_left
 from tests.clocks import simulated
-from tests.federated import Foreign, Mix, Steered, Task, contents, held_by, plant, trial
+from tests.federated import Foreign, Mix, Steered, Task, Trial, contents, held_by, plant, redone, trial
 from tests.test_rules_restart import CALM, photograph
 
 pytestmark = pytest.mark.anyio
 
 # it cannot replace in place: what replaces a record is forgotten there, then remembered
 LIFTED = {"semantic": Foreign()}
+ALL_LIFTED = {tier: Foreign() for tier in ("working", "semantic")}
 
 
 async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
@@ -42,16 +46,16 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
     look, replace = Reconciler._seen_at_home, Reconciler._replace
     looked = anyio.Event()
 
-    async def look_first(self: Reconciler, entries: Sequence[Entry], tier: str) -> tuple[dict[str, Record], str | None]:
+    async def look_first(self: Reconciler, entries: Sequence[Entry], tier: str) -> Any:
         seen = await look(self, entries, tier)
         if entries:
             looked.set()
         return seen
 
-    async def replace_late(self: Reconciler, tier: str) -> str | None:
+    async def replace_late(self: Reconciler, tier: str, entries: Sequence[Entry]) -> dict[str, str]:
         if tier == "semantic":
             await looked.wait()
-        return await replace(self, tier)
+        return await replace(self, tier, entries)
 
     monkeypatch.setattr(Reconciler, "_seen_at_home", look_first)
     monkeypatch.setattr(Reconciler, "_replace", replace_late)
@@ -105,7 +109,8 @@ async def test_one_replacement_that_its_tier_refuses_keeps_no_other_one_from_it(
         await fed.remember("old b", key="b")
         steer.refuse("working", "remember", having=b"new a")
         await fed.call("remember", records=[{"content": "new a", "key": "a"}, {"content": "new b", "key": "b"}])
-        await fed.federation.reconciler.idle()
+        for _ in range(2):  # together, then each alone
+            await fed.federation.reconciler.idle()
         assert sorted(record["content"] for record in held_by(fed.stores["working"])) == ["new b", "old a"]
         assert sorted(contents(await fed.timeline())) == ["new a", "new b"]
         steer.allow("working", "remember")
@@ -159,16 +164,85 @@ async def test_the_log_says_that_copies_are_up_to_date_when_they_are(caplog: pyt
 async def test_two_copies_at_one_key_go_together() -> None:
     steer = Steered()
     async with trial(CALM, weather=steer) as fed:
-        catalog = fed.federation.catalog
-        [first] = await fed.remember("one", key="k", owner="a")
-        steer.refuse("working", "forget")
-        await fed.call("forget", ids=[first], owner="a")
-        plant(fed, "working", id="second", content="two", created_at="2026-01-01T00:00:00.000Z", owner="a")
-        entry = Entry(id="second", home="working", owner="a", key="k", created_at=1, digest=b"")
-        catalog.note_unwanted([entry], "working")
-        steer.allow("working", "forget")
-        asked = len(steer.seen)
+        for id in ("first", "second"):
+            plant(fed, "working", id=id, content=id, created_at="2026-01-01T00:00:00.000Z", owner="a")
+        ids = ("first", "second")
+        there = [Entry(id=id, home="working", owner="a", key="k", created_at=1, digest=b"") for id in ids]
+            Entry(id=id, home="working", owner="a", key="k", created_at=1, digest=b"") for id in ("first", "second")
+        ]
+        fed.federation.catalog.note_unwanted(there, "working")
         await fed.federation.reconciler.idle()
         assert fed.copies() == {}
-        removals = [message for _, message in steer.seen[asked:] if b"memory/forget" in message]
-        assert len(removals) == 1
+        assert sum(b"memory/forget" in message for _, message in steer.seen) == 1
+
+
+class Slow:
+    """A tier takes a while for what has these words in it, and refuses it."""
+
+    def __init__(self, tier: str, method: str, words: bytes) -> None:
+        self._refused = tier, f"memory/{method}".encode(), words
+
+    async def __call__(self, tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        where, method, words = self._refused
+        if tier == where and method in message and words in message:
+            await anyio.sleep(0.1)
+            id = msgspec.Raw(msgspec.json.encode(msgspec.json.decode(message)["id"]))
+            return render_error(id, A2MError(Code.INTERNAL_ERROR, "not this one"))
+        return await go_on()
+
+
+async def many_refused(fed: Trial) -> None:
+    """Sixty replacements that their tier refuses are pending."""
+    keys = [f"k{number}" for number in range(60)]
+    await fed.call("remember", records=[{"content": "old", "key": key} for key in keys])
+    await fed.call("remember", records=[{"content": "refused", "key": key} for key in keys])
+
+
+@simulated
+@pytest.mark.parametrize("servers", [{}, ALL_LIFTED], ids=["native", "lesser"])
+async def test_what_a_tier_refuses_keeps_no_writer_no_move_no_stray_and_no_end_waiting(servers: Mix) -> None:
+    async with trial(CALM, servers=servers, weather=Slow("working", "remember", b"refused")) as fed:
+        [id, gone] = [*await fed.remember("old", key="k"), *await fed.remember("to go")]
+        await many_refused(fed)
+        await anyio.sleep(1)
+        began = anyio.current_time()
+        await fed.call("remember", records=[{"content": "refused again", "key": "k7"}])
+        await fed.remember("new", key="k")
+        assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
+        assert anyio.current_time() - began < 3
+        await fed.call("forget", ids=[gone])
+        await anyio.sleep(3)
+        assert gone not in fed.copies()
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 3
+
+
+@simulated
+@pytest.mark.parametrize("servers", [{}, ALL_LIFTED], ids=["native", "lesser"])
+async def test_a_replacement_that_its_tier_never_answers_keeps_no_other_one_from_it(servers: Mix) -> None:
+    steer = Steered()
+
+    async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        if b"poison" in message and b"memory/remember" in message:
+            await anyio.sleep(20)
+            return None
+        return await steer(tier, message, go_on)
+
+    async with trial(CALM, servers=servers, weather=weather) as fed:
+        await fed.call("remember", records=[{"content": "old", "key": "a"}, {"content": "old", "key": "b"}])
+        await fed.call("remember", records=[{"content": "poison", "key": "a"}, {"content": "good", "key": "b"}])
+        await anyio.sleep(200)
+        assert [fed.federation.catalog.records.get(id).key for id in redone(fed)] == ["a"]
+        assert sorted(contents(await fed.timeline())) == ["good", "poison"]
+
+
+@pytest.mark.parametrize("servers", [{}, LIFTED], ids=["native", "lesser"])
+async def test_one_copy_that_its_tier_refuses_to_forget_keeps_no_other_one_there(servers: Mix) -> None:
+    steer = Steered()
+    async with trial(CALM, servers=servers, weather=steer) as fed:
+        ids = await fed.remember("a", "b", "c", tier="semantic")
+        steer.refuse("semantic", "forget", having=ids[1].encode())
+        await fed.call("forget", ids=ids)
+        for _ in range(2):
+            await fed.federation.reconciler.idle()
+        assert fed.copies() == {ids[1]: ["semantic"]}

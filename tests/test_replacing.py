@@ -31,6 +31,7 @@ from tests.federated import (
     method_of,
     plant,
     redone,
+    retried,
     stored,
     trial,
 )
@@ -393,7 +394,7 @@ async def test_the_old_copy_stays_as_long_as_a_power_cut_could_bring_back_the_ol
             replacing = Task(tasks, lambda: fed.remember("new", key="k", tier="semantic"))
             await wait_all_tasks_blocked()
             assert not replacing.done  # nobody is told what is not durable yet
-            fed.federation.reconciler.retry()
+            retried(fed)
             await wait_all_tasks_blocked()
             assert calls(steer, "working", "forget") == before
             assert held(fed) == {id: [("working", "old")]}

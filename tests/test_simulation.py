@@ -19,7 +19,7 @@ from a2m_chaos.faults import KINDS
 from a2m_router.catalog.claims import id_name
 from tests.catalogs import strays_left
 from tests.clocks import jumping
-from tests.federated import Steered, Task, method_of, settings_of, trial
+from tests.federated import Steered, Task, method_of, retried, settings_of, trial
 from tests.simulation.tiers import FAULTS
 from tests.test_rules_restart import crash
 
@@ -93,7 +93,7 @@ def test_copies_in_two_tiers_go_when_what_claimed_them_both_lets_go() -> None:
             catalog.note_copies([entry], "semantic")
             catalog.give_up([entry], "episodic")
             catalog.give_up([entry], "semantic")
-            fed.federation.reconciler.retry()
+            retried(fed)
             await anyio.sleep(1)
             assert strays_left(catalog) == 2
             claim.release()

@@ -122,7 +122,7 @@ class Admission:
                     break
                 await anyio.sleep(wait)
             self._let_on(link)
-            self._reconciler.retry()
+            self._reconciler.came_up(link.name)
             self._on_change()
 
     async def _trial(self, link: Link) -> float | None:

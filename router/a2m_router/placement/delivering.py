@@ -153,7 +153,10 @@ class Delivering:
         for tier, there in _by_home(coming + chosen).items():
             if self._copies.mode(tier).native:
                 continue
-            found, others = await self._copies.there(tier, [entry.id for entry in there])
+            try:
+                found, others = await self._copies.there(tier, [entry.id for entry in there])
+            except A2MError as refused:
+                raise _as_down(tier, refused) from refused
             for id, whose in others.items():
                 problem = f"{tier!r} holds a record with the id {id!r} already, {whose}; choose another id, or tier"
                 raise invalid_params("records", problem)

@@ -16,14 +16,17 @@ Rules:
   old copy first, and is seen to have done so. When every read has ended that may have looked at the tier before, the
   catalog deletes its own copy. A crash before that leaves the record in the catalog, and the work is done once more;
 - no copy goes, and nothing is sent, before the note that asks for it is synced;
-- a record that somebody else has claimed is left for later. Its release wakes the tier's task.
+- a record that somebody else has claimed is left for later. Its release wakes the tier's task;
+- what a step fails with is tried alone from then on, and ever more rarely, so that it keeps nothing else waiting.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-import anyio
+import anyio.lowlevel
+import msgspec
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, record_names
@@ -48,12 +51,15 @@ MAY_STILL_LAND: Final = "a call of an earlier router may still land there"
 _PAGE: Final = 200
 _FEW: Final = 20
 
-# Seconds between two rounds of a tier in which something failed.
+# Seconds between two trials of a record that a step has failed with, and of a tier that took no part.
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 
 # copies that go only when the record was read at its home
 _SEEN_FIRST: Final = frozenset({Stray.PENDING, Stray.SUPERSEDED, Stray.EQUAL})
+
+# copies that go when nobody is at work on them
+_REMOVABLE: Final = frozenset({Stray.SUPERSEDED, Stray.UNWANTED})
 
 _Item = TypeVar("_Item", NotedStray, Entry)
 
@@ -62,16 +68,62 @@ class InTheWay(Exception):
     """What was claimed to clear the way is not all that is in it any more; claim anew."""
 
 
+class _Failed(msgspec.Struct):
+    """What a step has failed with: why, and after how many seconds it is tried again, alone: not before `until`."""
+
+    problem: str
+    wait: float
+    until: float
+
+
 class _Queue:
-    """When one tier's task is to look for work. `ended` is set at the end of a round; `idle`, too, if nobody woke the
-    task meanwhile. What failed is not tried again before its time, unless it is `hurried`."""
+    """One tier's task: when it is to look for work, and what has failed. `ended` is set at the end of a round; `idle`,
+    too, if nobody woke the task meanwhile."""
 
     def __init__(self) -> None:
         self.wanted = anyio.Event()
-        self.hurried = anyio.Event()
         self.is_working = False
         self.ended = anyio.Event()
         self.idle = anyio.Event()
+        self.failed: dict[str, _Failed] = {}  # by the record's id
+        self.held_until = 0.0
+        # why the tier took no part in the last round, and until when it is left alone
+        self.problem: str | None = None
+        self.rests_until = 0.0
+        self.waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
+
+    def begin(self) -> None:
+        self.wanted, self.is_working = anyio.Event(), True
+
+    def end(self, problem: str | None) -> None:
+        """The round is over; the tier rests if it took no part."""
+        self.is_working, self.problem = False, problem
+        if problem is None:
+            self.waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
+        else:
+            self.rests_until = anyio.current_time() + next(self.waits)
+        self.ended.set()
+        self.ended = anyio.Event()
+        if not self.wanted.is_set():
+            self.idle.set()
+            self.idle = anyio.Event()
+
+    def fail(self, id: str, problem: str) -> None:
+        """The record is tried alone from now on, ever more rarely."""
+        earlier = self.failed.get(id)
+        wait = _FIRST_WAIT if earlier is None else min(2 * earlier.wait, _LONGEST_WAIT)
+        self.failed[id] = _Failed(problem, wait, anyio.current_time() + wait)
+
+    @property
+    def is_resting(self) -> bool:
+        return anyio.current_time() < max(self.held_until, self.rests_until)
+
+    @property
+    def due(self) -> float:
+        """When there is work without being woken."""
+        if self.is_resting:
+            return max(self.held_until, self.rests_until)
+        return min((failed.until for failed in self.failed.values()), default=math.inf)
 
 
 class Reconciler:
@@ -82,31 +134,40 @@ class Reconciler:
         self._copies = copies
         self._guard = guard
         self._queues = {tier.name: _Queue() for tier in tiers}
-        self._held: dict[str, float] = {}  # tiers where an earlier router's calls may still land, and until when
         self._passed_over: dict[Name, set[str]] = {}  # names that others had claimed, and the tiers that wait for them
         self._is_running = False
         self._alerts = Alerts(log)
 
     def wake(self) -> None:
-        """There may be work. A tier where something has failed waits for its time all the same."""
+        """There may be work. What has failed waits for its time all the same."""
         for queue in self._queues.values():
             queue.wanted.set()
 
-    def retry(self, *tiers: str) -> None:
-        """What failed in `tiers` may work now; in all tiers without a name."""
-        for tier in tiers or self._queues:
-            self._queues[tier].wanted.set()
-            self._queues[tier].hurried.set()
+    def came_up(self, tier: str) -> None:
+        """The tier takes part, or turned out not to. What has failed there waits for its time: it may be what the tier
+        went down of."""
+        if tier in self._queues:
+            self._queues[tier].rests_until = 0.0
+        self.wake()  # copies elsewhere may wait for a home that can be read now
+
+    def retry(self, tier: str, ids: Iterable[str] | None = None) -> None:
+        """Try what failed in `tier` now, or what failed of `ids`."""
+        queue = self._queues[tier]
+        queue.rests_until = 0.0
+        for id in list(queue.failed if ids is None else ids):
+            if id in queue.failed:
+                queue.failed[id].until = 0.0
+        queue.wanted.set()
 
     def hold(self, tier: str, seconds: float) -> None:
         """Change nothing in `tier` for so long: a call of an earlier router may still land there. Without its note
         nobody would remove such a copy, and a replacement could be undone by it."""
-        self._held[tier] = anyio.current_time() + seconds
-        self.retry(tier)
+        self._queues[tier].held_until = anyio.current_time() + seconds
+        self.wake()
 
     def held_for(self, tier: str) -> float:
-        """The seconds for which nothing is changed in `tier` yet; 0 if it is not held."""
-        return max(0.0, self._held.get(tier, 0.0) - anyio.current_time())
+        """The seconds for which nothing is changed in `tier` yet; 0 if it is not held. A mount never is."""
+        return max(0.0, self._queues[tier].held_until - anyio.current_time()) if tier in self._queues else 0.0
 
     async def run(self) -> None:
         """Work off what each tier is owed, whenever woken. Ends only by being cancelled."""
@@ -121,11 +182,12 @@ class Reconciler:
             self._is_running = False
 
     async def idle(self) -> None:
-        """Return when each tier's task has finished a round, and found nothing new to do."""
+        """Return when each tier's task has tried everything once more, and found nothing new to do."""
         queues = self._queues.values()
         is_idle = False
         while not is_idle:
-            self.retry()
+            for tier in self._queues:
+                self.retry(tier)
             for idle in [queue.idle for queue in queues]:
                 await idle.wait()
             is_idle = not any(queue.is_working or queue.wanted.is_set() for queue in queues)
@@ -136,21 +198,19 @@ class Reconciler:
         with anyio.move_on_after(seconds):
             for _ in range(2):  # the round that is under way may have looked before
                 if self._is_running and self._catalog.redo.behind(ids):
-                    self.retry(tier)
+                    self.retry(tier, ids)
                     await self._queues[tier].ended.wait()
 
-    async def remove_strays(self, tier: str) -> str | None:
-        """Remove all strays of `tier` that can be removed now. Returns why others stay; None if only a release or a
-        tier that comes up is waited for, which wake the task. Raises TierDown, A2MError and OSError."""
-        after, problem = "", None
+    async def remove_strays(self, tier: str) -> None:
+        """Remove the strays of `tier` that can be removed now, but for those that a step has failed with before.
+        Raises TierDown, A2MError and OSError where the tier, or the catalog's disk, takes no part at all."""
+        after = ""
         while page := self._catalog.strays.removable(tier, after, _PAGE):
             after = page[-1].id
+            failed = self._queues[tier].failed
             # before anything is claimed: a long read must not keep writers waiting
             await self._catalog.readers.grace()
-            mine, claims = self._claim(tier, page)
-            async with self._guard.change(*claims, wakes=False):
-                problem = await self._remove(tier, self._catalog.strays.still_noted(tier, mine)) or problem
-        return problem
+            await self._step(tier, [stray for stray in page if stray.id not in failed], self._remove)
 
     def check(self, tier: str, *, writes: bool = True) -> None:
         """Raises TierDown unless `tier` can be reached and all that it holds is known; for `writes`, unless its server
@@ -176,7 +236,7 @@ class Reconciler:
             if wait:
                 raise TierDown(tier, MAY_STILL_LAND, wait, None)
             await self._catalog.readers.grace()
-            await self._remove(tier, self._catalog.strays.still_noted(tier, strays))
+            await self._remove(tier, strays)
             left = {stray.id for stray in self._catalog.strays.in_the_way(tier, entries)}
             if not left <= {stray.id for stray in strays}:
                 raise InTheWay
@@ -192,43 +252,89 @@ class Reconciler:
 
     async def _keep(self, tier: str) -> None:
         queue = self._queues[tier]
-        waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
         while True:
-            queue.wanted, queue.hurried, queue.is_working = anyio.Event(), anyio.Event(), True
+            queue.begin()
             problem = await self._round(tier)
-            queue.is_working = False
-            queue.ended.set()
-            queue.ended = anyio.Event()
-            if problem is not None:
-                sentence = f"tier={tier} copies are not up to date, will retry: {problem}"
-                self._alerts.begin(tier, logging.WARNING, sentence, cause=problem)
-            elif not self._is_owed(tier):
-                self._alerts.end(tier, f"tier={tier} copies are up to date")
-            if not queue.wanted.is_set():
-                queue.idle.set()
-                queue.idle = anyio.Event()
-            if problem is None:
-                waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
-                with anyio.move_on_after(self.held_for(tier) or None):
-                    await queue.wanted.wait()
-            else:
-                with anyio.move_on_after(next(waits)):
-                    await queue.hurried.wait()
+            queue.end(problem)
+            self._tell(tier)
+            is_up = self._copies.link(tier).status == "up"  # else its coming back wakes the task
+            with anyio.CancelScope(deadline=queue.due if is_up else math.inf):
+                await queue.wanted.wait()
 
     async def _round(self, tier: str) -> str | None:
-        """Work off all that can be done now; returns why something is left that will not wake the task by itself."""
+        """Work off all that can be done now; returns why the tier took no part."""
         link = self._copies.link(tier)
         if link.status != "up" or link.barred is not None:
             return None  # that it is taken into the account wakes the task
-        if self.held_for(tier):
-            return None
-        problems = []
-        for work in (self.remove_strays, self._replace):
-            try:
-                problems.append(await work(tier))
-            except (TierDown, A2MError, OSError) as problem:
-                problems.append(str(problem))
-        return next((problem for problem in problems if problem is not None), None)
+        if self._queues[tier].is_resting:
+            return self._queues[tier].problem
+        try:
+            await self.remove_strays(tier)
+            if self._catalog.tiers.is_scanned(tier):
+                await self._replace_new(tier)
+                await self._try_failed(tier)
+        except (TierDown, A2MError, OSError) as problem:
+            return str(problem)
+        return None
+
+    async def _try_failed(self, tier: str) -> None:
+        """Try each of those alone that a step has failed with, when its time has come; as long as nothing new is to be
+        done."""
+        queue = self._queues[tier]
+        for id, failed in sorted(queue.failed.items(), key=lambda each: each[1].until):
+            now = anyio.current_time()
+            if failed.until > now or queue.wanted.is_set():
+                break
+            failed.until = now + failed.wait  # also where somebody else has claimed it
+            stray, entry = self._catalog.strays.at(tier, id), self._catalog.records.get(id)
+            if stray is not None and stray.kind in _REMOVABLE:
+                await self._catalog.readers.grace()
+                await self._step(tier, [stray], self._remove)
+            elif entry is not None and entry.home == tier and self._catalog.redo.behind([id]):
+                await self._step(tier, [entry], self._replace)
+            else:
+                del queue.failed[id]
+
+    async def _step(
+        self, tier: str, items: Sequence[_Item], work: Callable[[str, Sequence[_Item]], Awaitable[dict[str, str]]]
+    ) -> None:
+        """Do some work on those of the items that are free, under claims. `work` returns which are not done, and why;
+        what it fails with is tried alone from then on, ever more rarely. Raises what is the tier's fault, or the
+        disk's, and no single record's."""
+        await anyio.lowlevel.checkpoint()  # the router may end between two steps, and not within one
+        mine, claims = self._claim(tier, items)
+        if not mine:
+            return
+        queue = self._queues[tier]
+        problems: dict[str, str]
+        try:
+            async with self._guard.change(*claims, wakes=False):
+                problems = await work(tier, mine)
+        except (A2MError, TierDown) as failure:
+            is_of_one = isinstance(failure, A2MError | Untrusted | AnswerTooLong) and no_room_of(failure) is None
+            # a record that is sent may be what the tier goes down of
+            if is_of_one or any(isinstance(item, Entry) for item in mine):
+                for item in mine:
+                    queue.fail(item.id, str(failure))
+            if not is_of_one:
+                raise
+            return
+        for item in mine:
+            if item.id in problems:
+                queue.fail(item.id, problems[item.id])
+            else:
+                queue.failed.pop(item.id, None)
+
+    def _tell(self, tier: str) -> None:
+        """Say in the log why copies are not up to date, and when they are."""
+        queue = self._queues[tier]
+        told = next((f"{id!r}: {failed.problem}" for id, failed in queue.failed.items()), None)
+        problem = queue.problem or told
+        if problem is not None:
+            sentence = f"tier={tier} copies are not up to date, will retry: {problem}"
+            self._alerts.begin(tier, logging.WARNING, sentence, cause=problem)
+        elif not self._is_owed(tier):
+            self._alerts.end(tier, f"tier={tier} copies are up to date")
 
     def _is_owed(self, tier: str) -> bool:
         return bool(self._catalog.strays.removable(tier, "", 1) or self._catalog.redo.ids_in(tier))
@@ -257,9 +363,11 @@ class Reconciler:
 
     # --- copies that are to be absent
 
-    async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> str | None:
-        """Remove those copies that may go; returns why others stay, as `remove_strays` does. The caller has claimed
-        them, and has waited for the reads under way to end."""
+    async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> dict[str, str]:
+        """Remove those copies that may go. Returns why others stay, by their ids; not those for which a tier is waited
+        for that wakes the task when it comes up. The caller has claimed them, and has waited for the reads under way to
+        end."""
+        strays = self._catalog.strays.still_noted(tier, strays)
         entries = self._catalog.records.find(stray.id for stray in strays)
         at_home = {stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier}
         self._catalog.strike(tier, at_home)
@@ -268,7 +376,7 @@ class Reconciler:
             for stray in strays
             if stray.kind in _SEEN_FIRST and stray.id in entries and stray.id not in at_home
         ]
-        seen, problem = await self._seen_at_home(superseded, tier)
+        seen, problems = await self._seen_at_home(superseded, tier)
         unwanted = {
             stray.id
             for stray in strays
@@ -280,11 +388,10 @@ class Reconciler:
             await self._catalog.synced()
             gone = await self._copies.remove(tier, sorted(leaving))
             self._catalog.strike(tier, gone)
-            if not leaving <= gone:
-                problem = f"its server does not forget {min(leaving - gone)!r}, though it says so"
+            problems |= dict.fromkeys(leaving - gone, "its server does not forget it, though it says so")
             if not self._copies.mode(tier).native:
                 await self._restore(seen, tier)
-        return problem
+        return problems
 
     async def _restore(self, seen: Mapping[str, Record], tier: str) -> None:
         """Two tiers may lead to one server without saying so: then what was removed from the one was the record in the
@@ -298,11 +405,11 @@ class Reconciler:
                 await self._copies.write_new(home, [draft_of(record) for record in lost])
                 log.error("%s and %s seem to lead to one server; give each a store of its own", tier, home)
 
-    async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> tuple[dict[str, Record], str | None]:
+    async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> tuple[dict[str, Record], dict[str, str]]:
         """Those of the records that left `tier` which were read at their homes just now, and are there as they should
-        be, vectors included; and why others were not seen, as `remove_strays` returns it."""
+        be, vectors included; and why others were not seen, as `_remove` returns it."""
         seen: dict[str, Record] = {}
-        problem = None
+        problems: dict[str, str] = {}
         for home in dict.fromkeys(entry.home for entry in entries):
             there = [entry for entry in entries if entry.home == home]
             try:
@@ -316,22 +423,22 @@ class Reconciler:
                         seen[entry.id] = copy
                     elif entry.id not in pending:
                         lost.append(entry)
-                if lost and not await self._bring_home(lost, tier, gone=[e for e in lost if e.id not in found]):
-                    problem = "a copy belongs to no record any more"
+                if lost:
+                    problems |= await self._bring_home(lost, tier, gone=[e for e in lost if e.id not in found])
             except (TierDown, A2MError) as failure:
                 log.info("%s: copies stay until %s can be read: %s", tier, home, failure)
                 if self._copies.link(home).status == "up":  # else its coming back wakes us
-                    problem = str(failure)
-        return seen, problem
+                    problems |= dict.fromkeys((entry.id for entry in there), str(failure))
+        return seen, problems
 
-    async def _bring_home(self, lost: Sequence[Entry], tier: str, gone: Sequence[Entry]) -> bool:
+    async def _bring_home(self, lost: Sequence[Entry], tier: str, gone: Sequence[Entry]) -> dict[str, str]:
         """For each record that its home does not hold as it should: if `tier` holds it with the catalog's digest,
         `tier` becomes its home. If it is `gone` from its home, an older copy in `tier` becomes the record, or the
         record is lost. If its home holds a former state, nothing changes.
 
-        Returns False if another round can remove a copy."""
+        Returns the ids of copies that another round can remove, and why."""
         copies = await self._copies.read(tier, [entry.id for entry in lost], embeddings=True)
-        is_done = True
+        problems: dict[str, str] = {}
         for entry in lost:
             copy = copies.get(entry.id)
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
@@ -343,41 +450,22 @@ class Reconciler:
             elif entry in gone and self._catalog.fall_back(entry, copy, tier):
                 log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
             elif not self._catalog.records.find([entry.id]):
-                is_done = False
-        return is_done
+                problems[entry.id] = "a copy belongs to no record any more"
+        return problems
 
     # --- records that are to be there
 
-    async def _replace(self, tier: str) -> str | None:
-        """Have `tier` hold what replaces its records; returns why some are not replaced. Raises as `remove_strays`."""
-        if not self._catalog.tiers.is_scanned(tier):
-            return None  # that it is taken into the account wakes the task
-        problems: dict[str, str] = {}
-        pending = self._catalog.redo.ids_in(tier)
+    async def _replace_new(self, tier: str) -> None:
+        """Have `tier` hold what replaces its records, but for those that a step has failed with before. Raises as
+        `remove_strays`."""
+        failed = self._queues[tier].failed
+        pending = [id for id in self._catalog.redo.ids_in(tier) if id not in failed]
         for start in range(0, len(pending), _FEW):
             page = self._catalog.records.find(pending[start : start + _FEW]).values()
             # one that has been replaced since may have another home
-            mine, claims = self._claim(tier, [entry for entry in page if entry.home == tier])
-            async with self._guard.change(*claims, wakes=False) as change:
-                problems |= await self._replace_each(tier, mine, change.failures)
-        return next((f"{id!r} is not replaced: {problem}" for id, problem in problems.items()), None)
+            await self._step(tier, [entry for entry in page if entry.home == tier], self._replace)
 
-    async def _replace_each(self, tier: str, entries: Sequence[Entry], failures: list[Exception]) -> dict[str, str]:
-        """Replace the records, all at once; one by one if `tier` refuses that. Returns which are not, and why."""
-        try:
-            return await self._replace_all(tier, entries)
-        except (A2MError, AnswerTooLong, Untrusted) as refused:
-            if isinstance(refused, A2MError) and no_room(refused) is not None:
-                raise  # whichever record it is sent
-            failures.append(refused)
-            if len(entries) == 1:
-                return {entries[0].id: str(refused)}
-        problems: dict[str, str] = {}
-        for entry in entries:
-            problems |= await self._replace_each(tier, [entry], failures)
-        return problems
-
-    async def _replace_all(self, tier: str, entries: Sequence[Entry]) -> dict[str, str]:
+    async def _replace(self, tier: str, entries: Sequence[Entry]) -> dict[str, str]:
         """Replace the records, as far as nothing is in their way. Returns which are not replaced, and why."""
         drafts = self._catalog.redo.drafts(entry.id for entry in entries)
         problems: dict[str, str] = {}
@@ -401,3 +489,8 @@ class Reconciler:
         if still:
             self.wake()  # copies elsewhere wait until the record can be read at its home
         return problems
+
+
+def no_room_of(failure: A2MError | TierDown) -> str | None:
+    """What a tier has no room in, if that is why it failed: no record of its own is at fault then."""
+    return no_room(failure) if isinstance(failure, A2MError) else None

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.entries import Entry, is_as_it_is
 from a2m_router.catalog.readers import Reading
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
@@ -74,7 +74,9 @@ class Timelines:
     async def _known_and_mounted(self, question: Question) -> _Part:
         """A timeline by what the catalog knows; mounts, which it does not know, answer for themselves."""
         mounted = [tier for tier in question.tiers if tier in self._mounts]
-        looks = [partial(self._known, question)]
+        selection = question.selection()
+        newest = self._catalog.queries.newest(selection, question.limit or None)
+        looks = [partial(self._known, question, newest)]
         if mounted:
             looks.append(partial(self._mounted, msgspec.structs.replace(question, tiers=mounted)))
         found = await outcomes(looks)
@@ -83,17 +85,23 @@ class Timelines:
         parts = [part for part in found if isinstance(part, _Part)]
         degraded = [down for part in parts for down in part.degraded]
         refuse_if_nothing(question.tiers, degraded)
-        return _Part([each for part in parts for each in part.placed], degraded)
+        # what one part has found may have changed while the other was waited for
+        meant = {entry.id: entry for entry in self._homes.still_meant(newest, selection)}
+        changed = {entry.id for entry in newest} - meant.keys()
+        placed = [
+            (place, record)
+            for part in parts
+            for place, record in part.placed
+            if record.id not in changed and (record.id not in meant or is_as_it_is(record, meant[record.id]))
+        ]
+        return _Part(placed, degraded)
 
-    async def _known(self, question: Question) -> _Part:
+    async def _known(self, question: Question, newest: Sequence[Entry]) -> _Part:
         """The newest of a timeline in the catalog, read where they live."""
         tiers = [tier for tier in question.tiers if tier not in self._mounts]
-        selection = question.selection()
-        newest = self._catalog.queries.newest(selection, question.limit or None)
         records, missing = await self._homes.read(newest, tiers, question.scope, embeddings=question.embeddings)
-        meant = self._homes.still_meant(newest, selection)
-        placed = [((entry.created_at, entry.seq), records[entry.id]) for entry in meant if entry.id in records]
-        return _Part(placed, missing)
+        there = [entry for entry in newest if entry.id in records]
+        return _Part([((entry.created_at, entry.seq), records[entry.id]) for entry in there], missing)
 
     async def _mounted(self, question: Question) -> _Part:
         """What mounts have of a timeline."""
