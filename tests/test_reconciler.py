@@ -168,8 +168,6 @@ async def test_two_copies_at_one_key_go_together() -> None:
             plant(fed, "working", id=id, content=id, created_at="2026-01-01T00:00:00.000Z", owner="a")
         ids = ("first", "second")
         there = [Entry(id=id, home="working", owner="a", key="k", created_at=1, digest=b"") for id in ids]
-            Entry(id=id, home="working", owner="a", key="k", created_at=1, digest=b"") for id in ("first", "second")
-        ]
         fed.federation.catalog.note_unwanted(there, "working")
         await fed.federation.reconciler.idle()
         assert fed.copies() == {}

@@ -301,7 +301,6 @@ class Reconciler:
         """Do some work on those of the items that are free, under claims. `work` returns which are not done, and why;
         what it fails with is tried alone from then on, ever more rarely. Raises what is the tier's fault, or the
         disk's, and no single record's."""
-        await anyio.lowlevel.checkpoint()  # the router may end between two steps, and not within one
         mine, claims = self._claim(tier, items)
         if not mine:
             return
@@ -318,12 +317,14 @@ class Reconciler:
                     queue.fail(item.id, str(failure))
             if not is_of_one:
                 raise
+            await anyio.lowlevel.checkpoint()
             return
         for item in mine:
             if item.id in problems:
                 queue.fail(item.id, problems[item.id])
             else:
                 queue.failed.pop(item.id, None)
+        await anyio.lowlevel.checkpoint()  # the router may end between two steps, and not within one
 
     def _tell(self, tier: str) -> None:
         """Say in the log why copies are not up to date, and when they are."""
