@@ -92,7 +92,7 @@ class Timelines:
             (place, record)
             for part in parts
             for place, record in part.placed
-            if record.id not in changed and (record.id not in meant or is_as_it_is(record, meant[record.id]))
+            if record.id not in changed and not _is_replaced(record, meant.get(record.id))
         ]
         return _Part(placed, degraded)
 
@@ -175,3 +175,8 @@ class Timelines:
 
 def _lost(entry: Entry) -> A2MError:
     return untrue(entry.home, f"it has lost the record {entry.id!r}; write it anew as it was, or forget it by its id")
+
+
+def _is_replaced(record: Record, entry: Entry | None) -> bool:
+    """Whether a record, as it is answered, has been replaced since: only what has a key is, and shows its revision."""
+    return entry is not None and entry.key is not None and not is_as_it_is(record, entry)
