@@ -731,7 +731,7 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
     monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
     for module in (a2m_router.reading.homes, a2m_router.reading.timelines):
         monkeypatch.setattr(module, "still", lambda then, now: list(now))
-    for module in (a2m_router.reading.homes, a2m_router.reading.resolving, a2m_router.reading.timelines):
+    for module in (a2m_router.reading.homes, a2m_router.reading.resolving):
         monkeypatch.setattr(module, "is_as_it_is", lambda *_: True)
     await goes_wrong(lambda: a_record_written_anew_under_an_id_that_was_read(asked, "a", "native"))
 

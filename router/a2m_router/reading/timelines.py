@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.entries import Entry, is_as_it_is
+from a2m_router.catalog.entries import Entry
 from a2m_router.catalog.readers import Reading
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
@@ -86,14 +86,8 @@ class Timelines:
         degraded = [down for part in parts for down in part.degraded]
         refuse_if_nothing(question.tiers, degraded)
         # what one part has found may have changed while the other was waited for
-        meant = {entry.id: entry for entry in self._homes.still_meant(newest, selection)}
-        changed = {entry.id for entry in newest} - meant.keys()
-        placed = [
-            (place, record)
-            for part in parts
-            for place, record in part.placed
-            if record.id not in changed and not _is_replaced(record, meant.get(record.id))
-        ]
+        gone = {entry.id for entry in newest} - {entry.id for entry in self._homes.still_meant(newest, selection)}
+        placed = [each for part in parts for each in part.placed if each[1].id not in gone]
         return _Part(placed, degraded)
 
     async def _known(self, question: Question, newest: Sequence[Entry]) -> _Part:
@@ -175,8 +169,3 @@ class Timelines:
 
 def _lost(entry: Entry) -> A2MError:
     return untrue(entry.home, f"it has lost the record {entry.id!r}; write it anew as it was, or forget it by its id")
-
-
-def _is_replaced(record: Record, entry: Entry | None) -> bool:
-    """Whether a record, as it is answered, has been replaced since: only what has a key is, and shows its revision."""
-    return entry is not None and entry.key is not None and not is_as_it_is(record, entry)
