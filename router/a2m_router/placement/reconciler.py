@@ -257,8 +257,10 @@ class Reconciler:
             problem = await self._round(tier)
             queue.end(problem)
             self._tell(tier)
-            is_up = self._copies.link(tier).status == "up"  # else its coming back wakes the task
-            with anyio.CancelScope(deadline=queue.due if is_up else math.inf):
+            link = self._copies.link(tier)
+            # else that it is taken into the account wakes the task
+            is_in = link.status == "up" and link.barred is None and self._catalog.tiers.is_scanned(tier)
+            with anyio.CancelScope(deadline=queue.due if is_in else math.inf):
                 await queue.wanted.wait()
 
     async def _round(self, tier: str) -> str | None:
