@@ -1,6 +1,6 @@
 """A record's account: what the catalog knows of it without asking a tier."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -62,6 +62,14 @@ def entry_of(record: Record | Draft, home: str) -> Entry:
         digest=digest(record),
         salience=1.0 if record.salience is None else record.salience,
     )
+
+
+def by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """The entries by the tiers that they live in, or are to live in."""
+    homes: dict[str, list[Entry]] = {}
+    for entry in entries:
+        homes.setdefault(entry.home, []).append(entry)
+    return homes
 
 
 def is_as_it_is(record: Record, entry: Entry) -> bool:

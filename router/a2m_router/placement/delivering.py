@@ -5,11 +5,11 @@
   others have written under an id that a caller has chosen.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from a2m_router.catalog.claims import Name, names_of
-from a2m_router.catalog.entries import Entry, former, is_as_it_is
+from a2m_router.catalog.entries import Entry, by_home, former, is_as_it_is
 from a2m_router.catalog.records import unit_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.placement.core import Core
@@ -39,7 +39,7 @@ class Delivering:
         before = self._catalog.records.find(r.entry.id for r in plan.replacements)
         for entry in [*entries, *before.values()]:
             names.update(names_of(entry))
-        for tier, there in _by_home(entries).items():
+        for tier, there in by_home(entries).items():
             names |= self._reconciler.names_in_the_way(tier, there)
         return names
 
@@ -101,7 +101,7 @@ class Delivering:
         """Each known record is read at its home. One that its home has lost is written there anew if the caller brings
         it back as it was."""
         behind = self._catalog.redo.behind(entry.id for _, _, entry in plan.known)  # these are readable here
-        homes = _by_home([entry for _, _, entry in plan.known if entry.id not in behind])
+        homes = by_home([entry for _, _, entry in plan.known if entry.id not in behind])
         found = await outcomes(
             [partial(self._copies.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
         )
@@ -133,7 +133,7 @@ class Delivering:
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that no stray is in the way of these records where they are going."""
-        for tier, there in _by_home(entries).items():
+        for tier, there in by_home(entries).items():
             self._reconciler.check(tier)
             try:
                 await self._reconciler.clear(tier, there)
@@ -150,7 +150,7 @@ class Delivering:
         }
         coming = [r.entry for r in plan.replacements if home.get(r.entry.id, r.entry.home) != r.entry.home]
         chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
-        for tier, there in _by_home(coming + chosen).items():
+        for tier, there in by_home(coming + chosen).items():
             if self._copies.mode(tier).native:
                 continue
             try:
@@ -166,13 +166,6 @@ class Delivering:
             if late:
                 self._catalog.note_unwanted(late, tier)
                 await self._reconciler.clear(tier, late)
-
-
-def _by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    homes: dict[str, list[Entry]] = {}
-    for entry in entries:
-        homes.setdefault(entry.home, []).append(entry)
-    return homes
 
 
 def _as_down(tier: str, failure: Failure) -> Failure:

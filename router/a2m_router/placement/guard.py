@@ -56,9 +56,7 @@ class Guard:
         on_end: called at the end of each change, when there may be copies to reconcile.
     """
 
-    def __init__(
-        self, catalog: Catalog, copies: Copies, spawn: Spawn, on_end: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, catalog: Catalog, copies: Copies, spawn: Spawn, on_end: Callable[[], None]) -> None:
         self._catalog = catalog
         self._copies = copies
         self._spawn = spawn

@@ -25,7 +25,6 @@ from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 from a2m_router.protocol.wire.timestamps import after, parse, render
 from a2m_router.tiers.copies import Copies
-from a2m_router.tiers.failures import unaccounted, unanswered
 from a2m_router.tiers.mounts import Mounts
 
 # A clock that is corrected by less is not worth a word, milliseconds.
@@ -137,9 +136,7 @@ class Planner:
         """Raises INTERNAL_ERROR if a tier may hold a page that nobody knows of."""
         for tier in self._mounts.managed:
             if not self._catalog.tiers.is_scanned(tier.name):
-                why = self._copies.why_unaccounted(tier.name)
-                is_up = self._copies.link(tier.name).status == "up"
-                raise unaccounted(tier.name, why) if is_up else unanswered(tier.name, why, 1.0)
+                raise self._copies.without(tier.name)
 
     def _is_another(self, draft: Draft) -> bool:
         """Whether a draft's id is that of a record, and not of the one at its owner's key."""

@@ -18,7 +18,6 @@ from a2m_router.reading.mounted import Barred, Mounted
 from a2m_router.reading.native import Native
 from a2m_router.reading.question import Question
 from a2m_router.tiers.copies import Copies
-from a2m_router.tiers.failures import unaccounted, unanswered
 from a2m_router.tiers.link import TierDown
 from a2m_router.tiers.mounts import Mounts
 from a2m_router.tiers.together import outcomes
@@ -65,8 +64,8 @@ class FanOut:
 
     def refuse_unaccounted(self, tiers: Iterable[Tier]) -> None:
         """Raises INTERNAL_ERROR if one of the tiers may hold what nobody knows of."""
-        for name, why in self.unaccounted(tiers).items():
-            raise unaccounted(name, why) if self._copies.link(name).status == "up" else unanswered(name, why, 1.0)
+        for name in self.unaccounted(tiers):
+            raise self._copies.without(name)
 
     def _way(self, tier: Tier) -> Way:
         return self._mounted if tier in self._mounts else self._managed_way(tier)

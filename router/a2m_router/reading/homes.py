@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.entries import Entry, former, is_as_it_is
+from a2m_router.catalog.entries import Entry, by_home, former, is_as_it_is
 from a2m_router.catalog.readers import Reading
 from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.config.settings import Tier
@@ -93,13 +93,13 @@ class Homes:
         differing: dict[str, str] = {}  # ids, and which tier holds them in another state
         for _ in range(_ROUNDS):
             differing.clear()
-            homes: dict[str, list[str]] = {}
             late = self._catalog.redo.behind(entry.id for entry in wanted)
-            for entry in wanted:
-                if entry.id not in late:
-                    homes.setdefault(entry.home, []).append(entry.id)
+            homes = by_home(entry for entry in wanted if entry.id not in late)
             copies = await outcomes(
-                [partial(self._copies.read, home, ids, embeddings=embeddings) for home, ids in homes.items()]
+                [
+                    partial(self._copies.read, home, [entry.id for entry in there], embeddings=embeddings)
+                    for home, there in homes.items()
+                ]
             )
             now = {
                 entry.id: entry

@@ -20,7 +20,7 @@ from a2m_router.reading.question import Question
 from a2m_router.storage.nearest import MAX_NEAREST
 from a2m_router.tiers.copies import Copies, raw_json
 from a2m_router.tiers.lifting import delegable
-from a2m_router.tiers.together import failures_in, outcomes
+from a2m_router.tiers.together import results
 
 # The first ids, so many, of what a question means in a tier.
 _Order = Callable[[Question, Tier, int], list[str]]
@@ -159,7 +159,4 @@ class Lifted:
 
 async def _blended(by_words: Ask, by_vector: Ask) -> list[Record]:
     """One ranking out of two of the same tier."""
-    found = await outcomes([by_words, by_vector])
-    for failure in failures_in(found):
-        raise failure
-    return one_ranking([records for records in found if isinstance(records, list)])
+    return one_ranking(await results([by_words, by_vector]))

@@ -32,7 +32,7 @@ from a2m_router.reading.homes import Homes, still, undisturbed
 from a2m_router.reading.question import Question
 from a2m_router.tiers.failures import changing, untrue
 from a2m_router.tiers.mounts import Mounts
-from a2m_router.tiers.together import failures_in, outcomes
+from a2m_router.tiers.together import results
 
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's.
 _LOOKS: Final = 3
@@ -79,10 +79,7 @@ class Timelines:
         looks = [partial(self._known, question, newest)]
         if mounted:
             looks.append(partial(self._mounted, msgspec.structs.replace(question, tiers=mounted)))
-        found = await outcomes(looks)
-        for failure in failures_in(found):
-            raise failure
-        parts = [part for part in found if isinstance(part, _Part)]
+        parts = await results(looks)
         degraded = [down for part in parts for down in part.degraded]
         refuse_if_nothing(question.tiers, degraded)
         # what one part has found may have changed while the other was waited for

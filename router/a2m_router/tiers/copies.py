@@ -15,11 +15,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from a2m_router.protocol.wire.errors import Code, quota
+from a2m_router.protocol.wire.errors import A2MError, Code, quota
 from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE
 from a2m_router.protocol.wire.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
 from a2m_router.protocol.wire.records import Draft, Record, digest
 from a2m_router.tiers.answers import ALL, EXAMINED, Answers, LaterWriter, Lineage, Ranked, Written, alteration
+from a2m_router.tiers.failures import unaccounted, unanswered
 from a2m_router.tiers.lifting import RESERVED, Origin, escaped, lifted
 from a2m_router.tiers.link import TAKES_NO_WRITES, UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
 from a2m_router.tiers.mode import Modes, TierMode
@@ -92,6 +93,11 @@ class Copies:
         """Why what `tier` holds is not accounted for yet, in words that may be its server's."""
         link = self._links[tier]
         return (link.reason if link.status != "up" else link.obstacle or link.barred) or UNACCOUNTED
+
+    def without(self, tier: str) -> A2MError:
+        """What a call is refused with that cannot do without knowing all that `tier` holds."""
+        why = self.why_unaccounted(tier)
+        return unaccounted(tier, why) if self._links[tier].status == "up" else unanswered(tier, why, 1.0)
 
     def recall_limit(self, tier: str, otherwise: int) -> int:
         """How many records `tier` tells in one recall; `otherwise` where its server does not say."""
@@ -191,14 +197,11 @@ class Copies:
                 unkept[id] = alteration(draft, copy)
         return unkept
 
-    async def read(self, tier: str, ids: Iterable[str], *, embeddings: bool = False) -> dict[str, Record]:
-        """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
-        other records than those asked for is not trusted."""
-        return await self._read(tier, ids, embeddings=embeddings)
-
-    async def _read(
-        self, tier: str, ids: Iterable[str], *, embeddings: bool, written: list[Written] | None = None
+    async def read(
+        self, tier: str, ids: Iterable[str], *, embeddings: bool = False, written: list[Written] | None = None
     ) -> dict[str, Record]:
+        """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
+        other records than those asked for is not trusted. `written` is as in `Answers.records`."""
         found: dict[str, Record] = {}
         question = Recall(embeddings=embeddings)
         async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=ALL, written=written):
@@ -214,10 +217,10 @@ class Copies:
         Raises Untrusted where a router has written one of them that the catalog knows nothing of.
         """
         if self._lineage is None or not self._may_be_shared(tier):
-            return await self._read(tier, ids, embeddings=embeddings), {}
+            return await self.read(tier, ids, embeddings=embeddings), {}
         written: list[Written] = []
         try:
-            found = await self._read(tier, ids, embeddings=embeddings, written=written)
+            found = await self.read(tier, ids, embeddings=embeddings, written=written)
         except LaterWriter as problem:
             raise self._answers.untrusted(tier, str(problem)) from None
         ours = self._lineage.federation

@@ -32,6 +32,11 @@ async def outcomes(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | Fail
     return found  # type: ignore[return-value]  # every place has been filled
 
 
-def failures_in(found: Sequence[T | Failure]) -> list[Failure]:
-    """The failures among some outcomes."""
-    return [outcome for outcome in found if isinstance(outcome, (A2MError, TierDown, OSError))]
+async def results(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """What each call returned, in order. Raises the first failure among them, when all have ended."""
+    found: list[T] = []
+    for outcome in await outcomes(calls):
+        if isinstance(outcome, (A2MError, TierDown, OSError)):
+            raise outcome
+        found.append(outcome)
+    return found
