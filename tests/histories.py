@@ -536,13 +536,12 @@ class Run:
 
     async def _moved(self, method: str, **params: Any) -> bool:
         """A call that moves records; again if nothing could move because a tier has yet to catch up with a replacement,
-        or to remove a copy, which is what the answer then says to do. Returns whether it was done."""
+        which is what the answer then says to do. Returns whether it was done."""
         while True:
             try:
                 await self._raw(method, **params)
             except A2MError as refused:
-                passes = any(why in refused.message for why in ("has yet to catch up", "could not be removed yet"))
-                if not passes or "retry_after" not in (refused.data or {}):
+                if "has yet to catch up" not in refused.message or "retry_after" not in (refused.data or {}):
                     raise
             else:
                 return True

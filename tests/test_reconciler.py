@@ -244,3 +244,30 @@ async def test_one_copy_that_its_tier_refuses_to_forget_keeps_no_other_one_there
         for _ in range(2):
             await fed.federation.reconciler.idle()
         assert fed.copies() == {ids[1]: ["semantic"]}
+
+
+@simulated
+async def test_a_tier_that_was_silent_is_tried_again_though_others_write_all_the_time() -> None:
+    is_silent = True
+
+    async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        if is_silent and tier == "working" and b"memory/forget" in message:
+            await anyio.sleep(20)
+            return None
+        return await go_on()
+
+    async with trial(CALM, weather=weather) as fed, anyio.create_task_group() as tasks:
+
+        async def write() -> None:
+            while True:
+                await fed.remember("beside", tier="semantic")
+                await anyio.sleep(0.1)
+
+        ids = await fed.remember("to go")
+        tasks.start_soon(write)
+        await fed.call("forget", ids=ids)
+        await anyio.sleep(60)
+        is_silent = False
+        await anyio.sleep(60)
+        assert ids[0] not in fed.copies()
+        tasks.cancel_scope.cancel()

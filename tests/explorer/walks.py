@@ -157,7 +157,8 @@ class Walks:
                 return
             ids = book.living(source)
             m.moves -= 1
-            if not ids:
+            is_behind = any(book.is_behind(id) for id in members(ids))
+            if not ids or (is_behind and self.design.leaves_what_is_behind):
                 yield m.step(WORKERS[who], "finds nothing to move")
                 return
             yield from self._claimed(m, who, Work(MOVING, tier=target, ids=ids))
@@ -412,9 +413,8 @@ class Walks:
         return True
 
     def _compare_with_the_catalog(self, m: Moment, who: int, work: Work) -> bool:
-        behind = self.design.leaves_what_is_behind and any(m.book.is_behind(id) for id in members(work.ids))
         was = work.was if self.design.compares else work.got
-        m.change(who, whole=work.ids if work.got == was and not behind else 0, was=was, got=0)
+        m.change(who, whole=work.ids if work.got == was else 0, was=was, got=0)
         return True
 
     def _compare_with_what_was_given(self, m: Moment, who: int, work: Work) -> bool:

@@ -132,7 +132,7 @@ class Moves:
             await anyio.lowlevel.checkpoint()  # what was cancelled during the last one does not begin another
             batch = waiting.pop()
             try:
-                moved = await self._move(batch, source, target, salience, broken)
+                carried = await self._move(batch, source, target, salience)
             except (A2MError, Altered, AnswerTooLong) as refused:
                 if isinstance(refused, A2MError) and no_room(refused) is not None:
                     result.hindrance, result.blocked = hindrance_of(refused), True  # whichever unit it is asked to take
@@ -146,10 +146,12 @@ class Moves:
                 result.hindrance, result.blocked = hindrance_of(failure), True
                 result.tier = failure.tier if isinstance(failure, TierDown) else None
             else:
-                if moved is None:
+                if carried is None:
                     sentence = "an earlier change of the same records has not been settled yet"
                     result.hindrance = Hindrance("unsettled", sentence, batch[0].ids[0])
-                result.records += [(entry.id, Place(entry.owner, target)) for entry in moved or ()]
+                    continue
+                result.records += [(entry.id, Place(entry.owner, target)) for entry in carried.moved]
+                broken |= carried.broken
         still_behind = self._catalog.redo.behind(behind)
         if result.hindrance is None and still_behind:
             sentence = f"{source} has yet to catch up with what replaced a record"
@@ -198,11 +200,8 @@ class Moves:
         entry = self._catalog.records.get(id)
         return entry is not None and entry.home == tier
 
-    async def _move(
-        self, units: Sequence[Unit], source: str, target: str, salience: float, broken: dict[str, str]
-    ) -> list[Entry] | None:
-        """What moved; None if others are at work on one of the records for too long. `broken` takes the ids of what
-        `source` does not hold as it was written, and how."""
+    async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> "_Carried | None":
+        """What became of the units; None if others are at work on one of the records for too long."""
         core = self._core
         core.reconciler.check(source, writes=False)  # what stays there is a stray
         core.reconciler.check(target)
@@ -213,15 +212,16 @@ class Moves:
             if claimed is None:
                 return None
             claim, groups = claimed
+            pending = core.catalog.redo.behind(entry.id for unit in groups for entry in unit)
+            groups = [unit for unit in groups if pending.isdisjoint(entry.id for entry in unit)]
             carried = _Carried(core, self._alerts, groups, (source, target), salience)
-            carried.broken = broken
             try:
                 async with core.guard.change(claim) as change:
                     if groups:
                         # of those that have no new home; and what has one is durable before the claim goes
                         change.note = partial(core.catalog.give_up, carried.entries, target)
                         await run(MOVE, carried.steps)
-                return carried.moved
+                return carried
             except InTheWay:
                 continue
 
@@ -326,10 +326,7 @@ class _Carried:
         self._records = await self._copies.read(self._source, [entry.id for entry in self.entries], embeddings=True)
 
     async def _compare(self) -> None:
-        behind = self._catalog.redo.behind(entry.id for entry in self.entries)
-        self._groups = [
-            unit for unit in self._groups if behind.isdisjoint(entry.id for entry in unit) and self._is_whole(unit)
-        ]
+        self._groups = [unit for unit in self._groups if self._is_whole(unit)]
 
     def _is_whole(self, unit: Sequence[Entry]) -> bool:
         source = self._source

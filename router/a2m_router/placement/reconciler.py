@@ -30,7 +30,7 @@ import msgspec
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Name, record_names
-from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.entries import Entry, Stray, by_home
 from a2m_router.catalog.strays import NotedStray
 from a2m_router.config.settings import Tier
 from a2m_router.placement.guard import Guard
@@ -95,13 +95,17 @@ class _Queue:
     def begin(self) -> None:
         self.wanted, self.is_working = anyio.Event(), True
 
-    def end(self, problem: str | None) -> None:
-        """The round is over; the tier rests if it took no part."""
-        self.is_working, self.problem = False, problem
+    def rest(self, problem: str | None) -> None:
+        """The tier was asked, and rests if it took no part."""
+        self.problem = problem
         if problem is None:
             self.waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
         else:
             self.rests_until = anyio.current_time() + next(self.waits)
+
+    def end(self) -> None:
+        """The round is over."""
+        self.is_working = False
         self.ended.set()
         self.ended = anyio.Event()
         if not self.wanted.is_set():
@@ -254,27 +258,25 @@ class Reconciler:
         queue = self._queues[tier]
         while True:
             queue.begin()
-            problem = await self._round(tier)
-            queue.end(problem)
+            if self._takes_changes(tier) and not queue.is_resting:
+                queue.rest(await self._round(tier))
+            queue.end()
             self._tell(tier)
-            link = self._copies.link(tier)
-            # else that it is taken into the account wakes the task
-            is_in = link.status == "up" and link.barred is None and self._catalog.tiers.is_scanned(tier)
-            with anyio.CancelScope(deadline=queue.due if is_in else math.inf):
+            # that a tier is taken into the account wakes its task
+            with anyio.CancelScope(deadline=queue.due if self._takes_changes(tier) else math.inf):
                 await queue.wanted.wait()
+
+    def _takes_changes(self, tier: str) -> bool:
+        link = self._copies.link(tier)
+        return link.status == "up" and link.barred is None
 
     async def _round(self, tier: str) -> str | None:
         """Work off all that can be done now; returns why the tier took no part."""
-        link = self._copies.link(tier)
-        if link.status != "up" or link.barred is not None:
-            return None  # that it is taken into the account wakes the task
-        if self._queues[tier].is_resting:
-            return self._queues[tier].problem
         try:
             await self.remove_strays(tier)
             if self._catalog.tiers.is_scanned(tier):
                 await self._replace_new(tier)
-                await self._try_failed(tier)
+            await self._try_failed(tier)
         except (TierDown, A2MError, OSError) as problem:
             return str(problem)
         return None
@@ -292,10 +294,10 @@ class Reconciler:
             if stray is not None and stray.kind in _REMOVABLE:
                 await self._catalog.readers.grace()
                 await self._step(tier, [stray], self._remove)
-            elif entry is not None and entry.home == tier and self._catalog.redo.behind([id]):
-                await self._step(tier, [entry], self._replace)
-            else:
+            elif entry is None or entry.home != tier or not self._catalog.redo.behind([id]):
                 del queue.failed[id]
+            elif self._catalog.tiers.is_scanned(tier):
+                await self._step(tier, [entry], self._replace)
 
     async def _step(
         self, tier: str, items: Sequence[_Item], work: Callable[[str, Sequence[_Item]], Awaitable[dict[str, str]]]
@@ -312,7 +314,8 @@ class Reconciler:
             async with self._guard.change(*claims, wakes=False):
                 problems = await work(tier, mine)
         except (A2MError, TierDown) as failure:
-            is_of_one = isinstance(failure, A2MError | Untrusted | AnswerTooLong) and no_room_of(failure) is None
+            is_refusal = isinstance(failure, A2MError) and no_room(failure) is None
+            is_of_one = is_refusal or isinstance(failure, Untrusted | AnswerTooLong)
             # a record that is sent may be what the tier goes down of
             if is_of_one or any(isinstance(item, Entry) for item in mine):
                 for item in mine:
@@ -336,7 +339,7 @@ class Reconciler:
         if problem is not None:
             sentence = f"tier={tier} copies are not up to date, will retry: {problem}"
             self._alerts.begin(tier, logging.WARNING, sentence, cause=problem)
-        elif not self._is_owed(tier):
+        elif tier in self._alerts and not self._is_owed(tier):
             self._alerts.end(tier, f"tier={tier} copies are up to date")
 
     def _is_owed(self, tier: str) -> bool:
@@ -399,11 +402,9 @@ class Reconciler:
     async def _restore(self, seen: Mapping[str, Record], tier: str) -> None:
         """Two tiers may lead to one server without saying so: then what was removed from the one was the record in the
         other. It is written back."""
-        entries = self._catalog.records.find(seen)
-        for home in dict.fromkeys(entry.home for entry in entries.values()):
-            there = [id for id, entry in entries.items() if entry.home == home]
-            left = await self._copies.read(home, there)
-            lost = [seen[id] for id in there if id not in left]
+        for home, there in by_home(self._catalog.records.find(seen).values()).items():
+            left = await self._copies.read(home, [entry.id for entry in there])
+            lost = [seen[entry.id] for entry in there if entry.id not in left]
             if lost:
                 await self._copies.write_new(home, [draft_of(record) for record in lost])
                 log.error("%s and %s seem to lead to one server; give each a store of its own", tier, home)
@@ -413,8 +414,7 @@ class Reconciler:
         be, vectors included; and why others were not seen, as `_remove` returns it."""
         seen: dict[str, Record] = {}
         problems: dict[str, str] = {}
-        for home in dict.fromkeys(entry.home for entry in entries):
-            there = [entry for entry in entries if entry.home == home]
+        for home, there in by_home(entries).items():
             try:
                 found = await self._copies.read(home, [entry.id for entry in there], embeddings=True)
                 # a pending replacement is not lost: its end wakes the tasks
@@ -452,7 +452,7 @@ class Reconciler:
                     log.error("%s: a record that should live there is gone: %s", entry.home, entry.id)
             elif entry in gone and self._catalog.fall_back(entry, copy, tier):
                 log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
-            elif not self._catalog.records.find([entry.id]):
+            elif self._catalog.records.get(entry.id) is None:
                 problems[entry.id] = "a copy belongs to no record any more"
         return problems
 
@@ -492,8 +492,3 @@ class Reconciler:
         if still:
             self.wake()  # copies elsewhere wait until the record can be read at its home
         return problems
-
-
-def no_room_of(failure: A2MError | TierDown) -> str | None:
-    """What a tier has no room in, if that is why it failed: no record of its own is at fault then."""
-    return no_room(failure) if isinstance(failure, A2MError) else None
