@@ -34,8 +34,8 @@ import msgspec
 from a2m_router.protocol.client.child import connect_process
 from a2m_router.protocol.client.client import Peer
 from bench.scaling import words
-from tests.processes import end_with
-from tests.progress import progress
+from tests.support.processes import end_with
+from tests.support.progress import progress
 
 TARGET: Final = 1.5
 DEADLINE: Final = 1.0  # of a call to a tier, seconds

@@ -33,8 +33,8 @@ from a2m_router.daemon.app import Federation, running_federation
 from a2m_router.protocol.server.stdio import LOCAL
 from a2m_router.tiers.starting import links_for
 from bench.scaling import words
-from tests.processes import end_with
-from tests.progress import Bar, progress
+from tests.support.processes import end_with
+from tests.support.progress import Bar, progress
 
 ROOT: Final = Path(__file__).parent.parent
 AT_ONCE: Final = 16

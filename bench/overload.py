@@ -39,8 +39,8 @@ import msgspec
 import psutil
 
 from bench.scaling import words
-from tests.processes import end_with
-from tests.progress import Bar, progress
+from tests.support.processes import end_with
+from tests.support.progress import Bar, progress
 
 AT_ONCE: Final = 16
 TARGET: Final = 0.8

@@ -15,8 +15,8 @@ import msgspec
 
 from a2m_router.ranking.fusion import POOL_WEIGHT, Ranking, lexical, reciprocal_rank
 from bench.conversations import given
-from tests.processes import end_with
-from tests.progress import progress
+from tests.support.processes import end_with
+from tests.support.progress import progress
 
 LIMIT = 10
 CANDIDATES = 3  # a tier is asked for LIMIT times this

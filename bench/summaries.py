@@ -19,7 +19,7 @@ from a2m_router.protocol.wire.records import Record
 from a2m_router.ranking.text import query_tokens, sentences
 from a2m_router.summaries.rendering import extract, summary_budget
 from bench.conversations import given
-from tests.processes import end_with
+from tests.support.processes import end_with
 
 _ABOUT: Final = "How much a summary keeps of what questions ask for, against simpler choices of the same length."
 

@@ -1,7 +1,7 @@
 """The steps of a move between two servers that share no transaction, in their order.
 
-The table is what moves run by, and what `tests/explorer` explores. The steps of a row run at once, and a row begins
-when the one before has ended. What dies in between, and what puts it right, is in docs/architecture.md.
+Moves run by this table, and `tests/verification/explorer` explores it. The steps of a row run at once. A row begins
+when the row before has ended. What dies in between, and what puts it right, is in docs/architecture.md.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,0 +1,187 @@
+"""A router died while a call of its was under way at a tier that is reached over HTTP: it may land when the next router
+runs. Time is simulated, and jumps."""
+
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from a2m_router.protocol.client.http_client import SETTLING
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.jsonrpc import parse_request, read_params
+from a2m_router.protocol.wire.messages import Remember
+from tests.federation.test_rules_restart import photograph
+from tests.support.clocks import simulated
+from tests.support.federated import (
+    FOUR_TIERS,
+    LOCAL,
+    Steered,
+    Task,
+    Trial,
+    assert_nothing_under_way,
+    settings_of,
+    trial,
+)
+
+# semantic is reached over HTTP; how a tier is really reached is the test's to say
+OVER_HTTP = settings_of(
+    FOUR_TIERS.replace(
+        '[tiers.semantic]\nkind = "semantic"\ncommand = ["-"]',
+        '[tiers.semantic]\nkind = "semantic"\nurl = "http://127.0.0.1:1/"',
+    ),
+    policy="explicit",
+)
+
+
+async def killed_in(folder: Path, act: Callable[[Trial], Awaitable[Any]]) -> tuple[Path, Remember]:
+    """The files of a router that died when `act` had its remember under way to the semantic tier; and that call."""
+    (folder / "before").mkdir()
+    steer = Steered()
+    async with trial(OVER_HTTP, weather=steer, folder=folder / "before") as fed, anyio.create_task_group() as tasks:
+        await fed.remember("one", id="x", session="s")
+        hold = steer.hold("semantic", "remember")
+        task = Task(tasks, lambda: act(fed))
+        await hold.reached.wait()
+        after = photograph(folder / "before", folder / "after")
+        hold.release()
+        await task.settled()
+    message = next(message for tier, message in steer.seen if tier == "semantic" and b"memory/remember" in message)
+    return after, read_params(parse_request(message).params, Remember)
+
+
+def land(fed: Trial, call: Remember) -> None:
+    """What was under way comes to its tier."""
+    store = fed.stores["semantic"]
+    with store.transaction():
+        store.remember(call, LOCAL)
+
+
+@simulated
+async def test_a_copy_that_lands_after_the_start_is_removed_all_the_same(tmp_path: Path) -> None:
+    folder, under_way = await killed_in(tmp_path, lambda fed: fed.call("promote", ids=["x"], tier="semantic"))
+    async with trial(OVER_HTTP, folder=folder) as fed:
+        assert [(r["id"], r["tier"]) for r in await fed.timeline()] == [("x", "working")]
+        await anyio.sleep(SETTLING / 2)
+        land(fed, under_way)
+        assert [(r["id"], r["tier"]) for r in await fed.timeline()] == [("x", "working")]
+        with pytest.raises(A2MError, match="a call of an earlier router may still land there"):
+            await fed.call("promote", ids=["x"], tier="semantic")
+        await anyio.sleep(SETTLING)
+        await fed.settled()
+        assert fed.copies() == {"x": ["working"]}
+        assert await fed.call("promote", ids=["x"], tier="semantic") == {"promoted": 1}
+        await fed.settled()
+        assert fed.copies() == {"x": ["semantic"]}
+        assert_nothing_under_way(fed)
+
+
+def forget_what_was_reserved(folder: Path) -> None:
+    """As a power cut leaves it that comes before the reservation was durable."""
+    with closing(sqlite3.connect(folder / "router.db")) as catalog, catalog:
+        catalog.execute("DELETE FROM strays WHERE id IN (SELECT id FROM records WHERE home IS NULL)")
+        assert catalog.execute("DELETE FROM records WHERE home IS NULL").rowcount == 1
+
+
+@simulated
+@pytest.mark.parametrize("again", [{"key": "k"}, {"id": "y"}], ids=["its key", "its id"])
+async def test_a_write_of_which_a_power_cut_took_every_note_does_not_replace_a_later_one(
+    tmp_path: Path, again: dict[str, Any]
+) -> None:
+    late = {"id": "y", **again}
+    folder, under_way = await killed_in(tmp_path, lambda fed: fed.remember("late", **late, tier="semantic"))
+    forget_what_was_reserved(folder)
+    async with trial(OVER_HTTP, folder=folder) as fed:
+        with pytest.raises(A2MError, match="a call of an earlier router may still land there"):
+            await fed.remember("later", **again, tier="semantic")
+        land(fed, under_way)
+        await anyio.sleep(SETTLING + 1)
+        # nobody was answered, and it is there: it may be true
+        assert [r["content"] for r in await fed.timeline(tier="semantic")] == ["late"]
+        await fed.call("forget", ids=["y"])
+        await fed.remember("later", **again, tier="semantic")
+        await fed.settled()
+        assert [r["content"] for r in await fed.timeline(tier="semantic")] == ["later"]
+        assert_nothing_under_way(fed)
+
+
+@simulated
+async def test_a_write_that_lands_after_the_start_is_removed_all_the_same(tmp_path: Path) -> None:
+    folder, under_way = await killed_in(tmp_path, lambda fed: fed.remember("two", id="y", tier="semantic"))
+    async with trial(OVER_HTTP, folder=folder) as fed:
+        assert [r["id"] for r in await fed.timeline()] == ["x"]
+        for id in ("y", "z"):
+            with pytest.raises(A2MError, match="a call of an earlier router may still land there"):
+                await fed.remember("two", id=id, tier="semantic")
+        await fed.remember("another", id="w")  # other tiers go on
+        await anyio.sleep(SETTLING / 2)
+        land(fed, under_way)
+        await anyio.sleep(SETTLING)
+        await fed.settled()
+        assert fed.copies() == {"x": ["working"], "w": ["working"]}
+        assert sorted(r["id"] for r in await fed.timeline()) == ["w", "x"]
+        await fed.remember("two", id="y", tier="semantic")
+        assert sorted(r["id"] for r in await fed.timeline()) == ["w", "x", "y"]
+        assert_nothing_under_way(fed)
+
+
+async def killed_at_rest(folder: Path) -> Path:
+    """The files of a router that died; a power cut may have taken the note of what it had under way."""
+    (folder / "before").mkdir()
+    async with trial(OVER_HTTP, folder=folder / "before") as fed:
+        await fed.remember("one", id="x", tier="semantic")
+        return photograph(folder / "before", folder / "after")
+
+
+async def held_for(folder: Path, seconds: float, **options: Any) -> float:
+    """How long a start that is ended after so many seconds leaves the tier alone that is reached over HTTP."""
+    async with trial(OVER_HTTP, folder=folder, **options) as fed:
+        held = fed.federation.reconciler.held_for("semantic")
+        await anyio.sleep(seconds)
+        return held
+
+
+@simulated
+async def test_a_start_that_has_not_waited_for_what_may_still_land_leaves_that_to_the_next(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    for seconds in (0, SETTLING / 2, 2 * SETTLING):
+        assert await held_for(folder, seconds) > 0
+    assert await held_for(folder, 0) == 0
+
+
+@simulated
+async def test_a_start_that_was_refused_leaves_the_wait_to_the_next(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    away = tmp_path / "away"
+    away.mkdir()
+    for file in folder.glob("working.db*"):
+        file.rename(away / file.name)
+    for _ in range(2):
+        with pytest.raises(BaseExceptionGroup):  # another store is behind a tier
+            await held_for(folder, 0)
+    for file in folder.glob("working.db*"):
+        file.unlink()
+    for file in away.iterdir():
+        file.rename(folder / file.name)
+    assert await held_for(folder, 2 * SETTLING) > 0
+    assert await held_for(folder, 0) == 0
+
+
+@simulated
+async def test_a_start_in_which_a_tier_was_down_leaves_the_wait_to_the_next(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    assert await held_for(folder, 2 * SETTLING, down={"semantic"}) > 0
+    assert await held_for(folder, 2 * SETTLING) > 0
+    assert await held_for(folder, 0) == 0
+
+
+@simulated
+async def test_what_can_still_land_is_waited_for_after_each_crash(tmp_path: Path) -> None:
+    folder = await killed_at_rest(tmp_path)
+    assert await held_for(folder, 2 * SETTLING) > 0
+    async with trial(OVER_HTTP, folder=folder):
+        again = photograph(folder, tmp_path / "again")
+    assert await held_for(again, 0) > 0

@@ -1,0 +1,1058 @@
+"""Files of different age: a catalog older than its tiers, a store older than the catalog, and a tier that lost a record
+while the router ran.
+
+A copy of a file is made at one moment and put back at another. What nobody can tell must cost no record: either the
+start is refused, in a sentence that names the way out, and that way leads out; or all is right.
+"""
+
+import contextlib
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from a2m_router.catalog.catalog import Catalog
+from a2m_router.catalog.entries import Entry, Stray
+from a2m_router.catalog.selection import Scope
+from a2m_router.placement.rebuilding import Rebuilt
+from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.messages import Enrol
+from a2m_router.tiers.link import Link
+from a2m_router.tiers.profile import CannotServe
+from a2m_store.store import Store
+from tests.federation.test_rebuild import rebuilt
+from tests.federation.test_rules_restart import joined
+from tests.servers.core_only import CoreOnly
+from tests.support.catalogs import opened
+from tests.support.disk import Disk, Fate, Files, Moment, Photograph, laid
+from tests.support.federated import (
+    FOUR_TIERS,
+    Clock,
+    Foreign,
+    Mix,
+    Steered,
+    Task,
+    Trial,
+    assert_nothing_under_way,
+    contents,
+    held_by,
+    lose,
+    plant,
+    redone,
+    settings_of,
+    told_by,
+    trial,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+CALM: Final = settings_of(policy="explicit")
+TIERS: Final = tuple(tier.name for tier in CALM.tiers)
+CATALOG: Final = "router"
+
+# what is behind the tiers: native stores, or a lesser server behind the one or two that the record is in
+MIXES: Final[Mapping[str, Mix]] = {
+    "native": {},
+    "lesser": {"working": Foreign(), "episodic": Foreign()},
+    "lesser below": {"episodic": Foreign()},
+    "all lesser": dict.fromkeys(TIERS, Foreign()),
+}
+mixes = pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+
+T: Final = {"id": "t", "content": "one"}
+ANEW: Final = {"id": "t", "content": "anew"}
+
+
+def files_of(folder: Path, name: str) -> Iterable[Path]:
+    return [path for path in folder.iterdir() if path.name in (f"{name}.db", f"{name}.db-wal")]
+
+
+def copied(folder: Path, name: str = CATALOG) -> Files:
+    """The file of the catalog, or of a tier's store, with its log, as it is now."""
+    return {path.name: path.read_bytes() for path in files_of(folder, name)}
+
+
+def put_back(folder: Path, copy: Files, name: str = CATALOG) -> None:
+    """The copy takes the place of what is there."""
+    for path in files_of(folder, name):
+        path.unlink()
+    for file, content in copy.items():
+        (folder / file).write_bytes(content)
+
+
+def held(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """Which tiers hold a copy of each record, and with which content; asked behind the router's back."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for tier in TIERS:
+        path = folder / f"{tier}.db"
+        if path.exists() and path.read_bytes().startswith(b"SQLite"):
+            with contextlib.closing(sqlite3.connect(path)) as store:
+                records = list(store.execute("SELECT id, content FROM record"))
+        else:
+            records = [(each.id, each.content) for each in told_by(CoreOnly(path))] if path.exists() else []
+        for id, content in records:
+            found.setdefault(id, []).append((tier, content))
+    return found
+
+
+async def refusal(folder: Path, mix: Mix = MIXES["native"]) -> str:
+    """Why the start is refused, in one sentence; nothing is removed."""
+    before = held(folder)
+    with pytest.raises(BaseExceptionGroup) as refused:
+        async with trial(CALM, servers=mix, folder=folder):
+            pass
+    [problem] = _leaves(refused.value)
+    assert isinstance(problem, CannotServe)
+    assert held(folder) == before
+    return str(problem)
+
+
+async def is_refused(folder: Path, mix: Mix = MIXES["native"]) -> None:
+    """The start is refused in one sentence, which names the way out; and nothing is removed."""
+    assert re.fullmatch(
+        r"tiers\.\w+(, tiers\.\w+)*: the catalog is older than what is held there.*--rebuild",
+        await refusal(folder, mix),
+    )
+
+
+def _leaves(problem: BaseException) -> list[BaseException]:
+    if isinstance(problem, BaseExceptionGroup):
+        return [leaf for each in problem.exceptions for leaf in _leaves(each)]
+    return [problem]
+
+
+async def heal(folder: Path, mix: Mix = MIXES["native"], **how: Any) -> Rebuilt:
+    servers = {tier: foreign.behind(CALM.tier(tier), folder / f"{tier}.db") for tier, foreign in mix.items()}
+    return await rebuilt(folder, servers=servers, **how)
+
+
+async def assert_is_there(folder: Path, content: str, tier: str, mix: Mix = MIXES["native"]) -> None:
+    """The one record of the federation, as everybody sees it, and in its tier alone; also after one more start."""
+    for _ in range(2):
+        async with trial(CALM, servers=mix, folder=folder) as fed:
+            await fed.settled()
+            assert contents(await fed.timeline()) == {content: tier}
+            assert_nothing_under_way(fed)
+        assert held(folder) == {"t": [(tier, content)]}
+
+
+# --- a catalog that is older than its tiers
+
+
+@mixes
+async def test_a_record_written_anew_after_the_copy_of_a_catalog_that_knows_it_as_forgotten_stays(
+    tmp_path: Path, mix: Mix
+) -> None:
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T])
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+    copy = copied(tmp_path)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[ANEW])
+        await fed.settled()
+    put_back(tmp_path, copy)
+    await is_refused(tmp_path, mix)
+    await heal(tmp_path, mix)
+    await assert_is_there(tmp_path, "anew", "working", mix)
+
+
+async def halfway(folder: Path, mix: Mix, at: tuple[str, str, bool]) -> Files:
+    """A record is promoted; the catalog as it is while the move is at this call."""
+    steer = Steered()
+    tier, method, after = at
+    async with trial(CALM, weather=steer, servers=mix, folder=folder) as fed, anyio.create_task_group() as tasks:
+        await fed.call("remember", records=[T])
+        await fed.settled()
+        hold = steer.hold(tier, method, after=after, having=b'"t"')
+        task = Task(tasks, lambda: fed.call("promote", ids=["t"], tier="episodic"))
+        await hold.reached.wait()
+        await wait_all_tasks_blocked()
+        copy = copied(folder)
+        hold.release()
+        await task.settled()
+        await fed.settled()
+    return copy
+
+
+MOMENTS: Final = [
+    ("working", "recall", False),
+    ("episodic", "remember", False),
+    ("episodic", "remember", True),
+    ("episodic", "recall", True),
+    ("working", "forget", False),
+    ("working", "forget", True),
+]
+
+
+@mixes
+@pytest.mark.parametrize("at", MOMENTS, ids=lambda at: f"{'after' if at[2] else 'before'} {at[1]} at {at[0]}")
+async def test_a_copy_of_the_catalog_from_the_middle_of_a_move_costs_no_record(
+    tmp_path: Path, mix: Mix, at: tuple[str, str, bool]
+) -> None:
+    put_back(tmp_path, await halfway(tmp_path, mix, at))
+    await assert_is_there(tmp_path, "one", "episodic", mix)
+
+
+@mixes
+async def test_a_copy_from_the_middle_of_a_move_that_was_put_back_later_is_refused(tmp_path: Path, mix: Mix) -> None:
+    copy = await halfway(tmp_path, mix, ("episodic", "remember", True))
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+        await fed.call("remember", records=[{**ANEW, "tier": "episodic"}])
+    put_back(tmp_path, copy)
+    await is_refused(tmp_path, mix)
+    await heal(tmp_path, mix)
+    await assert_is_there(tmp_path, "anew", "episodic", mix)
+
+
+@mixes
+@pytest.mark.parametrize("tier", ["working", "episodic"])
+async def test_a_record_forgotten_and_written_anew_after_the_copy_is_not_hidden(
+    tmp_path: Path, mix: Mix, tier: str
+) -> None:
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T])
+    copy = copied(tmp_path)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+        await fed.call("remember", records=[{**ANEW, "tier": tier}])
+    put_back(tmp_path, copy)
+    await is_refused(tmp_path, mix)
+    await heal(tmp_path, mix)
+    await assert_is_there(tmp_path, "anew", tier, mix)
+
+
+async def test_what_was_reserved_in_the_copy_and_replaced_since_is_not_taken_for_a_failed_write(tmp_path: Path) -> None:
+    steer = Steered()
+    async with trial(CALM, weather=steer, folder=tmp_path) as fed, anyio.create_task_group() as tasks:
+        hold = steer.hold("working", "remember")
+        task = Task(tasks, lambda: fed.call("remember", records=[{**T, "key": "k"}]))
+        await hold.reached.wait()
+        await wait_all_tasks_blocked()
+        copy = copied(tmp_path)
+        hold.release()
+        await task.settled()
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{**ANEW, "key": "k"}])
+        await fed.caught_up()
+    put_back(tmp_path, copy)
+    await is_refused(tmp_path)
+    await heal(tmp_path)
+    await assert_is_there(tmp_path, "anew", "working")
+
+
+async def test_a_replacement_that_the_copy_still_had_to_carry_out_does_not_undo_a_later_record(tmp_path: Path) -> None:
+    mix, steer = {"working": Foreign()}, Steered()
+    async with trial(CALM, servers=mix, weather=steer, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{**T, "key": "k"}])
+        steer.refuse("working", "forget")
+        await fed.call("remember", records=[{"content": "two", "key": "k"}])
+        assert redone(fed) == ["t"]
+        copy = copied(tmp_path)
+        steer.allow("working", "forget")
+        await fed.caught_up()
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+        await fed.call("remember", records=[{**ANEW, "key": "k"}])
+    put_back(tmp_path, copy)
+    await is_refused(tmp_path, mix)
+    await heal(tmp_path, mix)
+    await assert_is_there(tmp_path, "anew", "working", mix)
+
+
+async def test_what_the_old_catalog_knows_and_is_still_true_comes_along(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T, {"id": "u", "content": "u", "key": "k"}])
+        await fed.call("reinforce", ids=["t"], amount=2.5)
+    copy = copied(tmp_path)
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"content": "u anew", "key": "k"}, {"id": "v", "content": "v"}])
+        await fed.caught_up()
+    put_back(tmp_path, copy)
+    await is_refused(tmp_path)
+    told = (await rebuilt(tmp_path)).told
+    assert any("older than what the tiers hold" in sentence for sentence in told)
+    async with trial(CALM, folder=tmp_path) as fed:
+        found = {record["content"]: record["salience"] for record in await fed.timeline()}
+        assert found == {"one": 3.5, "u anew": 1.0, "v": 1.0}
+
+
+async def test_a_tier_that_is_later_than_the_catalog_and_comes_up_late_takes_no_part_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T])
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+    copy = copied(tmp_path)
+    others = {"episodic", "semantic", "procedural"}
+    async with trial(CALM, folder=tmp_path, down=others) as fed:
+        await fed.call("remember", records=[ANEW])
+    put_back(tmp_path, copy)
+    down = {"working"}
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        down.clear()
+        await fed.federation.links["working"].wait_up()
+        await wait_all_tasks_blocked()
+        assert "--rebuild" in fed.federation.problems["working"]
+        await fed.federation.reconciler.idle()
+        with pytest.raises(A2MError, match=r"what it holds|older than"):
+            await fed.remember("x", tier="working")
+        assert [degraded["tier"] for degraded in (await fed.call("timeline"))["degraded"]] == ["working"]
+    assert held(tmp_path) == {"t": [("working", "anew")]}
+
+
+async def test_a_stray_copy_at_a_lesser_server_stays_if_a_later_router_has_written_it(tmp_path: Path) -> None:
+    """What the newest of its records do not show is seen when it is to be removed."""
+    mix = {"working": Foreign()}
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T])
+        lost = fed.federation.catalog
+        lost.forget(["t"], Scope(), 1)
+        server = fed.servers["working"]
+        [told] = [record for record in told_by(server) if record.id == "t"]
+        rider = msgspec.json.decode(msgspec.json.decode(bytes(told.metadata))["a2m-router"])
+        rider["epoch"] = "of a later start"
+        metadata = {"a2m-router": msgspec.json.encode(rider).decode()}
+        server.call("memory/forget", {"ids": ["t"]})
+        server.call("memory/remember", {"records": [{"id": "t", "content": "anew", "metadata": metadata}]})
+        await fed.federation.reconciler.idle()
+        assert [record.content for record in told_by(server)] == ["anew"]
+        assert [stray.id for stray in lost.strays.removable("working", "", 9)] == ["t"]
+
+
+# --- what a start may die of
+
+
+def crashes(photographs: Iterable[Photograph], torn: int) -> Iterable[Files]:
+    """What may be found after each of these moments, once."""
+    found: dict[tuple[tuple[str, bytes], ...], None] = {}
+    for photograph in photographs:
+        for files in (
+            photograph.killed(),
+            photograph.cut(),
+            photograph.after(lambda name: Fate.LOST if name.startswith(CATALOG) else Fate.KEPT),
+            photograph.after(lambda name: Fate.KEPT if name.startswith(CATALOG) else Fate.LOST),
+            *(photograph.after(lambda name: Fate.TORN, seed) for seed in range(torn)),
+        ):
+            found[tuple(sorted(files.items()))] = None
+    return map(dict, found)
+
+
+async def write_some(fed: Trial) -> None:
+    await fed.call("remember", records=[T, {"id": "u", "content": "u", "tier": "semantic"}])
+
+
+async def test_no_crash_of_a_start_asks_for_a_rebuild(tmp_path: Path) -> None:
+    folder = tmp_path / "act"
+    folder.mkdir()
+    starts: list[list[Photograph]] = [[], []]  # the first of all, and another
+    with (disk := Disk(folder)).mounted():
+        for photographs in starts:
+
+            def shoot(moment: Moment, into: list[Photograph] = photographs) -> None:
+                into.append(disk.photograph())
+
+            async def around(tier: str, message: bytes, go_on: Any, into: list[Photograph] = photographs) -> Any:
+                into.append(disk.photograph())
+                answer = await go_on()
+                into.append(disk.photograph())
+                return answer
+
+            disk.watch = shoot
+            async with trial(CALM, folder=folder, weather=around) as fed:
+                disk.watch = lambda moment: None
+                if not await fed.timeline():
+                    await write_some(fed)
+    # a file that is only just being made may be no file yet
+    found = [*crashes(starts[0], torn=0), *crashes(starts[1], torn=1)]
+    assert len(found) > 100
+    with Disk(tmp_path).mounted():
+        for number, files in enumerate(found):
+            async with trial(CALM, folder=laid(files, tmp_path / f"{number}")) as fed:
+                records = {record["id"] for record in await fed.timeline()}
+                assert records in (set(), {"t", "u"})
+                await fed.call("remember", records=[{"content": "more"}])
+
+
+@pytest.mark.parametrize("mix", [MIXES["native"], MIXES["all lesser"]], ids=["native", "lesser"])
+async def test_no_server_hears_of_a_start_that_is_not_on_the_catalogs_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mix: Mix
+) -> None:
+    happened: list[str] = []
+    synced = Catalog.synced
+
+    async def noted(self: Catalog) -> None:
+        await wait_all_tasks_blocked()  # the disk takes longer than all else
+        await synced(self)
+        happened.append("synced")
+
+    async def watched(tier: str, message: bytes, go_on: Any) -> bytes | None:
+        happened.extend(["told"] if b'"epoch"' in message else ["written"] if b"memory/remember" in message else [])
+        answer: bytes | None = await go_on()
+        return answer
+
+    monkeypatch.setattr(Catalog, "synced", noted)
+    async with trial(CALM, servers=mix, folder=tmp_path, weather=watched) as fed:
+        await fed.remember("in one call")
+    assert happened[0] == "synced"
+    assert happened.count("told") == (0 if mix else len(TIERS))
+    assert "told" not in happened[happened.index("written") :]
+
+
+async def test_nothing_is_written_to_a_store_before_it_was_told_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await write_some(fed)
+    look, reached, let = Link.look, anyio.Event(), anyio.Event()
+
+    async def held_up(self: Link, params: Any) -> None:
+        if self.name == "working":
+            reached.set()
+            await let.wait()
+        await look(self, params)
+
+    monkeypatch.setattr(Link, "look", held_up)
+    down = {"working"}
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        down.clear()
+        await reached.wait()
+        with pytest.raises(A2MError, match="did not take the write"):
+            await fed.remember("too early", tier="working")
+        let.set()
+        await joined(fed, "working")
+        await fed.remember("in time", tier="working")
+    assert sorted(content for copies in held(tmp_path).values() for _, content in copies) == ["in time", "one", "u"]
+
+
+# --- a store that is older than the catalog
+
+PAGE: Final = {"key": "page", "tier": "semantic"}
+
+
+async def older_store(folder: Path, *, starts: bool) -> None:
+    """A store's file from before a page was written anew, and from before another record came; `starts`: in an earlier
+    start of the router."""
+    async with trial(CALM, folder=folder) as fed:
+        await fed.call(
+            "remember", records=[{"content": "first", **PAGE}, {"id": "kept", "content": "kept", "tier": "semantic"}]
+        )
+        copy = copied(folder, "semantic")
+        if not starts:
+            await _go_on(fed)
+    if starts:
+        async with trial(CALM, folder=folder) as fed:
+            await _go_on(fed)
+    put_back(folder, copy, "semantic")
+
+
+async def _go_on(fed: Trial) -> None:
+    await fed.call(
+        "remember", records=[{"content": "second", **PAGE}, {"id": "new", "content": "new", "tier": "semantic"}]
+    )
+    await fed.caught_up()
+
+
+@pytest.mark.parametrize("starts", [True, False], ids=["of an earlier start", "of the same start"])
+async def test_what_an_older_store_holds_as_it_once_was_is_not_shown_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, starts: bool
+) -> None:
+    await older_store(tmp_path, starts=starts)
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert ("its store is older than the catalog" in caplog.text) == starts
+        assert "1 records that should live there are gone: new" in caplog.text
+        for method, params in (
+            ("timeline", {}),
+            ("timeline", {"tier": "semantic"}),
+            ("timeline", {"where": {"content": ["first", "kept"]}}),
+            ("recall", {"query": "first kept"}),
+            ("recall", {"query": "first kept", "tier": "semantic"}),
+        ):
+            answer = await fed.call(method, **params)
+            assert [record["content"] for record in answer["records"]] == ["kept"], (method, params)
+            [degraded] = answer["degraded"]
+            assert degraded["tier"] == "semantic"
+            assert "another state" in degraded["reason"]
+        for call in (fed.call("fetch", key="page"), fed.call("timeline", page=10)):
+            with pytest.raises(A2MError, match="another state"):
+                await call
+        # written anew, it is itself again
+        await fed.call("remember", records=[{"content": "third", **PAGE}])
+        await fed.caught_up()
+        assert contents(await fed.timeline()) == {"kept": "semantic", "third": "semantic"}
+        assert (await fed.call("fetch", key="page"))["record"]["revision"] == 2
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert "degraded" not in await fed.call("timeline")
+        assert len((await fed.call("timeline", page=10))["records"]) == 2
+
+
+async def test_a_page_that_was_set_back_in_the_same_start_is_named_though_no_record_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "p", "content": "first", **PAGE}])
+        copy = copied(tmp_path, "semantic")
+        await fed.call("remember", records=[{"content": "second", **PAGE}])
+        await fed.caught_up()
+    put_back(tmp_path, copy, "semantic")
+    async with trial(CALM, folder=tmp_path):
+        assert "semantic: it holds 1 records in another state than they were last in" in caplog.text
+
+
+async def test_a_former_state_that_is_forgotten_is_gone(tmp_path: Path) -> None:
+    await older_store(tmp_path, starts=True)
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert await fed.call("forget", key_prefix="page") == {"forgotten": 1}
+        await fed.settled()
+        assert "degraded" not in await fed.call("timeline")
+    assert held(tmp_path) == {"kept": [("semantic", "kept")]}
+
+
+async def test_a_record_is_brought_back_by_the_write_that_wrote_it(tmp_path: Path) -> None:
+    await older_store(tmp_path, starts=True)
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"content": "second", **PAGE}])
+        await fed.caught_up()
+        record = (await fed.call("fetch", key="page"))["record"]
+        assert (record["content"], record["revision"]) == ("second", 2)
+
+
+async def test_an_older_store_does_not_bring_back_what_was_forgotten_or_has_moved(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T, {"id": "gone", "content": "gone"}])
+    copy = copied(tmp_path, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["gone"])
+        await fed.call("promote", ids=["t"], tier="episodic")
+        await fed.settled()
+    put_back(tmp_path, copy, "working")
+    await assert_is_there(tmp_path, "one", "episodic")
+
+
+async def test_what_was_forgotten_stays_so_after_the_note_of_it_has_ended(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T, {"id": "gone", "content": "gone"}])
+    copy = copied(tmp_path, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["gone"])
+        await fed.settled()
+        fed.federation.catalog.drop_notes_before(2**62)
+        assert not fed.federation.catalog.tombstones.is_forgotten("gone")
+    put_back(tmp_path, copy, "working")
+    await assert_is_there(tmp_path, "one", "working")
+
+
+@pytest.mark.parametrize("way", [("working", "semantic"), ("semantic", "working")], ids=" to ".join)
+async def test_a_copy_in_an_older_store_is_not_the_record_of_one_that_lives_elsewhere(
+    tmp_path: Path, way: tuple[str, str]
+) -> None:
+    """Whichever of the two would be the better one by its revision, its place on the way, or its group."""
+    source, target = way
+    group = [{"id": id, "content": id, "group": "g", "tier": source} for id in ("g1", "g2")]
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[*group, {"id": "k", "content": "first", "key": "k", "tier": source}])
+        await fed.call("remember", records=[{"content": "second", "key": "k", "tier": source}])
+        await fed.caught_up()
+    copy = copied(tmp_path, source)
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("promote", ids=["g1"], tier=target)
+        await fed.call("forget", ids=["k"])
+        await fed.settled()
+        await fed.call("remember", records=[{"id": "k", "content": "third", "key": "k", "tier": target}])
+        await fed.settled()
+    put_back(tmp_path, copy, source)
+    for _ in range(2):
+        async with trial(CALM, folder=tmp_path) as fed:
+            await fed.settled()
+            assert contents(await fed.timeline()) == {"g1": target, "g2": target, "third": target}
+            assert_nothing_under_way(fed)
+
+
+@mixes
+@pytest.mark.parametrize("tier", ["semantic", "procedural"])
+async def test_what_was_forgotten_does_not_come_back_in_place_of_what_was_written_under_its_id(
+    tmp_path: Path, mix: Mix, tier: str
+) -> None:
+    """Though it had been replaced more often, or its tier is the better one of the two."""
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        for content in ("first", "second", "third"):
+            await fed.call("remember", records=[{"id": "t", "content": content, "key": "k", "tier": "working"}])
+        await fed.caught_up()
+    copy = copied(tmp_path, "working")
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+        await fed.call("remember", records=[{"id": "t", "content": "anew", "key": "k", "tier": tier}])
+        await fed.settled()
+    put_back(tmp_path, copy, "working")
+    await assert_is_there(tmp_path, "anew", tier, mix)
+
+
+@mixes
+async def test_what_a_lost_record_had_earned_is_not_that_of_a_later_one_of_its_id(tmp_path: Path, mix: Mix) -> None:
+    """The catalog that is put back knows it as lost."""
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T])
+        await fed.call("reinforce", ids=["t"], amount=5.0)
+        await fed.settled()
+        lose(fed, "working", "t")
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.settled()
+        assert await fed.timeline() == []
+    copy = copied(tmp_path)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        fed.clock.now += 1000  # another moment than its predecessor's
+        await fed.call("remember", records=[{"id": "t", "content": "anew", "tier": "working"}])
+    put_back(tmp_path, copy)
+    await heal(tmp_path, mix)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        [record] = (await fed.call("recall", query="anew"))["records"]
+        assert (record["content"], record["salience"]) == ("anew", 1.0)
+
+
+@mixes
+async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix: Mix) -> None:
+    """One holds what was forgotten before, of which the other one has lost the successor."""
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{**T, "tier": "episodic"}, {"id": "u", "content": "u", "tier": "working"}])
+    copies = {tier: copied(tmp_path, tier) for tier in ("working", "episodic")}
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["t"])
+        await fed.settled()
+        fed.clock.now += 1000  # another moment than its predecessor's
+        await fed.call("remember", records=[{"id": "t", "content": "anew", "tier": "working"}])
+        await fed.settled()
+    for tier, copy in copies.items():
+        put_back(tmp_path, copy, tier)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.settled()
+        assert contents((await fed.call("timeline", page=10))["records"]) == {"u": "working"}
+        assert sum(map(fed.federation.catalog.records.count, TIERS)) == 1
+        await fed.call("remember", records=[{"id": "t", "content": "again", "tier": "working"}])
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"u": "working", "again": "working"}
+        assert fed.copies()["t"] == ["working"]
+
+
+@mixes
+async def test_a_page_whose_home_has_lost_it_is_what_another_store_still_holds_of_it(tmp_path: Path, mix: Mix) -> None:
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "t", "content": "one", "key": "k", "tier": "working"}])
+        await fed.remember("u", tier="semantic")
+    copies = {tier: copied(tmp_path, tier) for tier in ("working", "semantic")}
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.call("promote", ids=["t"], tier="semantic")
+        await fed.settled()
+        await fed.call("remember", records=[{"content": "two", "key": "k", "tier": "semantic"}])
+        await fed.caught_up()
+    for tier, copy in copies.items():
+        put_back(tmp_path, copy, tier)
+    for _ in range(2):
+        async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+            await fed.settled()
+            assert contents((await fed.call("timeline", page=10))["records"]) == {"one": "working", "u": "semantic"}
+            assert_nothing_under_way(fed)
+
+
+@mixes
+async def test_a_record_that_moved_out_of_and_into_older_stores_leaves_the_account_at_once(
+    tmp_path: Path, mix: Mix
+) -> None:
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.remember("u", tier="working")
+        await fed.remember("v", tier="episodic")
+    copies = {tier: copied(tmp_path, tier) for tier in ("working", "episodic")}
+    steer = Steered()
+    async with trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed:
+        await fed.call("remember", records=[T])
+        steer.refuse("working", "forget")
+        await fed.call("promote", ids=["t"], tier="episodic")
+    for tier, copy in copies.items():
+        put_back(tmp_path, copy, tier)
+    async with trial(CALM, servers=mix, folder=tmp_path) as fed:
+        await fed.settled()
+        assert contents((await fed.call("timeline", page=10))["records"]) == {"u": "working", "v": "episodic"}
+        assert sum(map(fed.federation.catalog.records.count, TIERS)) == 2
+
+
+@pytest.mark.parametrize("target", ["native", "lesser"])
+async def test_a_move_does_not_remove_what_has_come_home_to_its_target(tmp_path: Path, target: str) -> None:
+    """An earlier one was cut off after its copy was written, and the source has lost the record since."""
+    mix = {"semantic": Foreign()} if target == "lesser" else {}
+    steer = Steered()
+    async with (
+        trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed,
+        anyio.create_task_group() as tasks,
+    ):
+        await fed.call("remember", records=[{**T, "tier": "episodic"}, {"id": "u", "content": "u", "tier": "episodic"}])
+        copying = steer.hold("semantic", "remember", after=True)
+        move = Task(tasks, lambda: fed.call("promote", ids=["t"], tier="semantic"))
+        await copying.reached.wait()
+        steer.refuse("semantic", "recall")
+        copying.release()
+        await move.settled()
+        assert move.error is not None
+        lose(fed, "episodic", "t")
+        steer.allow("semantic", "recall")
+        with contextlib.suppress(A2MError):
+            await fed.call("promote", ids=["t"], tier="semantic")
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"one": "semantic", "u": "episodic"}
+        assert fed.copies()["t"] == ["semantic"]
+
+
+@pytest.mark.parametrize("remade", [False, True], ids=["the same catalog", "one that was made anew meanwhile"])
+async def test_the_newer_file_brings_back_what_the_older_one_lacked(tmp_path: Path, *, remade: bool) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "t", "content": "one"}])
+    older = copied(tmp_path, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "u", "content": "two"}])
+    newer = copied(tmp_path, "working")
+    put_back(tmp_path, older, "working")
+    if remade:
+        await heal(tmp_path)
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"one": "working"}
+    put_back(tmp_path, newer, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.settled()
+        assert contents(await fed.timeline()) == {"one": "working", "two": "working"}
+
+
+async def test_what_was_set_aside_stays_in_a_store_that_is_set_back(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "a", "content": "a", "key": "k", "tier": "working"}])
+        plant(fed, "semantic", id="b", content="b", key="k")
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.ASIDE)] == ["b"]
+    copy = copied(tmp_path, "semantic")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.remember("since", tier="semantic")
+    put_back(tmp_path, copy, "semantic")
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.ASIDE)] == ["b"]
+        await fed.call("forget", ids=["a"])
+        await fed.settled()
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert contents(await fed.timeline()) == {"b": "semantic"}
+
+
+async def test_an_end_while_an_older_store_is_read_through_brings_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[T, {"id": "gone", "content": "gone"}])
+    copy = copied(tmp_path, "working")
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("forget", ids=["gone"])
+        await fed.settled()
+        fed.federation.catalog.drop_notes_before(2**62)
+    put_back(tmp_path, copy, "working")
+    with monkeypatch.context() as broken:
+        broken.setattr(Catalog, "adopt", _fails)
+        async with trial(CALM, folder=tmp_path) as fed:
+            assert not fed.federation.catalog.tiers.is_scanned("working")
+    await assert_is_there(tmp_path, "one", "working")
+
+
+def _fails(*_: object) -> tuple[int, list[Entry]]:
+    raise RuntimeError("while it is read through")
+
+
+async def test_a_home_that_holds_a_record_as_it_once_was_does_not_cost_its_newer_copy(tmp_path: Path) -> None:
+    """The copy that a move has left behind is the record, if the move's target was set back to before it."""
+    steer = Steered()
+    async with trial(CALM, folder=tmp_path) as fed:
+        await fed.call("remember", records=[{"id": "t", "content": "first", "key": "k", "tier": "episodic"}])
+    copy = copied(tmp_path, "episodic")
+    async with trial(CALM, folder=tmp_path, weather=steer) as fed:
+        await fed.call("remember", records=[{"content": "one", "key": "k", "tier": "working"}])
+        await fed.caught_up()
+        await fed.settled()
+        steer.refuse("working", "forget")
+        await fed.call("promote", ids=["t"], tier="episodic")
+    put_back(tmp_path, copy, "episodic")
+    await assert_is_there(tmp_path, "one", "working")
+
+
+# --- a tier that lost something while the router ran
+
+
+@pytest.mark.parametrize("others", [0, 150], ids=["few", "many"])
+@pytest.mark.parametrize("exchanged", [False, True], ids=["lost", "exchanged"])
+async def test_what_a_tier_lost_while_the_router_ran_leaves_the_account_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, others: int, exchanged: bool
+) -> None:
+    down: set[str] = set()
+    async with trial(CALM, folder=tmp_path, down=down) as fed:
+        await fed.remember(*(f"n{n}" for n in range(others)), tier="semantic")
+        await fed.call("remember", records=[{**T, "tier": "semantic"}])
+        down.add("semantic")
+        fed.federation.links["semantic"]._peer.lose("it died")  # type: ignore[union-attr]  # in this process it has that
+        lose(fed, "semantic", "t")
+        if exchanged:
+            _write_behind(fed, "semantic", "other")
+        fed.federation.admission.welcomed["semantic"] = anyio.Event()
+        down.clear()
+        await joined(fed, "semantic")
+        assert "1 records that should live there are gone: t" in caplog.text
+        assert fed.federation.catalog.records.count("semantic") == others + exchanged
+        assert len((await fed.call("timeline", page=1000))["records"]) == others + exchanged
+        await fed.call("remember", records=[{**ANEW, "tier": "semantic"}])
+        assert "anew" in [record["content"] for record in await fed.timeline()]
+
+
+def _write_behind(fed: Trial, tier: str, content: str) -> None:
+    plant(fed, tier, id=content, content=content)
+
+
+async def test_a_tier_that_has_lost_nothing_is_not_read_through_when_it_is_back(tmp_path: Path) -> None:
+    steer = Steered()
+    async with trial(CALM, folder=tmp_path, weather=steer) as fed:
+        await fed.remember(*(f"n{n}" for n in range(20)), tier="semantic")
+        fed.federation.links["semantic"]._peer.lose("it died")  # type: ignore[union-attr]  # in this process it has that
+        fed.federation.admission.welcomed["semantic"] = anyio.Event()
+        steer.seen.clear()
+        await joined(fed, "semantic")
+        assert any(b"memory/timeline" in message for _, message in steer.seen)
+        assert [tier for tier, message in steer.seen if b'"page"' in message] == []
+
+
+# --- as commands
+
+
+def ran(config: Path, program: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """What a command for this federation came to, which ends with this code."""
+    command = [str(Path(sys.executable).with_name(program)), "--config", str(config), *arguments]
+    ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == code, ended
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+def test_the_start_is_refused_in_a_sentence_and_the_way_out_that_it_names_works(tmp_path: Path) -> None:
+    config = tmp_path / "federation.toml"
+    tiers = ("working", "semantic")
+    config.write_text(
+        'name = "home"\nstate = "router.db"\n'
+        + "".join(f'[tiers.{tier}]\nkind = "{tier}"\ncommand = ["a2m-store", "{tier}.db"]\n' for tier in tiers)
+    )
+
+    run = partial(ran, config)
+    run("a2m", "remember", "one", "--id", "t")
+    run("a2m", "forget", "t")
+    copy = copied(tmp_path)
+    run("a2m", "remember", "anew", "--id", "t")
+    put_back(tmp_path, copy)
+    sentence = (
+        r"a2m-router: tiers\.working, tiers\.semantic: the catalog is older than what is held there: it does not know "
+        r"the start of the router \(\w+\) that has last written there; bring the newer catalog back, or make one from "
+        r"what the tiers hold, which keeps of this one what is still true: a2m-router --config FILE --rebuild"
+    )
+    for arguments in ((), ("--check",), ("--adopt",)):
+        assert re.fullmatch(sentence, run("a2m-router", *arguments, code=1).stderr.splitlines()[-1])
+    run("a2m", "timeline", code=1)
+    assert "older than what the tiers hold" in run("a2m-router", "--rebuild").stdout.replace("\n", " ")
+    run("a2m-router", "--check")
+    found = json.loads(run("a2m", "timeline", "--json").stdout)["records"]
+    assert [(record["id"], record["content"]) for record in found] == [("t", "anew")]
+
+
+# --- two federations on one server
+
+
+class Shared(msgspec.Struct):
+    """One server that outlives the federations that use it."""
+
+    server: CoreOnly
+
+    def mix(self) -> Mix:
+        shared = self.server
+
+        class Same(Foreign, frozen=True):
+            def behind(self, tier: Any, path: Path | None) -> CoreOnly:
+                return shared
+
+        return {"semantic": Same()}
+
+
+async def test_two_federations_on_one_server_keep_to_what_is_theirs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mix = Shared(CoreOnly(tmp_path / "shared.db")).mix()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        async with trial(CALM, servers=mix, folder=tmp_path / name) as fed:
+            ids = await fed.remember(f"{name}'s", f"{name}'s other", tier="semantic")
+            await fed.call("forget", ids=ids[1:])
+            await fed.settled()
+    for name in ("one", "two"):
+        async with trial(CALM, servers=mix, folder=tmp_path / name) as fed:
+            assert contents(await fed.timeline()) == {f"{name}'s": "semantic"}
+            assert [r["content"] for r in (await fed.call("recall", query="other one's two's"))["records"]] == [
+                f"{name}'s"
+            ]
+            await fed.settled()
+            ours = fed.federation.catalog.lineage.federation
+    assert re.search(
+        rf"semantic: at least 1 records there belong to another federation \(\w+; this one is {ours}\)", caplog.text
+    )
+    async with trial(CALM, servers=mix, folder=tmp_path / "two", adopt=True) as fed:
+        assert contents(await fed.timeline()) == {"one's": "semantic", "two's": "semantic"}
+    async with trial(CALM, servers=mix, folder=tmp_path / "two") as fed:
+        assert contents(await fed.timeline()) == {"one's": "semantic", "two's": "semantic"}
+
+
+async def test_a_mount_shows_what_another_federation_has_written(tmp_path: Path) -> None:
+    shared = Shared(CoreOnly(tmp_path / "shared.db"))
+    async with trial(CALM, servers=shared.mix()) as fed:
+        await fed.remember("theirs", tier="semantic")
+    library = '[tiers.library]\nkind = "semantic"\ncommand = ["-"]\nmount = true\n'
+    settings = settings_of(FOUR_TIERS + library, policy="explicit")
+    async with trial(settings, servers={"library": shared.mix()["semantic"]}) as fed:
+        assert contents(await fed.timeline()) == {"theirs": "library"}
+
+
+async def test_a_record_of_another_federation_is_not_removed_on_account_of_ours(tmp_path: Path) -> None:
+    shared = Shared(CoreOnly(tmp_path / "shared.db"))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        async with trial(CALM, servers=shared.mix(), folder=tmp_path / name) as fed:
+            record = {"id": "same", "content": name, "tier": "semantic"}
+            if name == "two":
+                with pytest.raises(A2MError):
+                    await fed.call("remember", records=[record])
+                await fed.call("forget", ids=["same"])
+                await fed.settled()
+                assert await fed.timeline() == []
+            else:
+                await fed.call("remember", records=[record])
+    assert [record.content for record in told_by(shared.server)] == ["one"]
+
+
+async def test_a_store_of_another_federation_is_taken_only_if_it_is_asked_for(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        async with trial(CALM, folder=tmp_path / name) as fed:
+            await fed.remember(name, tier="semantic")
+    put_back(tmp_path / "two", copied(tmp_path / "one", "semantic"), "semantic")
+    with contextlib.closing(sqlite3.connect(tmp_path / "two" / "router.db")) as catalog:
+        catalog.execute("UPDATE tiers SET identity = NULL, scanned = 0")  # it knows nobody by name
+        catalog.commit()
+    with pytest.raises(BaseExceptionGroup) as refused:
+        async with trial(CALM, folder=tmp_path / "two"):
+            pass
+    [problem] = _leaves(refused.value)
+    assert re.search(r"^tiers\.semantic: .* another federation \(\w+, this one is \w+\).*--adopt", str(problem))
+    shutil.copytree(tmp_path / "two", tmp_path / "three")
+    async with trial(CALM, folder=tmp_path / "two", adopt=True) as fed:
+        assert "one" in contents(await fed.timeline())
+    await rebuilt(tmp_path / "three", adopt=True)
+    for name in ("two", "three"):
+        async with trial(CALM, folder=tmp_path / name) as fed:
+            assert "one" in contents(await fed.timeline())
+
+
+async def test_a_rebuild_takes_the_federation_that_most_records_bear(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await write_some(fed)
+        ours = fed.federation.catalog.lineage.federation
+    for path in files_of(tmp_path, CATALOG):
+        path.unlink()
+    with pytest.raises(BaseExceptionGroup) as refused:
+        async with trial(CALM, folder=tmp_path):
+            pass
+    [problem] = _leaves(refused.value)
+    assert re.search(r"another federation.*--adopt.*--rebuild", str(problem))
+    await heal(tmp_path)
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert fed.federation.catalog.lineage.federation == ours
+        assert {record["id"] for record in await fed.timeline()} == {"t", "u"}
+
+
+async def test_what_bears_no_federation_counts_as_ours(tmp_path: Path) -> None:
+    async with trial(CALM, folder=tmp_path) as fed:
+        await write_some(fed)
+    for tier in TIERS:
+        with contextlib.closing(sqlite3.connect(tmp_path / f"{tier}.db")) as store:
+            store.execute("UPDATE store SET federation = NULL, epoch = NULL")
+            store.commit()
+    async with trial(CALM, folder=tmp_path) as fed:
+        assert {record["id"] for record in await fed.timeline()} == {"t", "u"}
+
+
+def test_a_store_over_http_takes_nobodys_word_for_whose_it_is() -> None:
+    store = Store(None, clock=Clock())
+    for caller, kept in ((Caller(asserts_owner=False), None), (Caller(asserts_owner=True), "e")):
+        with store.transaction():
+            told = store.describe(Enrol(federation="f", epoch="e"), caller)["store"]
+        assert told["epoch"] == kept
+    assert held_by(store) == []
+    store.close()
+
+
+# --- the catalog's account of starts
+
+
+def test_each_start_has_an_epoch_and_the_federation_keeps_its_id(tmp_path: Path) -> None:
+    epochs, federations = [], []
+    for _ in range(3):
+        catalog = opened(tmp_path / "router.db")
+        assert all(map(catalog.lineage.knows_epoch, [*epochs, catalog.lineage.epoch, None]))
+        assert not catalog.lineage.knows_epoch("another")
+        epochs.append(catalog.lineage.epoch)
+        federations.append(catalog.lineage.federation)
+        catalog.close()
+    assert len(set(epochs)) == 3
+    assert len(set(federations)) == 1
+
+
+def test_a_store_is_set_back_if_it_has_held_a_later_epoch(tmp_path: Path) -> None:
+    epochs = []
+    for _ in range(3):
+        catalog = opened(tmp_path / "router.db")
+        assert not catalog.lineage.is_set_back("working", epochs[-1] if epochs else None)
+        catalog.lineage.note_epoch("working")
+        epochs.append(catalog.lineage.epoch)
+        catalog.close()
+    catalog = opened(tmp_path / "router.db")
+    assert [catalog.lineage.is_set_back("working", epoch) for epoch in [*epochs, catalog.lineage.epoch, None]] == [
+        *(True, True, False, False, True)
+    ]
+    assert not catalog.lineage.is_set_back("semantic", epochs[0])  # it was told nothing that it could have lost
+    catalog.close()
+
+
+def test_what_was_adopted_of_another_federation_is_ours_and_what_it_writes_since_is_not() -> None:
+    catalog = opened()
+    assert not catalog.lineage.is_ours("theirs", "then")
+    catalog.lineage.take_origins(["then"], ["theirs"])
+    assert catalog.lineage.is_ours("theirs", "then")
+    assert not catalog.lineage.is_ours("theirs", "later")
+    assert catalog.lineage.is_ours(catalog.lineage.federation, "later")
+    assert catalog.lineage.is_ours(None, None)
+    catalog.close()

@@ -1,0 +1,119 @@
+"""An answer of a tier that may be shorter than the truth is not taken for the whole: one that is cut at what a message
+or a call may hold, and one of a tier that has lost what it should hold."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.link import AnswerTooLong
+from a2m_router.tiers.mode import TierMode
+from tests.servers.core_only import CoreOnly
+from tests.support.federated import FOUR_TIERS, Foreign, filled, lose, settings_of, trial
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = settings_of(FOUR_TIERS, policy="explicit")
+
+
+def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], bool], most: int = 2000) -> None:
+    """Answers of more than `most` bytes to what is asked do not fit into a message."""
+    call = Copies._call
+
+    async def narrow(
+        copies: Copies, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
+    ) -> tuple[Any, TierMode]:
+        raw, mode = await call(copies, tier, method, prepare, is_harmless=is_harmless)
+        if is_asked(method, prepare(mode)) and len(raw) > most:
+            raise AnswerTooLong(tier, f"an answer of more than {most:,} bytes", 1.0, None)
+        return raw, mode
+
+    monkeypatch.setattr(Copies, "_call", narrow)
+
+
+async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means_would_be_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with trial(SETTINGS) as fed:
+        ids = await fed.remember(*["alpha"] * 20, tier="semantic")
+        with monkeypatch.context() as patch:
+            too_long(patch, lambda method, params: method == "memory/recall")
+            with pytest.raises(A2MError, match="more than one call can tell") as refused:
+                await fed.call("forget", query="alpha")
+        assert refused.value.code == Code.QUOTA_EXCEEDED
+        assert {record["id"] for record in await fed.timeline()} == set(ids)
+        assert await fed.call("forget", query="alpha") == {"forgotten": 20}
+
+
+class TellsFew(CoreOnly):
+    """Tells at most 20 records at once, and does not say so."""
+
+    def recall(self, params: dict[str, Any]) -> dict[str, Any]:
+        return super().recall({**params, "limit": min(params.get("limit", 8), 20)})
+
+    def timeline(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {"records": super().timeline(params)["records"][-20:]}
+
+
+async def test_what_a_server_that_tells_few_at_once_left_out_is_asked_for_and_not_given_up(tmp_path: Path) -> None:
+    servers = {"semantic": Foreign(kind=TellsFew)}
+    async with trial(SETTINGS, folder=tmp_path, servers=servers) as fed:
+        ids = await fed.remember(*["alpha"] * 50, tier="semantic")
+        assert {record["id"] for record in await fed.timeline()} == set(ids)
+    async with trial(SETTINGS, folder=tmp_path, servers=servers) as fed:
+        assert {record["id"] for record in await fed.timeline()} == set(ids)
+        assert await fed.call("forget", ids=ids) == {"forgotten": 50}
+
+
+async def test_a_tier_is_not_accounted_for_where_a_session_is_cut_at_what_its_server_tells_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class InSessions(CoreOnly):
+        def __init__(self, path: Path | None = None, **chosen: Any) -> None:
+            super().__init__(path, **chosen)
+            made = [
+                {
+                    "id": f"r{n}",
+                    "content": "x" * 100,
+                    "created_at": f"2026-01-01T00:00:{n:02}.000Z",
+                    "session": f"s{n % 3}",
+                }
+                for n in range(60)
+            ]
+            self._make_true({"put": made})
+
+        def timeline(self, params: dict[str, Any]) -> dict[str, Any]:
+            return {"records": super().timeline(params)["records"][-15:]}
+
+    server = Foreign(kind=InSessions, capabilities=("sessions",), limits={"max_recall_limit": 15})
+    # all at once does not fit, so it is read session by session
+    too_long(monkeypatch, lambda method, params: method == "memory/timeline" and params.where is None)
+    async with trial(SETTINGS, servers={"semantic": server}) as fed:
+        found = await fed.call("timeline")
+        assert [down["tier"] for down in found["degraded"]] == ["semantic"]
+
+
+async def test_a_timelines_limit_is_filled_where_most_of_a_read_only_tier_belongs_to_others() -> None:
+    pages = [
+        {
+            "id": f"r{n}",
+            "content": f"c{n}",
+            "created_at": f"2026-01-01T00:00:{n:02}.000Z",
+            "owner": "me" if n < 3 else "other",
+        }
+        for n in range(10)
+    ]
+    server = filled(*pages, read_only=True, capabilities=("scopes",))
+    async with trial(SETTINGS, servers={"semantic": server}) as fed:
+        assert [record["content"] for record in await fed.timeline(owner="me", limit=3)] == ["c0", "c1", "c2"]
+
+
+async def test_a_page_is_refused_where_a_tier_has_lost_what_belongs_on_it() -> None:
+    async with trial(SETTINGS) as fed:
+        ids = await fed.remember(*"abcd", tier="semantic")
+        lose(fed, "semantic", ids[0])
+        with pytest.raises(A2MError, match=f"it has lost the record '{ids[0]}'"):
+            await fed.call("timeline", page=100)

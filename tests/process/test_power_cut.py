@@ -1,0 +1,561 @@
+"""The power goes, a sync fails, the disk is full: what the files of a store and of a catalog hold afterwards.
+
+What is found after a power cut is what was there after some transaction, whole, and not before the last one that was
+confirmed. That is asked of every moment: before and after each transaction and each sync, the first and those in which
+the log goes into the database.
+"""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+
+import a2m_router.storage.database
+from a2m_router.catalog.records import Replacement
+from a2m_router.catalog.selection import Scope
+from a2m_router.protocol.wire.errors import A2MError, Code
+from a2m_router.protocol.wire.messages import Forget, Pages, Reinforce, Remember
+from a2m_router.protocol.wire.records import Draft
+from a2m_router.storage.database import Database
+from a2m_store.batch import Call, carry_out
+from a2m_store.schema import open_file
+from a2m_store.store import Store
+from tests.backends.test_store import set_back
+from tests.support.catalogs import entry, opened, rewritten
+from tests.support.disk import Disk, Fate, Files, Moment, Photograph, laid
+from tests.support.federated import LOCAL, Clock, settings_of, trial
+from tests.support.paths import ROOT
+from tests.support.store_calls import Asked
+
+# all rows of all tables, but for what each opening counts
+State = dict[str, list[tuple[Any, ...]]]
+Opening = Callable[[Path], Any]
+
+TORN_SEEDS = int(os.environ.get("A2M_TORN_SEEDS", "2"))
+
+
+def state(connection: apsw.Connection) -> State:
+    tables = connection.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
+    )
+    found: State = {name: list(connection.execute(f'SELECT * FROM "{name}"')) for (name,) in list(tables)}
+    found["facts"] = [row for row in found.get("facts", []) if row[0] not in ("opened", "recovered", "federation")]
+    found.pop("epochs", None)  # of which each start draws another
+    return found
+
+
+class Witness:
+    """Looks at a disk at every moment, and knows what it must hold then.
+
+    `done` is told after every transaction, `confirmed` after every call that has promised to outlive a power cut.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._states: list[State] = []
+        self._least = 0
+        self._seen: list[tuple[Photograph, int, int]] = []
+        disk.watch = self.look
+
+    def done(self, connection: apsw.Connection) -> None:
+        self._states.append(state(connection))
+        self.look()
+
+    def confirmed(self) -> None:
+        self._least = len(self._states) - 1
+        self.look()
+
+    def look(self, moment: Moment | None = None) -> None:
+        # a transaction that has just been written is told of in a moment
+        self._seen.append((self._disk.photograph(), self._least, len(self._states) + 1))
+
+    def check(self, folder: Path, open: Callable[[Path], Database], *, opened: bool) -> int:
+        """How many different disks were looked into. Each holds one of the states that it may hold.
+
+        `opened`: the file was there before; else it may be that it has never been.
+        """
+        # nobody waits for the real disk here either
+        with Disk(folder).mounted():
+            return self._check(folder, open, opened=opened)
+
+    def _check(self, folder: Path, open: Callable[[Path], Database], *, opened: bool) -> int:
+        numbers = count()
+        looked: dict[tuple[tuple[str, bytes], ...], State | None] = {}
+        for photograph, least, most in self._seen:
+            allowed: list[State | None] = list(self._states[least:most])
+            torn = [photograph.after(lambda name: Fate.TORN, seed) for seed in range(TORN_SEEDS)]
+            for files in (photograph.killed(), photograph.cut(), *torn):
+                shot = tuple(sorted(files.items()))
+                if shot not in looked:
+                    looked[shot] = _found(laid(files, folder / str(next(numbers))), open)
+                # before anything was confirmed there may be nothing at all, or empty tables
+                nothing_yet = least == 0 and not opened
+                assert looked[shot] in allowed or nothing_yet, "what was confirmed is lost, or what is there is half"
+        return len(looked)
+
+
+def _found(folder: Path, open: Callable[[Path], Database]) -> State | None:
+    with closing(open(folder / "a.db")) as database:
+        assert database.connection.pragma("integrity_check") == "ok"
+        found = state(database.connection)
+    shutil.rmtree(folder)
+    return found
+
+
+def store_database(path: Path) -> Database:
+    return open_file(path)
+
+
+def catalog_database(path: Path) -> Database:
+    return opened(path).database
+
+
+# --- streams of changes
+
+
+def store_calls(store: Store, seed: int, number: int) -> Iterator[Call]:
+    """Writes, replacements, forgets and the rest, as clients of a store send them."""
+    chance = random.Random(seed)
+    for n in range(number):
+        known = [f"r{chance.randrange(n + 1)}" for _ in range(2)]
+        content = f"content {n} " + "x" * chance.choice([0, 100, 5000])
+        two = Remember(records=[Draft(id=f"r{n}", content=content), Draft(content="beside")])
+        vector = Remember(records=[Draft(id=f"r{n}", content=content, embedding=[1.0, n])])
+        key = Remember(records=[Draft(content=content, key=f"k{n % 3}")])
+        run: Callable[[], Any] = chance.choice(
+            [
+                partial(store.remember, two, LOCAL),
+                partial(store.remember, vector, LOCAL),
+                partial(store.remember, key, LOCAL),
+                partial(store.forget, Forget(ids=known), LOCAL),
+                partial(store.reinforce, Reinforce(ids=known, amount=1.0), LOCAL),
+            ]
+        )
+        yield Call(run, writes=True)
+
+
+def write_to_a_store(folder: Path, witness: Witness, *, durable: bool = True, calls: int = 12, seed: int = 1) -> None:
+    with closing(Store(folder / "a.db", clock=Clock())) as store:
+        witness.done(store._connection)
+        witness.confirmed()
+        for call in store_calls(store, seed, calls):
+            [outcome] = carry_out(store, [call], durable=durable)
+            witness.done(store._connection)
+            if durable and not isinstance(outcome, Exception):
+                witness.confirmed()
+
+
+def change_a_catalog(folder: Path, witness: Witness) -> None:
+    with closing(opened(folder / "a.db")) as catalog:
+
+        def done(*, synced: bool = False) -> None:
+            witness.done(catalog.database.connection)
+            if synced:
+                catalog.database.sync()
+                witness.confirmed()
+
+        done(synced=True)
+        for n in range(4):
+            one, other = entry(f"a{n}", key=f"k{n}", group="g"), entry(f"b{n}", group="g", session="s" * 2000)
+            catalog.reserve([one, other])
+            done(synced=True)
+            catalog.commit_write([one, other], [])
+            done()
+            found = catalog.records.find([one.id, other.id])
+            replacement = Replacement(rewritten(found[one.id]), found[one.id].version)
+            redo = {one.id: Draft(id=one.id, content="again")}
+            catalog.commit_write([], [replacement], redo=redo)
+            done(synced=True)
+            if n % 2:  # else it is forgotten, or moved, before its tier has caught up
+                catalog.end_redo(catalog.records.find([one.id]).values(), {one.id: None})
+                done()
+            catalog.touch([one.id], 2000)
+            done()
+            group = list(catalog.records.find([one.id, other.id]).values())
+            catalog.note_copies(group, "semantic")
+            done(synced=True)
+            catalog.flip([catalog.records.unit(group[0])], "semantic")
+            done(synced=True)
+            catalog.forget([one.id], Scope(), 3000)
+            done(synced=True)
+            catalog.strike("semantic", [one.id])
+            done()
+
+
+# --- the power goes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "disk"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture(params=[8, 40, 1000], ids=lambda pages: f"checkpoint at {pages} pages")
+def checkpoints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How long the log grows: from a checkpoint with nearly every call to none at all."""
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", request.param)
+    pages: int = request.param
+    return pages
+
+
+def test_a_store_loses_nothing_that_it_acknowledged(folder: Path, tmp_path: Path, checkpoints: int) -> None:
+    with (disk := Disk(folder)).mounted():
+        witness = Witness(disk)
+        write_to_a_store(folder, witness)
+    assert witness.check(tmp_path, store_database, opened=False) > 50
+
+
+def test_a_store_that_is_opened_again_loses_nothing(folder: Path, tmp_path: Path, checkpoints: int) -> None:
+    with Disk(folder).mounted():
+        Store(folder / "a.db", clock=Clock()).close()
+    with (disk := Disk(folder)).mounted():
+        witness = Witness(disk)
+        write_to_a_store(folder, witness, calls=3)
+        write_to_a_store(folder, witness, calls=3, seed=2)
+    assert witness.check(tmp_path, store_database, opened=True) > 20
+
+
+def test_a_catalog_loses_nothing_that_it_synced(folder: Path, tmp_path: Path, checkpoints: int) -> None:
+    with (disk := Disk(folder)).mounted():
+        witness = Witness(disk)
+        change_a_catalog(folder, witness)
+    assert witness.check(tmp_path, catalog_database, opened=False) > 50
+
+
+def test_without_durability_a_store_loses_the_end_at_most(folder: Path, tmp_path: Path, checkpoints: int) -> None:
+    with (disk := Disk(folder)).mounted():
+        witness = Witness(disk)
+        write_to_a_store(folder, witness, durable=False)
+    assert witness.check(tmp_path, store_database, opened=False) > 20
+
+
+def test_a_store_that_does_not_sync_is_found_out(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (disk := Disk(folder)).mounted():
+        witness = Witness(disk)
+        monkeypatch.setattr(Store, "sync", lambda self: None)
+        write_to_a_store(folder, witness, calls=3)
+        monkeypatch.undo()
+    with pytest.raises(AssertionError, match="what was confirmed is lost"):
+        witness.check(tmp_path, store_database, opened=False)
+
+
+def test_a_store_that_does_not_sync_its_folder_is_found_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(a2m_router.storage.database, "sync_folder", lambda folder: None)
+    with (disk := Disk(folder)).mounted():
+        witness = Witness(disk)
+        write_to_a_store(folder, witness, calls=3)
+    with pytest.raises(AssertionError, match="what was confirmed is lost"):
+        witness.check(tmp_path, store_database, opened=False)
+
+
+# --- a sync fails
+
+
+def fails(*names: str, number: int = errno.EIO) -> Callable[[str], int | None]:
+    return lambda name: number if name in names else None
+
+
+def works(name: str) -> int | None:
+    return None
+
+
+SCHEMA = ("CREATE TABLE t (x)",)
+
+
+def plain(path: Path) -> Database:
+    return Database(path, SCHEMA, application=b"test", holder="a-test")
+
+
+def insert(database: Database, *values: object) -> None:
+    for value in values:
+        with database.transaction() as connection:
+            connection.execute("INSERT INTO t VALUES (?)", (value,))
+
+
+def values(files: Files, folder: Path) -> list[object]:
+    with closing(plain(laid(files, folder) / "a.db")) as database:
+        return [x for (x,) in database.connection.execute("SELECT x FROM t ORDER BY rowid")]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_what_a_failed_sync_has_dropped_is_written_anew_before_anything_is_confirmed(
+    folder: Path, tmp_path: Path, number: int
+) -> None:
+    with (disk := Disk(folder)).mounted(), closing(plain(folder / "a.db")) as database:
+        insert(database, 1)
+        database.sync()
+        insert(database, 2)
+        disk.failure = fails("a.db-wal", number=number)
+        for _ in range(2):
+            with pytest.raises(OSError, match=os.strerror(number)):
+                database.sync()
+        assert values(disk.photograph().cut(), tmp_path / "failed") == [1]
+        disk.failure = works
+        insert(database, 3)
+        database.sync()
+        assert values(disk.photograph().cut(), tmp_path / "healed") == [1, 2, 3]
+
+
+def test_a_sync_that_trusts_the_one_after_a_failure_is_found_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Database, "_write_log_anew", lambda self, wal: None)
+    with pytest.raises(AssertionError):
+        test_what_a_failed_sync_has_dropped_is_written_anew_before_anything_is_confirmed(folder, tmp_path, errno.EIO)
+
+
+def test_what_cannot_be_read_any_more_is_not_confirmed(folder: Path) -> None:
+    with (disk := Disk(folder)).mounted():
+        database = plain(folder / "a.db")
+        insert(database, 1)
+        database.sync()
+        safe = (folder / "a.db-wal").stat().st_size
+        insert(database, 2)
+        disk.failure = fails("a.db-wal")
+        with pytest.raises(OSError, match="Input/output"):
+            database.sync()
+        disk.failure = works
+        # the system has dropped it, and has had to read it from the disk since
+        with (folder / "a.db-wal").open("r+b") as log:
+            log.seek(safe)
+            log.write(bytes(4096))
+        for _ in range(2):
+            with pytest.raises(OSError, match="the disk has lost what was committed"):
+                database.sync()
+        with pytest.raises(OSError, match="the disk has lost what was committed"):
+            database.close()
+
+
+def test_a_log_that_is_not_confirmed_does_not_go_into_the_database(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 10)
+    with (disk := Disk(folder)).mounted(), closing(plain(folder / "a.db")) as database:
+        monkeypatch.setattr(database, "_checkpoint_at", 30)
+        insert(database, *("a" * 3000 for _ in range(5)))
+        disk.failure = fails("a.db-wal")
+        insert(database, *("b" * 3000 for _ in range(20)))
+        before = disk.photograph().present["a.db"].now
+        insert(database, *("c" * 3000 for _ in range(20)))
+        assert disk.photograph().present["a.db"].now == before
+        disk.failure = works
+        database.sync()
+        insert(database, *("d" * 3000 for _ in range(20)))
+        database.sync()
+        assert disk.photograph().present["a.db"].now != before
+        assert len(values(disk.photograph().cut(), tmp_path / "healed")) == 65
+
+
+def test_a_database_that_could_not_be_synced_at_its_end_is_made_durable_when_it_is_opened_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    with (disk := Disk(folder)).mounted():
+        database = plain(folder / "a.db")
+        database.sync()
+        insert(database, 1)
+        disk.failure = fails("a.db-wal", "a.db")
+        with pytest.raises(OSError, match="Input/output"):
+            database.close()
+        assert values(disk.photograph().cut(), tmp_path / "failed") == []
+        disk.failure = works
+        with closing(plain(folder / "a.db")):
+            assert values(disk.photograph().cut(), tmp_path / "opened again") == [1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_syncs_that_fail_now_and_then_cost_nothing_that_was_confirmed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 15)
+    chance = random.Random(seed)
+    with (disk := Disk(folder)).mounted():
+        witness = Witness(disk)
+        with suppress(OSError), closing(Store(folder / "a.db", clock=Clock())) as store:
+            witness.done(store._connection)
+            witness.confirmed()
+            disk.failure = lambda name: errno.EIO if name and chance.random() < 0.4 else None
+            for call in store_calls(store, seed, 12):
+                [outcome] = carry_out(store, [call], durable=True)
+                witness.done(store._connection)
+                if not isinstance(outcome, Exception):
+                    witness.confirmed()
+            disk.failure = works
+    assert witness.check(tmp_path, store_database, opened=False) > 30
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_is_brought_up_to_date_whole_or_not_at_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 15)
+    path = folder / "a.db"
+    asked = Asked(path)
+    asked.remember(*({"content": f"content {n} " + "x" * 500, "embedding": [1.0, n]} for n in range(40)))
+    contents = asked.contents()
+    asked.store.close()
+    set_back(path, version)
+    seen: list[Photograph] = []
+    with (disk := Disk(folder)).mounted():
+        disk.watch = lambda moment: seen.append(disk.photograph())
+        Store(path, clock=Clock()).close()
+    looked: set[tuple[tuple[str, bytes], ...]] = set()
+    for number, photograph in enumerate(seen):
+        torn = [photograph.after(lambda name: Fate.TORN, seed) for seed in range(TORN_SEEDS)]
+        for place, files in enumerate((photograph.killed(), photograph.cut(), *torn)):
+            shot = tuple(sorted(files.items()))
+            if shot not in looked:
+                looked.add(shot)
+                again = Asked(laid(files, tmp_path / f"{number} {place}") / "a.db")
+                assert again.contents() == contents
+                assert len(again("recall", query="content", limit=50)["records"]) == 40
+                again.store.close()
+    assert len(looked) > 12
+
+
+# --- the disk is full
+
+
+@contextmanager
+def full(disk: Disk, *names: str) -> Iterator[None]:
+    """There is no room for files whose names begin so."""
+    disk.room = lambda name: not name.startswith(names)
+    try:
+        yield
+    finally:
+        disk.room = lambda name: True
+
+
+LONG = "long " * 4000
+
+
+def remember(store: Store, id: str) -> Any:
+    params = Remember(records=[Draft(id=id, content=f"{LONG} {id}")])
+    [outcome] = carry_out(store, [Call(lambda: store.remember(params, LOCAL), writes=True)], durable=True)
+    return outcome
+
+
+def held(store: Store) -> list[str]:
+    with store.transaction():
+        return [record.id for record in store.timeline(Pages(), LOCAL)["records"]]
+
+
+def test_a_full_disk_costs_a_store_nothing_and_it_goes_on_when_there_is_room(folder: Path, tmp_path: Path) -> None:
+    with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
+        assert remember(store, "a") == {"ids": ["a"]}
+        with full(disk, "a.db"):
+            refused = remember(store, "b")
+            assert isinstance(refused, A2MError)
+            assert (refused.code, refused.data) == (Code.INTERNAL_ERROR, {"reason": "disk full"})
+            assert held(store) == ["a"]
+        assert remember(store, "b") == {"ids": ["b"]}
+        laid(disk.photograph().cut(), tmp_path / "cut")
+    with closing(Store(tmp_path / "cut" / "a.db", clock=Clock())) as found:
+        assert held(found) == ["a", "b"]
+
+
+def test_a_disk_that_is_full_when_the_log_goes_into_the_database_costs_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 10)
+    with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
+        disk.room = lambda name: name != "a.db"  # the log has its place already
+        ids = [f"r{n}" for n in range(10)]
+        assert [remember(store, id) for id in ids] == [{"ids": [id]} for id in ids]
+        laid(disk.photograph().cut(), tmp_path / "cut")
+        disk.room = lambda name: True
+        assert remember(store, "more") == {"ids": ["more"]}
+    with closing(Store(tmp_path / "cut" / "a.db", clock=Clock())) as found:
+        assert held(found) == ids
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+@pytest.mark.parametrize("whose", ["router", "working"])
+async def test_a_full_disk_under_a_federation_is_said_to_be_full_and_costs_nothing(folder: Path, whose: str) -> None:
+    with (disk := Disk(folder)).mounted():
+        async with trial(settings_of(policy="explicit"), folder=folder) as fed:
+            await fed.remember("before", id="a")
+            with full(disk, whose):
+                with pytest.raises(A2MError) as refused:
+                    await fed.remember(*(f"{n} {LONG}" for n in range(50)))
+                assert refused.value.code == Code.INTERNAL_ERROR
+                assert "disk full" in (refused.value.data or {})["reason"]
+                assert [record["id"] for record in await fed.timeline()] == ["a"]
+            await fed.settled()
+            await fed.remember("after", id="b")
+            assert [record["id"] for record in await fed.timeline()] == ["a", "b"]
+            assert fed.copies() == {"a": ["working"], "b": ["working"]}
+
+
+ON_A_SMALL_DISK = """
+import sys
+from pathlib import Path
+from tests.process.test_power_cut import fill_a_small_disk
+fill_a_small_disk(Path(sys.argv[1]))
+"""
+
+
+def fill_a_small_disk(folder: Path) -> None:
+    ballast = folder / "ballast"
+    ballast.write_bytes(bytes(600_000))
+    kept: list[str] = []
+    store = Store(folder / "a.db", clock=Clock())
+    refusals = 0
+    for n in range(400):
+        outcome = remember(store, f"r{n}")
+        if isinstance(outcome, A2MError):
+            refusals += 1
+            assert outcome.data == {"reason": "disk full"}, outcome
+            if refusals == 3:
+                ballast.unlink()
+            if refusals == 6:
+                break
+        else:
+            kept.append(f"r{n}")
+        assert held(store) == kept
+    store.close()
+    with closing(Store(folder / "a.db", clock=Clock())) as again:
+        assert held(again) == kept
+    print(json.dumps({"kept": len(kept), "refusals": refusals}))
+
+
+def test_a_real_disk_that_is_full_costs_nothing(tmp_path: Path) -> None:
+    """On a small memory disk of its own, where the system lets one mount it."""
+    mount = f"mount -t tmpfs -o size=3m none {tmp_path} && exec {sys.executable} - {tmp_path}"
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            ["unshare", "-rm", "mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("nothing can be mounted here")
+    ended = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount],
+        input=ON_A_SMALL_DISK,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = msgspec.json.decode(ended.stdout)
+    assert told["refusals"] == 6
+    assert told["kept"] > 20

@@ -1,0 +1,1 @@
+"""Every moment at which something may die: see `points`."""

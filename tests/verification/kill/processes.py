@@ -1,0 +1,479 @@
+"""The processes of one federation: its router, the stores that the router starts, and one that is a server of its own.
+
+All of them carry the federation's mark in their environment, so that whoever outlives its router is found. A router
+that ends is started again until the federation ends; each is a *generation*, and what was asked of one that has ended
+cannot be carried out any more by it.
+"""
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Final
+
+import anyio
+import anyio.abc
+import psutil
+from anyio.streams.text import TextReceiveStream
+
+from a2m_router.protocol.client.child import connect_process
+from a2m_router.protocol.client.client import Peer
+from a2m_router.protocol.client.http_client import connect_http
+from tests.verification.kill.account import Wrong
+
+TIERS: Final = ("working", "episodic", "semantic")
+CAPACITY: Final = {"working": 6, "episodic": 40}
+MARK: Final = "A2M_KILL_FEDERATION"
+
+# seconds in which anything here must have come about; a hang becomes a finding
+PATIENCE: Final = 60.0
+# how long whoever has lost its router may live on. The next router's store waits two seconds for the file; the rest is
+# for a machine that does other things, too, and whose disk may be kept busy by them
+ORPHANED: Final = 30.0
+
+# A router with a store over HTTP runs as it is, but for its patience: a call that was not answered is given so many
+# seconds to land still, which is more than a server hangs here, in place of half a minute.
+_SETTLING: Final = 4.0
+_HURRIED: Final = f"""
+from a2m_router.daemon import app, cli
+from a2m_router.protocol.client import http_client
+app.SETTLING = {_SETTLING}
+http_client.connect_http.__wrapped__.__kwdefaults__["settling"] = {_SETTLING}
+raise SystemExit(cli.main())
+"""
+
+_LOOK: Final = 0.02  # seconds between two looks at what tells nobody that it has changed
+
+_FEDERATION: Final = """
+state = "router.db"
+{principals}
+[tiers.working]
+kind = "working"
+{working}
+capacity = {capacity[working]}
+per_session = true
+spill_to = "episodic"
+half_life = "5m"
+timeout = "1s"
+[tiers.episodic]
+kind = "episodic"
+{episodic}
+capacity = {capacity[episodic]}
+spill_to = "semantic"
+promote_to = "semantic"
+promote_after = 3
+half_life = "1d"
+timeout = "1s"
+[tiers.semantic]
+kind = "semantic"
+{semantic}
+timeout = "1s"
+"""
+
+# what the router's own account still has to do: copies to remove, tiers to catch up, writes to look into, buckets to
+# empty. A number of tiers is not accounted for while one is scanned
+_LEFT: Final = """
+SELECT (SELECT count(*) FROM strays), (SELECT count(*) FROM redo),
+    (SELECT count(*) FROM records WHERE home IS NULL), (SELECT count(*) FROM tiers WHERE NOT scanned),
+    (SELECT count(*) FROM due)
+"""
+_REFUSAL: Final = r"(?m)^a2m-router: tiers\..*the catalog is older than what is held there.*--rebuild$"
+
+_OVERFULL: Final = "SELECT max(records) FROM buckets WHERE tier = (SELECT no FROM tiers WHERE name = ?)"
+
+
+class Processes:
+    """A federation on its files in `folder`.
+
+    Args:
+        owners: who calls; over HTTP each by a token of its own.
+        http: whether the router's door is HTTP; else it is on pipes, which all callers share.
+        remote: the tier whose store is a server of its own, over HTTP.
+        before: what stands before the command of each store that the router starts.
+        tell: is told what happens, for the history.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        owners: Sequence[str],
+        *,
+        http: bool,
+        remote: str | None,
+        tell: Callable[[str], None],
+        before: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        self.generation = 0  # of the router that answers, or is about to
+        self.router: psutil.Process | None = None
+        self.longest_orphan = 0.0
+        self.tracebacks = 0
+        self._owners = owners
+        self._http = http
+        self._remote = remote
+        self._before = before
+        self._tell = tell
+        self._peers: dict[str, Peer] = {}
+        self._up = anyio.Event()
+        self._ending = False
+        self._expected = False  # that the router ends
+        self._stopped: set[psutil.Process] = set()
+        self._server: psutil.Process | None = None
+        self._server_port = 0
+        self._said: IO[str] | None = None
+        # each router's generation, and the files as it has left them, by the names of tiers and of the router
+        self.copies: list[tuple[int, dict[str, Path]]] = []
+        self._putting_back: tuple[str, Path] | None = None
+        self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._environment[MARK] = str(folder)
+
+    # --- as its clients see it
+
+    async def door(self, owner: str) -> Peer:
+        """The way to the router for that owner; waits for a router that is being started again."""
+        while owner not in self._peers:
+            await self._up.wait()
+        return self._peers[owner]
+
+    # --- running
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The federation runs for as long as the block lasts, and is killed at its end if `end` was not called."""
+        self._said = (self.folder / "stderr").open("w", buffering=1)
+        try:
+            async with anyio.create_task_group() as tasks:
+                if self._remote is not None:
+                    await tasks.start(self._keep_server)
+                (self.folder / "federation.toml").write_text(self._settings())
+                tasks.start_soon(self._keep_running)
+                yield
+                self._ending = True
+                tasks.cancel_scope.cancel()
+        finally:
+            for process in self.left_over():
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self._said.close()
+
+    def _settings(self) -> str:
+        store = [*self._before, _program("a2m-store")]
+        commands = {tier: f"command = {json.dumps([*store, f'{tier}.db'])}" for tier in TIERS}
+        if self._remote is not None:
+            commands[self._remote] = f'url = "http://127.0.0.1:{self._server_port}/"'
+        principals = "".join(
+            f'[[serve.principals]]\nowner = "{each}"\ntoken_sha256 = "{_digest(each)}"\n' for each in self._owners
+        )
+        return _FEDERATION.format(principals=principals, capacity=CAPACITY, **commands)
+
+    async def _keep_running(self) -> None:
+        while not self._ending:
+            if self._putting_back is not None:
+                await self._take_place(*self._putting_back)
+                self._putting_back = None
+            async with AsyncExitStack() as stack:
+                url = _Url()
+
+                def relay(line: str, url: "_Url" = url) -> None:
+                    self._note(line)
+                    url.look_at(line)
+
+                connection = await stack.enter_async_context(
+                    connect_process(
+                        self._command(),
+                        name="router",
+                        on_stderr=relay,
+                        env=self._environment,
+                        cwd=self.folder,
+                    )
+                )
+                while self.router is None and not connection.lost.is_set():
+                    self.router = self._find_router()
+                    await anyio.sleep(_LOOK)  # a process that has just begun does not always say yet what it is
+                if self._http:
+                    async with anyio.create_task_group() as waiting:
+                        waiting.start_soon(_first_of, waiting.cancel_scope, url.known.wait)
+                        waiting.start_soon(_first_of, waiting.cancel_scope, connection.lost.wait)
+                if not connection.lost.is_set():
+                    for owner in self._owners:
+                        self._peers[owner] = (
+                            await stack.enter_async_context(
+                                connect_http(url.text, headers={"Authorization": f"Bearer {_token(owner)}"})
+                            )
+                            if self._http
+                            else connection
+                        )
+                    self._tell(f"router {self.generation} is process {self.router.pid if self.router else '?'}")
+                    self._up.set()
+                await connection.lost.wait()
+                self._shut_door()
+                if not self._expected and not self._ending:
+                    raise Wrong(f"the router has ended by itself: {connection.reason}")
+            self.router = None
+            self._expected = False
+            self._copy_files()
+            self.generation += 1
+
+    def _copy_files(self) -> None:
+        """Somebody copies what the router has left, though a store may be just ending."""
+        copies: dict[str, Path] = {}
+        for name in ("router", *(tier for tier in TIERS if tier != self._remote)):
+            copies[name] = self.folder / f"{name}.db.copy-{self.generation}"
+            with (
+                closing(sqlite3.connect(f"file:{self.folder / name}.db?mode=ro", uri=True, timeout=PATIENCE)) as there,
+                closing(sqlite3.connect(copies[name])) as copy,
+            ):
+                there.backup(copy)
+        self.copies.append((self.generation, copies))
+
+    async def put_back(self, name: str, copy: Path) -> None:
+        """The router ends in order, a copy takes the place of its catalog or of a tier's file, and it is started again.
+        Raises Wrong where a catalog is not refused, or cannot be made anew."""
+        self._tell(f"{copy.name} is put back")
+        self._putting_back = name, copy
+        await self.terminate()
+        await self.door(self._owners[0])
+
+    async def _take_place(self, name: str, copy: Path) -> None:
+        await self._gone(self.stores().values() if self._remote is None else ())
+        self._exchange(name, copy)
+        if name != "router":
+            return
+        refused = await self._run("--check")
+        if refused.returncode != 1 or not re.search(_REFUSAL, refused.stderr.decode()):
+            raise Wrong(f"a catalog of earlier is not refused: {refused.returncode}, {refused.stderr.decode()}")
+        made = await self._run("--rebuild")
+        if made.returncode != 0:
+            raise Wrong(f"the way out leads nowhere: {made.stderr.decode()}")
+
+    def _exchange(self, name: str, copy: Path) -> None:
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{self.folder / name}.db{ending}").unlink(missing_ok=True)
+        shutil.copy(copy, self.folder / f"{name}.db")
+
+    async def _run(self, what: str) -> "subprocess.CompletedProcess[bytes]":
+        command = [_program("a2m-router"), "--config", "federation.toml", what]
+        return await anyio.run_process(command, cwd=self.folder, env=self._environment, check=False)
+
+    def _shut_door(self) -> None:
+        """Nobody calls a router that is known to be gone; who waits for the next one goes on waiting."""
+        self._peers.clear()
+        if self._up.is_set():
+            self._up = anyio.Event()
+
+    def _command(self) -> list[str]:
+        program = [_program("a2m-router")] if self._remote is None else [sys.executable, "-c", _HURRIED]
+        return [*program, "--config", "federation.toml", *(["--http", "127.0.0.1:0"] if self._http else [])]
+
+    def _find_router(self) -> psutil.Process | None:
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if child.environ().get(MARK) == str(self.folder) and "federation.toml" in child.cmdline():
+                    return child
+        return None
+
+    async def _keep_server(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        while not self._ending:
+            command = [_program("a2m-store"), f"{self._remote}.db", "--http", f"127.0.0.1:{self._server_port}"]
+            async with await anyio.open_process(
+                command, stdin=subprocess.DEVNULL, cwd=self.folder, env=self._environment
+            ) as server:
+                self._server = psutil.Process(server.pid)
+                assert server.stderr is not None
+                said = ""
+                async for piece in TextReceiveStream(server.stderr, errors="replace"):
+                    self._note(f"{self._remote}'s server: {piece.rstrip()}")
+                    said += piece
+                    found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+                    if found is not None and not self._server_port:
+                        self._server_port = int(found[1])
+                        task_status.started()
+                if await server.wait() > 0:
+                    raise Wrong(f"the server of {self._remote} has ended by itself: {said}")
+                self._server = None
+
+    def _note(self, line: str) -> None:
+        self.tracebacks += line.startswith("Traceback")
+        if self._said is not None and not self._said.closed:
+            print(line, file=self._said)
+
+    # --- what is done to it
+
+    def stores(self) -> dict[str, psutil.Process]:
+        """The stores that run, by their tier."""
+        running: dict[str, psutil.Process] = {}
+        with suppress(psutil.NoSuchProcess):
+            for child in self.router.children() if self.router is not None else ():
+                with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    line = child.cmdline()
+                    running |= {tier: child for tier in TIERS if f"{tier}.db" in line}
+        if self._remote is not None and self._server is not None:
+            running[self._remote] = self._server
+        return running
+
+    async def kill(self, victims: Sequence[str]) -> None:
+        """SIGKILL to the router (`router`) and to tiers' stores, in this order; returns when whom they leave behind is
+        gone. Raises Wrong for one who stays."""
+        stores = self.stores()
+        orphans: list[psutil.Process] = []
+        for victim in victims:
+            process = self.router if victim == "router" else stores.get(victim)
+            if process is None:
+                continue
+            if victim == "router":
+                self._expected = True
+                self._shut_door()
+                orphans = [store for tier, store in stores.items() if tier != self._remote]
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+            self._tell(f"killed {victim}, process {process.pid}")
+        await self._gone(process for process in orphans if process not in self._stopped)
+
+    async def terminate(self) -> None:
+        """SIGTERM to the router, which ends in order and is started again."""
+        if self.router is not None:
+            before = self.generation
+            self._expected = True
+            self._tell(f"SIGTERM to the router, process {self.router.pid}")
+            with suppress(psutil.NoSuchProcess):
+                self.router.terminate()
+            await self._until(lambda: self.generation > before, "the router has not ended after SIGTERM")
+
+    async def hang(self, victim: str, seconds: float) -> None:
+        """SIGSTOP to a store for a while: it hangs, keeps what it was sent, and goes on with that later."""
+        process = self.stores().get(victim)
+        if process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+        self._stopped.add(process)
+        self._tell(f"stopped {victim}, process {process.pid}, for {seconds:.2f} s")
+        await anyio.sleep(seconds)
+        self._stopped.discard(process)
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+        self._tell(f"{victim}, process {process.pid}, goes on")
+
+    # --- how it ends
+
+    async def settled(self) -> None:
+        """Returns when the router's account has nothing left to do. Raises Wrong if that does not come about."""
+        peer = await self.door(self._owners[0])
+        # a router that has answered has opened its file; before, nobody else should
+        await peer.call("memory/describe", {}, timeout=PATIENCE)
+        left = ""
+
+        def nothing_left() -> bool:
+            nonlocal left
+            left = self._left()
+            return not left
+
+        try:
+            await self._until(nothing_left, "it does not settle")
+        except Wrong as wrong:
+            raise Wrong(f"{wrong}: {left}") from None
+
+    def _left(self) -> str:
+        path = self.folder / "router.db"
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PATIENCE)) as catalog:
+            counts = catalog.execute(_LEFT).fetchone()
+            names = ("strays", "redone", "reserved", "tiers not accounted for", "promotions due")
+            left = [f"{count} {name}" for count, name in zip(counts, names, strict=True) if count]
+            for tier, capacity in CAPACITY.items():
+                most = catalog.execute(_OVERFULL, (tier,)).fetchone()[0] or 0
+                if most > capacity:
+                    left.append(f"{most} in a bucket of {tier}, which takes {capacity}")
+        return ", ".join(left)
+
+    async def end(self) -> None:
+        """Ends the router in order, and the server that is not its own. Raises Wrong for whoever is still there."""
+        self._ending = True
+        if self.router is not None:
+            with suppress(psutil.NoSuchProcess):
+                self.router.terminate()
+            await self._until(lambda: self.router is None, "the router does not end")
+        if self._server is not None:
+            with suppress(psutil.NoSuchProcess):
+                self._server.terminate()
+        await self._gone(self.left_over())
+
+    def left_over(self) -> list[psutil.Process]:
+        """Every process that carries this federation's mark."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                if process.pid != os.getpid() and process.environ().get(MARK) == str(self.folder):
+                    found.append(process)
+        return found
+
+    async def _gone(self, processes: Iterable[psutil.Process]) -> None:
+        waited_for = list(processes)
+        began = time.monotonic()
+        while time.monotonic() - began < ORPHANED:
+            waited_for = [process for process in waited_for if _lives(process)]
+            if not waited_for:
+                self.longest_orphan = max(self.longest_orphan, time.monotonic() - began)
+                return
+            await anyio.sleep(_LOOK)
+        raise Wrong(f"{ORPHANED:g} s after its router there still is {_named(waited_for)}")
+
+    async def _until(self, holds: Callable[[], bool], otherwise: str) -> None:
+        began = time.monotonic()
+        while not holds():
+            if time.monotonic() - began > PATIENCE:
+                raise Wrong(f"{otherwise} within {PATIENCE:g} s")
+            await anyio.sleep(_LOOK)
+
+
+class _Url:
+    """Where a router says that it listens."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.known = anyio.Event()
+
+    def look_at(self, line: str) -> None:
+        found = re.search(r"a2m-router \S+ listens on (http://\S+)", line)
+        if found is not None:
+            self.text = found[1]
+            self.known.set()
+
+
+async def _first_of(scope: anyio.CancelScope, wait: Callable[[], Awaitable[None]]) -> None:
+    await wait()
+    scope.cancel()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _named(processes: Collection[psutil.Process]) -> str:
+    named = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            named.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}")
+    return "; ".join(named)
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _token(owner: str) -> str:
+    return f"token-of-{owner}"
+
+
+def _digest(owner: str) -> str:
+    return sha256(_token(owner).encode()).hexdigest()
