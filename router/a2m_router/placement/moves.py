@@ -175,10 +175,10 @@ class Moves:
             if not goes_on and (subject is not None or hindrance is None or hindrance.kind != each.kind):
                 self._alerts.end(each)
         if hindrance is not None:
-            blocker = _Blocker((source, target), hindrance.kind)
-            if blocker not in self._alerts and len(self._blocked((source, target))) < _MOST_KINDS:
+            alert_key = _AlertKey((source, target), hindrance.kind)
+            if alert_key not in self._alerts and len(self._blocked((source, target))) < _MOST_KINDS:
                 sentence = f"{source} -> {target}: not moved: {hindrance}"
-                self._alerts.begin(blocker, logging.WARNING, sentence, cause=hindrance.subject)
+                self._alerts.begin(alert_key, logging.WARNING, sentence, cause=hindrance.subject)
         elif blocked and not self._blocked((source, target)):
             log.info("%s -> %s: nothing is in the way any more", source, target)
 
@@ -187,14 +187,14 @@ class Moves:
         for told in self._alerts:
             if isinstance(told, _Broken) and self._catalog.records.get(told.id) is None:
                 self._alerts.end(told)
-        over = [each for each in self._alerts if isinstance(each, _Blocker) and each.way not in waiting]
+        over = [each for each in self._alerts if isinstance(each, _AlertKey) and each.way not in waiting]
         for each in over:
             self._alerts.end(each)
         for way in dict.fromkeys(each.way for each in over):
             log.info("%s -> %s: nothing waits to be moved any more", *way)
 
-    def _blocked(self, way: tuple[str, str]) -> list["_Blocker"]:
-        return [each for each in self._alerts if isinstance(each, _Blocker) and each.way == way]
+    def _blocked(self, way: tuple[str, str]) -> list["_AlertKey"]:
+        return [each for each in self._alerts if isinstance(each, _AlertKey) and each.way == way]
 
     def _lives_in(self, tier: str, id: str) -> bool:
         entry = self._catalog.records.get(id)
@@ -247,7 +247,7 @@ class Moves:
         return self._catalog.records.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
 
 
-class _Blocker(msgspec.Struct, frozen=True):
+class _AlertKey(msgspec.Struct, frozen=True):
     """Why nothing moves on a way, (source, target); its cause is the record that it happened to, if it was one."""
 
     way: tuple[str, str]
