@@ -31,7 +31,7 @@ import anyio
 from a2m_router.config.loading import parse
 from a2m_router.daemon.app import Federation, running_federation
 from a2m_router.protocol.server.stdio import LOCAL
-from a2m_router.tiers.starting import links_for
+from a2m_router.tiers.link_factory import links_for
 from bench.scaling import words
 from tests.support.processes import end_with
 from tests.support.progress import Bar, progress

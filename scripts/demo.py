@@ -41,9 +41,9 @@ from a2m_router.process.drawing import terminal_width, wrapped
 from a2m_router.protocol.client.child import CannotStart, connect_process, executable
 from a2m_router.protocol.client.client import Peer, Unanswered
 from a2m_router.protocol.client.http_client import connect_http
-from a2m_router.protocol.server.ending import until_signalled
+from a2m_router.protocol.server.shutdown import until_signalled
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.protocol.wire.messages import (
+from a2m_router.protocol.wire.method_params import (
     Consolidate,
     Describe,
     Forget,

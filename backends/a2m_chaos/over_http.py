@@ -25,10 +25,10 @@ from a2m_chaos.running import Run
 from a2m_chaos.schedule import Applied
 from a2m_chaos.sockets import Listener, Stream
 from a2m_chaos.upstream import Headers, Request, Response, Unreachable, Upstream
-from a2m_router.process.waiting import until_any
-from a2m_router.protocol.server.ending import until_signalled
+from a2m_router.process.timing import first_of
 from a2m_router.protocol.server.http_addressing import addressed
 from a2m_router.protocol.server.server import Refusal
+from a2m_router.protocol.server.shutdown import until_signalled
 
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 _LAST: Final[Headers] = ((b"content-type", b"text/plain"), (b"connection", b"close"))
@@ -264,7 +264,7 @@ class _Server:
         wire = _Wire(out, self._behind, self._run, call, applied)
         over = anyio.Event()
         self._tasks.start_soon(self._misbehave, request, wire, over)
-        await until_any(over.wait, out.said.wait)
+        await first_of(over.wait, out.said.wait)
         if not out.said.is_set():
             with suppress(anyio.EndOfStream):
                 while True:  # what else it may send is nothing that can be answered

@@ -21,7 +21,7 @@ from a2m_chaos.running import Run
 from a2m_chaos.schedule import Applied
 from a2m_chaos.upstream import Request, Unreachable, Upstream
 from a2m_router.process.descriptors import standard_streams
-from a2m_router.protocol.server.ending import EndingStream, until_signalled
+from a2m_router.protocol.server.shutdown import StoppableStream, until_signalled
 from a2m_router.protocol.wire.capabilities import PROTOCOL, VERSION_HEADER
 from a2m_router.protocol.wire.lines import LineSplitter
 
@@ -134,7 +134,7 @@ class _Ending:
 
 async def _serve(source: anyio.abc.ByteReceiveStream, make: Callable[[anyio.abc.TaskGroup], "_Line"]) -> None:
     """Serves until stdin has ended and all faults with it; a signal ends faults that are under way, too."""
-    stdin = EndingStream(source)
+    stdin = StoppableStream(source)
     working = anyio.CancelScope()
 
     def stop() -> None:

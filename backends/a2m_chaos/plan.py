@@ -29,7 +29,7 @@ from typing import Final, Literal
 import msgspec
 
 from a2m_chaos.faults import KINDS, Behind, Front, Kind, Setting
-from a2m_router.config.table import Table, quoted, suggestion
+from a2m_router.config.toml_table import Table, quoted, suggestion
 from a2m_router.protocol.wire.capabilities import CAPABILITY_OF
 
 Answer = Literal["nothing", "error"]

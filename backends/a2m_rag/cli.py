@@ -23,7 +23,7 @@ from a2m_rag.over_http import MAX_ANSWER, Endpoint, connect_http
 from a2m_rag.over_mcp import connect_mcp
 from a2m_rag.over_python import python_service
 from a2m_rag.qdrant import API_KEY, qdrant_service
-from a2m_rag.server import Limits, Server
+from a2m_rag.server import SearchLimits, Server
 from a2m_rag.service import CannotStart, Service
 from a2m_rag.settings import BadFile, arguments_in
 from a2m_rag.thresholds import DISTANCE, SIMILARITY, NearService, Threshold
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @asynccontextmanager
 async def _opened(options: argparse.Namespace) -> AsyncIterator[Server]:
-    limits = Limits(
+    limits = SearchLimits(
         recall=min(options.max_limit, options.max_asked),
         asked=options.max_asked,
         listed=options.max_listed,
@@ -436,7 +436,7 @@ def _add_common(
     named: Callable[[argparse.Namespace], str],
 ) -> None:
     """The options that every kind has; how its service is opened, and what it is called if nobody says it."""
-    limits = Limits()
+    limits = SearchLimits()
     parser.set_defaults(opened=opened, named=named, parser=parser)
     parser.add_argument("--name", metavar="N", help="the name that `describe` reports")
     parser.add_argument("--serve", type=loopback, metavar="HOST:PORT", help="serve HTTP there")

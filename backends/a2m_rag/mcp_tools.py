@@ -46,7 +46,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     content: Path = Path("content")
 
 
-class Asking(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True):
     """How the tool is asked: its arguments with `{query}` and `{limit}` in their places, and the limits it takes."""
 
     template: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Asking(msgspec.Struct, frozen=True):
         return arguments
 
 
-def asking(call: Call, tools: Mapping[str, Mapping[str, Any]]) -> Asking:
+def asking(call: Call, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall:
     """How to ask the tool that is meant.
 
     Args:
@@ -89,7 +89,7 @@ def asking(call: Call, tools: Mapping[str, Mapping[str, Any]]) -> Asking:
     if limit is not None:
         template[limit] = "{limit}"
         least, most = _bounds(properties.get(limit))
-    found = Asking(template, least, most)
+    found = ToolCall(template, least, most)
     _check(call, found, schema, properties)
     return found
 
@@ -98,7 +98,7 @@ def _first(names: Sequence[str], properties: Mapping[str, Any], taken: Mapping[s
     return next((name for name in names if name in properties and name not in taken), None)
 
 
-def _check(call: Call, found: Asking, schema: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+def _check(call: Call, found: ToolCall, schema: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
     takes_others = not properties or schema.get("additionalProperties", False) is not False
     unknown = next((name for name in found.template if name not in properties), None)
     if unknown is not None and not takes_others:

@@ -28,7 +28,7 @@ import msgspec
 from a2m_rag.headers import secrets_in
 from a2m_rag.importing import library
 from a2m_rag.mapping import shown
-from a2m_rag.mcp_tools import Asking, Call, asking, results_in
+from a2m_rag.mcp_tools import Call, ToolCall, asking, results_in
 from a2m_rag.over_http import answered, beginning, check_address, media_type_of
 from a2m_rag.service import ByWords, CannotStart, Result, ServiceFailure, ServiceSilent, on_one_line
 from a2m_router.process.descriptors import DescriptorSource
@@ -182,7 +182,7 @@ class _Connection:
         self._place = place
         self._call = call
         self._client: Any = None
-        self._asking: Asking | None = None
+        self._asking: ToolCall | None = None
         self._under_way: set[_Question] = set()
         self._stderr = StderrLines(_to_stderr)
         self._ending = anyio.Event()

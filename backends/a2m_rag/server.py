@@ -26,7 +26,7 @@ from a2m_router.protocol.wire.capabilities import PROTOCOL, methods_of, speaks
 from a2m_router.protocol.wire.equality import Where, parse_where
 from a2m_router.protocol.wire.errors import UNANSWERED, A2MError, Code, invalid_params, quota
 from a2m_router.protocol.wire.matching import matches
-from a2m_router.protocol.wire.messages import Count, Describe, Params, Query
+from a2m_router.protocol.wire.method_params import Count, Describe, Params, Query
 from a2m_router.protocol.wire.records import Record
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _PROBE: Final = "is anybody there"
 _MORE: Final = 4
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a service at most.
 
     recall: records in an answer; `max_recall_limit` (§4.1).
@@ -92,7 +92,7 @@ class Server:
     left out.
     """
 
-    def __init__(self, service: Service, paths: Paths, *, name: str, limits: Limits) -> None:
+    def __init__(self, service: Service, paths: Paths, *, name: str, limits: SearchLimits) -> None:
         self._service = service
         self._paths = paths
         self._name = name

@@ -11,7 +11,7 @@ import msgspec
 
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.messages import Backup
+from a2m_router.protocol.wire.method_params import Backup
 from a2m_router.storage.backup_jobs import METHOD, Job, Jobs, absolute, failed
 from a2m_router.storage.snapshots import CannotCopy, Copying, told
 from a2m_store.store import Store

@@ -15,7 +15,7 @@ from a2m_router.protocol.server.event_log import DEFAULT_RETAINED
 from a2m_router.protocol.server.serving import add_log_level, loopback, positive, run, serve
 from a2m_router.storage.database import DatabaseError
 from a2m_router.storage.nearest import METRICS
-from a2m_store.drafts import Limits
+from a2m_store.drafts import StoreLimits
 from a2m_store.server import Server, serving
 from a2m_store.store import Store
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    limits = Limits()
+    limits = StoreLimits()
     parser = argparse.ArgumentParser(
         prog="a2m-store",
         description="One A2M 0.1 memory server on one SQLite file. It serves stdin and stdout unless --http is given.",
@@ -93,7 +93,7 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[Server]:
         name=options.name,
         kind=options.kind,
         metric=options.metric,
-        limits=Limits(max_records_per_call=options.max_records, max_content_length=options.max_content),
+        limits=StoreLimits(max_records_per_call=options.max_records, max_content_length=options.max_content),
     )
     try:
         async with serving(store, durable=options.durability == "full", retained=options.events) as server:

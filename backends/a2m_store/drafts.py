@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from a2m_router.protocol.server import vectors
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, not_supported, quota
-from a2m_router.protocol.wire.messages import Remember
+from a2m_router.protocol.wire.method_params import Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.protocol.wire.timestamps import moment, render
 
 
-class Limits(msgspec.Struct, frozen=True):
+class StoreLimits(msgspec.Struct, frozen=True):
     """What `describe` declares and every call is held to (§4.1)."""
 
     max_records_per_call: int = 1_000
@@ -22,14 +22,14 @@ class Limits(msgspec.Struct, frozen=True):
     max_recall_limit: int = 4_096
 
 
-class Scope(msgspec.Struct, frozen=True):
+class OwnerScope(msgspec.Struct, frozen=True):
     """Whose call it is. `told_apart`: callers have owners at all; where not, every `owner` is ignored (§6)."""
 
     told_apart: bool
     owner: str | None
 
 
-def checked(params: Remember, scope: Scope, limits: Limits, dimensions: int | None) -> list[Draft]:
+def checked(params: Remember, scope: OwnerScope, limits: StoreLimits, dimensions: int | None) -> list[Draft]:
     """The drafts of one call with the call's defaults filled in; all are good or the first problem is raised.
 
     `dimensions`: the width that the store's vectors have, None if it holds none yet; then the first one fixes it.
@@ -44,7 +44,7 @@ def checked(params: Remember, scope: Scope, limits: Limits, dimensions: int | No
     return drafts
 
 
-def _whole(draft: Draft, where: str, session: str | None, scope: Scope, limits: Limits) -> Draft:
+def _whole(draft: Draft, where: str, session: str | None, scope: OwnerScope, limits: StoreLimits) -> Draft:
     if draft.tier is not None:
         raise not_supported("tiers")
     if draft.content is None and draft.uri is None and draft.embedding is None:
@@ -76,7 +76,7 @@ def _whole(draft: Draft, where: str, session: str | None, scope: Scope, limits: 
     return replace(draft, owner=owner, metadata=metadata, session=session if draft.session is None else draft.session)
 
 
-def _owner(draft: Draft, where: str, scope: Scope) -> str | None:
+def _owner(draft: Draft, where: str, scope: OwnerScope) -> str | None:
     if not scope.told_apart:
         return None
     if draft.owner is None or scope.owner is None:

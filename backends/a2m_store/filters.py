@@ -21,7 +21,7 @@ Value: TypeAlias = str | int | float | bytes | None
 _LONGEST: Final = 63
 
 
-class Condition(msgspec.Struct, frozen=True):
+class SqlCondition(msgspec.Struct, frozen=True):
     """SQL, and the values bound to it."""
 
     sql: str
@@ -31,45 +31,47 @@ class Condition(msgspec.Struct, frozen=True):
 class Filter(msgspec.Struct, frozen=True):
     """What a read may return: all `conditions` hold and, where `owner` is given, the owner is that or none (§6)."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[SqlCondition, ...] = ()
     owner: str | None = None
 
     @property
-    def condition(self) -> Condition | None:
+    def condition(self) -> SqlCondition | None:
         """The whole filter; None where everything passes."""
-        scope = () if self.owner is None else (Condition("(record.owner = ? OR record.owner IS NULL)", (self.owner,)),)
+        scope = (
+            () if self.owner is None else (SqlCondition("(record.owner = ? OR record.owner IS NULL)", (self.owner,)),)
+        )
         whole = self.conditions + scope
         return _all(whole) if whole else None
 
     @property
-    def arms(self) -> list[Condition]:
+    def arms(self) -> list[SqlCondition]:
         """The filter as disjoint parts, each with one owner: an index holds each in order of time."""
         if self.owner is None:
             return [_all(self.conditions)]
-        owners = (Condition("record.owner = ?", (self.owner,)), Condition("record.owner IS NULL"))
+        owners = (SqlCondition("record.owner = ?", (self.owner,)), SqlCondition("record.owner IS NULL"))
         return [_all((owner, *self.conditions)) for owner in owners]
 
 
-def compiled(where: Where, fields: frozenset[str]) -> tuple[Condition, ...]:
+def compiled(where: Where, fields: frozenset[str]) -> tuple[SqlCondition, ...]:
     """One condition for each name of `where`; `fields` are the record fields that are declared."""
     return tuple(
         _FIELDS[name](atoms) if name in fields else _member_is(name, atoms) for name, atoms in sorted(where.items())
     )
 
 
-def any_id(ids: Sequence[str]) -> Condition:
+def any_id(ids: Sequence[str]) -> SqlCondition:
     """The record's id is one of `ids`."""
     return _any("record.id", ids)
 
 
-def beneath(key_prefix: str) -> Condition:
+def beneath(key_prefix: str) -> SqlCondition:
     """The key is `key_prefix` or beneath it: `a/b` has `a/b` and `a/b/c`, not `a/bc`; the empty one has every key."""
     if not key_prefix:
-        return Condition("record.key IS NOT NULL")
+        return SqlCondition("record.key IS NOT NULL")
     folder = key_prefix.removesuffix("/")
     # "0" is the character after "/": the keys between the two are those that begin with `folder/`
-    inside = Condition("(record.key >= ? AND record.key < ?)", (folder + "/", folder + "0"))
-    return inside if key_prefix.endswith("/") else _either([Condition("record.key = ?", (key_prefix,)), inside])
+    inside = SqlCondition("(record.key >= ? AND record.key < ?)", (folder + "/", folder + "0"))
+    return inside if key_prefix.endswith("/") else _either([SqlCondition("record.key = ?", (key_prefix,)), inside])
 
 
 def short(text: bytes) -> bytes:
@@ -79,11 +81,11 @@ def short(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=_LONGEST + 1).digest()
 
 
-def _text(column: str) -> Callable[[Sequence[bytes]], Condition]:
+def _text(column: str) -> Callable[[Sequence[bytes]], SqlCondition]:
     return lambda atoms: _test(column, atoms, text_of)
 
 
-def _moment(column: str) -> Callable[[Sequence[bytes]], Condition]:
+def _moment(column: str) -> Callable[[Sequence[bytes]], SqlCondition]:
     def milliseconds(atom: bytes) -> int | None:
         try:
             return moment(text_of(atom) or "")
@@ -93,7 +95,7 @@ def _moment(column: str) -> Callable[[Sequence[bytes]], Condition]:
     return lambda atoms: _test(column, atoms, milliseconds)
 
 
-def _integer(column: str) -> Callable[[Sequence[bytes]], Condition]:
+def _integer(column: str) -> Callable[[Sequence[bytes]], SqlCondition]:
     return lambda atoms: _test(column, atoms, integer_of)
 
 
@@ -108,15 +110,15 @@ def _float_of(atom: bytes) -> float | None:
     return number if number - number == 0 and number_atom(number) == atom else None
 
 
-def _metadata(atoms: Sequence[bytes]) -> Condition:
+def _metadata(atoms: Sequence[bytes]) -> SqlCondition:
     # the whole object is hardly ever asked for: computed from the text, row by row
     present = [atom for atom in atoms if atom != NULL]
     return _either([_any("json_atom(record.metadata)", present), *_absent("record.metadata", atoms)])
 
 
-def _embedding(atoms: Sequence[bytes]) -> Condition:
+def _embedding(atoms: Sequence[bytes]) -> SqlCondition:
     # vectors are not for equality: only having one and having none are told apart
-    return Condition("record.seq NOT IN (SELECT record FROM vector)") if NULL in atoms else Condition("0")
+    return SqlCondition("record.seq NOT IN (SELECT record FROM vector)") if NULL in atoms else SqlCondition("0")
 
 
 _FIELDS: Final = {
@@ -134,32 +136,34 @@ _FIELDS: Final = {
 }
 
 
-def _member_is(name: str, atoms: Sequence[bytes]) -> Condition:
+def _member_is(name: str, atoms: Sequence[bytes]) -> SqlCondition:
     key = short(name.encode())
     values = [short(atom) for atom in atoms if atom != NULL]
     tests = []
     if values:
         match = _any("atom", values)
         tests.append(
-            Condition(f"record.seq IN (SELECT record FROM member WHERE name = ? AND {match.sql})", (key, *match.values))
+            SqlCondition(
+                f"record.seq IN (SELECT record FROM member WHERE name = ? AND {match.sql})", (key, *match.values)
+            )
         )
     if NULL in atoms:
-        tests.append(Condition("record.seq NOT IN (SELECT record FROM member WHERE name = ?)", (key,)))
+        tests.append(SqlCondition("record.seq NOT IN (SELECT record FROM member WHERE name = ?)", (key,)))
     return _either(tests)
 
 
-def _test(column: str, atoms: Sequence[bytes], read: Callable[[bytes], Value]) -> Condition:
+def _test(column: str, atoms: Sequence[bytes], read: Callable[[bytes], Value]) -> SqlCondition:
     values = [value for atom in atoms if (value := read(atom)) is not None]
     return _either([_any(column, values), *_absent(column, atoms)])
 
 
-def _absent(column: str, atoms: Sequence[bytes]) -> list[Condition]:
-    return [Condition(f"{column} IS NULL")] if NULL in atoms else []
+def _absent(column: str, atoms: Sequence[bytes]) -> list[SqlCondition]:
+    return [SqlCondition(f"{column} IS NULL")] if NULL in atoms else []
 
 
-def _any(column: str, values: Sequence[Value]) -> Condition:
+def _any(column: str, values: Sequence[Value]) -> SqlCondition:
     if len(values) < 2:
-        return Condition(f"{column} = ?", tuple(values)) if values else Condition("0")
+        return SqlCondition(f"{column} = ?", tuple(values)) if values else SqlCondition("0")
     # texts and bytes go through as hex, since SQLite's JSON cannot hold every one of them
     listed = [
         each.encode().hex() if isinstance(each, str) else each.hex() if isinstance(each, bytes) else each
@@ -172,18 +176,18 @@ def _any(column: str, values: Sequence[Value]) -> Condition:
             element = "unhex(value)"
         case _:
             element = "value"
-    return Condition(f"{column} IN (SELECT {element} FROM json_each(?))", (json.dumps(listed),))
+    return SqlCondition(f"{column} IN (SELECT {element} FROM json_each(?))", (json.dumps(listed),))
 
 
-def _all(conditions: Iterable[Condition]) -> Condition:
+def _all(conditions: Iterable[SqlCondition]) -> SqlCondition:
     parts = list(conditions)
     sql = " AND ".join(part.sql for part in parts) or "1"
-    return Condition(sql, tuple(value for part in parts for value in part.values))
+    return SqlCondition(sql, tuple(value for part in parts for value in part.values))
 
 
-def _either(conditions: Iterable[Condition]) -> Condition:
+def _either(conditions: Iterable[SqlCondition]) -> SqlCondition:
     parts = [part for part in conditions if part.sql != "0"]
     if not parts:
-        return Condition("0")
+        return SqlCondition("0")
     sql = " OR ".join(part.sql for part in parts)
-    return Condition(f"({sql})", tuple(value for part in parts for value in part.values))
+    return SqlCondition(f"({sql})", tuple(value for part in parts for value in part.values))

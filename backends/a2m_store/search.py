@@ -16,7 +16,7 @@ from a2m_router.protocol.server import vectors
 from a2m_router.protocol.wire.records import vector_from_bytes
 from a2m_router.protocol.wire.vectors import similarity
 from a2m_router.storage.nearest import MAX_NEAREST
-from a2m_store.filters import Condition, Filter
+from a2m_store.filters import Filter, SqlCondition
 
 # a query of more different words is known by its first ones; bm25 looks up each in turn
 _MOST_WORDS: Final = 1024
@@ -80,7 +80,7 @@ def newest_first(connection: apsw.Connection, filter: Filter, limit: int | None)
 
 def matching(connection: apsw.Connection, words: Sequence[str], filter: Filter) -> list[int]:
     """Every record that a recall of `words` could return; of no words, every record that passes."""
-    whole = filter.condition or Condition("1")
+    whole = filter.condition or SqlCondition("1")
     if not words:
         return [seq for (seq,) in connection.execute(f"SELECT seq FROM record WHERE {whole.sql}", whole.values)]
     sql = f"SELECT seq FROM lexical CROSS JOIN record ON seq = lexical.rowid WHERE lexical MATCH ? AND {whole.sql}"
@@ -134,7 +134,7 @@ def _lexical_for(
     if not records:
         return []
     scope = Filter(owner=owner).condition
-    rest = Filter(filter.conditions).condition or Condition("1")
+    rest = Filter(filter.conditions).condition or SqlCondition("1")
     assert scope is not None
     sql = _SCOPED.format(scope=scope.sql, rest=rest.sql)
     terms = json.dumps(words[:_MOST_WORDS])

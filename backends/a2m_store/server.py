@@ -17,10 +17,10 @@ from anyio.abc import TaskGroup
 from a2m_router.protocol.server.event_log import DEFAULT_RETAINED, UNDERWAY, EventLog
 from a2m_router.protocol.server.server import Caller, Dispatcher, Method
 from a2m_router.protocol.server.watching import Watching
-from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire import method_params
 from a2m_router.protocol.wire.errors import FILE_HELD, A2MError, stopping
 from a2m_router.protocol.wire.events import Event, Sight
-from a2m_router.protocol.wire.messages import Params
+from a2m_router.protocol.wire.method_params import Params
 from a2m_store.backups import Backups
 from a2m_store.batch import Call, carry_out
 from a2m_store.store import CAPABILITIES, Store, enrols, scope_of
@@ -42,15 +42,15 @@ class Served(msgspec.Struct, frozen=True):
 # A recall counts accesses, but its answer promises nothing: it waits for no disk.
 METHODS: Final = MappingProxyType(
     {
-        "memory/describe": Served(messages.Enrol, Store.describe),
-        "memory/remember": Served(messages.Remember, Store.remember, writes=True),
-        "memory/recall": Served(messages.Recall, Store.recall),
-        "memory/timeline": Served(messages.Pages, Store.timeline),
-        "memory/forget": Served(messages.Forget, Store.forget, writes=True),
-        "memory/reinforce": Served(messages.Reinforce, Store.reinforce, writes=True),
-        "memory/fetch": Served(messages.Fetch, Store.fetch),
-        "memory/session/list": Served(messages.SessionList, Store.session_list),
-        "memory/session/close": Served(messages.SessionClose, Store.session_close),
+        "memory/describe": Served(method_params.Enrol, Store.describe),
+        "memory/remember": Served(method_params.Remember, Store.remember, writes=True),
+        "memory/recall": Served(method_params.Recall, Store.recall),
+        "memory/timeline": Served(method_params.Pages, Store.timeline),
+        "memory/forget": Served(method_params.Forget, Store.forget, writes=True),
+        "memory/reinforce": Served(method_params.Reinforce, Store.reinforce, writes=True),
+        "memory/fetch": Served(method_params.Fetch, Store.fetch),
+        "memory/session/list": Served(method_params.SessionList, Store.session_list),
+        "memory/session/close": Served(method_params.SessionClose, Store.session_close),
     }
 )
 
@@ -98,7 +98,9 @@ class Server:
 
     async def describe(self, caller: Caller) -> Mapping[str, Any]:
         """The `memory/describe` result for `caller`. Raises A2MError when the server has closed."""
-        described: Mapping[str, Any] = await self._carried_out(METHODS["memory/describe"], messages.Enrol(), caller)
+        described: Mapping[str, Any] = await self._carried_out(
+            METHODS["memory/describe"], method_params.Enrol(), caller
+        )
         return described
 
     def close(self) -> None:

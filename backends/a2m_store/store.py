@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from a2m_router.protocol.server import vectors
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.server.watching import EventsEntry
-from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire import method_params
 from a2m_router.protocol.wire.capabilities import FIELDS, PROTOCOL, methods_of, speaks
 from a2m_router.protocol.wire.equality import NULL, atom, members, parse_where
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, quota
@@ -34,8 +34,8 @@ from a2m_router.ranking.text import query_tokens, tokens
 from a2m_router.storage import nearest
 from a2m_router.storage.snapshots import Snapshot
 from a2m_store import search
-from a2m_store.drafts import Limits, Scope, checked
-from a2m_store.filters import Condition, Filter, any_id, beneath, compiled, short
+from a2m_store.drafts import OwnerScope, StoreLimits, checked
+from a2m_store.filters import Filter, SqlCondition, any_id, beneath, compiled, short
 from a2m_store.identifiers import new_id
 from a2m_store.schema import open_file
 
@@ -113,9 +113,9 @@ class Store:
         name: str | None = None,
         kind: str | None = None,
         metric: str | None = None,
-        limits: Limits | None = None,
+        limits: StoreLimits | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or StoreLimits()
         self._clock = clock
         self._name = name or ("store" if path is None else path.stem)
         self._kind = kind
@@ -177,7 +177,7 @@ class Store:
         """Sync and close the file."""
         self._database.close()
 
-    def describe(self, params: messages.Describe, caller: Caller) -> dict[str, Any]:
+    def describe(self, params: method_params.Describe, caller: Caller) -> dict[str, Any]:
         """§4.1, and under `store` what this store does beyond the protocol.
 
         A router on its pipes says here to which federation the store belongs, and which start of the router this is;
@@ -221,14 +221,14 @@ class Store:
             described["kind"] = self._kind
         return described
 
-    def remember(self, params: messages.Remember, caller: Caller) -> dict[str, Any]:
+    def remember(self, params: method_params.Remember, caller: Caller) -> dict[str, Any]:
         """§4.2; a `created_at` and a `revision` that come along are kept."""
         scope = scope_of(params.owner, caller)
         drafts = checked(params, scope, self.limits, self._tally.dimensions)
         now = self._clock()
         return {"ids": [self._write(draft, scope, now) for draft in drafts]}
 
-    def recall(self, params: messages.Recall, caller: Caller) -> dict[str, Any]:
+    def recall(self, params: method_params.Recall, caller: Caller) -> dict[str, Any]:
         """§4.3; `similarity` is the exact one to the caller's `embedding`, of each record that has a vector."""
         limit = self._recall_limit(params.limit)
         if params.embedding is not None:
@@ -255,7 +255,7 @@ class Store:
             records.append(record)
         return {"records": records}
 
-    def timeline(self, params: messages.Pages, caller: Caller) -> dict[str, Any]:
+    def timeline(self, params: method_params.Pages, caller: Caller) -> dict[str, Any]:
         """§4.4. With `after` or `page`, a walk over everything in order of insertion, page by page: `next` is what to
         give as `after`, null at the end; `limit` has no part in it."""
         for name, number in (("limit", params.limit), ("page", params.page)):
@@ -267,7 +267,7 @@ class Store:
         newest = search.newest_first(self._connection, filter, params.limit)
         return {"records": [self._read(seq, params.embeddings) for seq in reversed(newest)]}
 
-    def forget(self, params: messages.Forget, caller: Caller) -> dict[str, Any]:
+    def forget(self, params: method_params.Forget, caller: Caller) -> dict[str, Any]:
         """§4.5: what every selector matches. A selector that matches all there is does not count as one."""
         words = query_tokens(params.query or "")
         if not (words or params.where or params.key_prefix) and params.ids is None:
@@ -288,7 +288,7 @@ class Store:
         self.happened.append(Forgotten(at=self._clock(), by=by, records=named(gone)))
         return {"forgotten": len(found)}
 
-    def reinforce(self, params: messages.Reinforce, caller: Caller) -> dict[str, Any]:
+    def reinforce(self, params: method_params.Reinforce, caller: Caller) -> dict[str, Any]:
         """§4.8; salience stays between 0 and what a float can hold."""
         filter = Filter((any_id(params.ids),), scope_of(params.owner, caller).owner)
         found = search.matching(self._connection, (), filter)
@@ -299,7 +299,7 @@ class Store:
             )
         return {"reinforced": len(found)}
 
-    def fetch(self, params: messages.Fetch, caller: Caller) -> dict[str, Any]:
+    def fetch(self, params: method_params.Fetch, caller: Caller) -> dict[str, Any]:
         """§4.9: the caller's record, else the ownerless one, else null."""
         if not params.key:
             raise invalid_params("key", "expected at least one character")
@@ -307,9 +307,9 @@ class Store:
         known = self._by_key(params.key, owner) or self._by_key(params.key, None)
         return {"record": None if known is None else self._read(known.seq, params.embeddings)}
 
-    def session_list(self, params: messages.SessionList, caller: Caller) -> dict[str, Any]:
+    def session_list(self, params: method_params.SessionList, caller: Caller) -> dict[str, Any]:
         """§4.10"""
-        visible = Filter(owner=scope_of(params.owner, caller).owner).condition or Condition("1")
+        visible = Filter(owner=scope_of(params.owner, caller).owner).condition or SqlCondition("1")
         rows = self._connection.execute(
             "SELECT session, count(*), min(created_at), max(created_at) FROM record "
             f"WHERE session IS NOT NULL AND {visible.sql} GROUP BY session",
@@ -322,7 +322,7 @@ class Store:
             ]
         }
 
-    def session_close(self, params: messages.SessionClose, caller: Caller) -> dict[str, Any]:
+    def session_close(self, params: method_params.SessionClose, caller: Caller) -> dict[str, Any]:
         """§4.11: one store has no tiers to move anything between."""
         if not params.session:
             raise invalid_params("session", "expected at least one character")
@@ -347,7 +347,7 @@ class Store:
             raise quota("limit", most, limit, "records")
         return limit
 
-    def _filter(self, params: messages.Read | messages.Forget, caller: Caller) -> Filter:
+    def _filter(self, params: method_params.Read | method_params.Forget, caller: Caller) -> Filter:
         scope = scope_of(params.owner, caller)
         fields = frozenset(field for each in _capabilities(scope) for field in FIELDS.get(each, ()))
         conditions = compiled(parse_where(params.where or {}), fields)
@@ -365,7 +365,7 @@ class Store:
             start = 0 if after is None else int(after)
         except ValueError:
             raise invalid_params("after", "expected what an earlier answer gave as `next`") from None
-        whole = filter.condition or Condition("1")
+        whole = filter.condition or SqlCondition("1")
         # one more than asked for shows whether there is a next page
         size = min(size, 2**62)
         sql = f"SELECT seq FROM record WHERE seq > ? AND {whole.sql} ORDER BY seq LIMIT ?"
@@ -401,7 +401,7 @@ class Store:
             record.embedding = None if doubles is None else vector_from_bytes(doubles)
         return record
 
-    def _write(self, draft: Draft, scope: Scope, now: int) -> str:
+    def _write(self, draft: Draft, scope: OwnerScope, now: int) -> str:
         known = None if draft.id is None else self._by_id(draft.id)
         if known is not None:
             _check_owner(known, draft, scope)
@@ -535,24 +535,24 @@ class Store:
         return None if row is None else _Known(*row)
 
 
-def enrols(params: messages.Params, caller: Caller) -> TypeGuard[messages.Enrol]:
+def enrols(params: method_params.Params, caller: Caller) -> TypeGuard[method_params.Enrol]:
     """Whether a router says here whose store this is; over HTTP it could be anybody who calls."""
-    is_told = isinstance(params, messages.Enrol) and params.federation is not None and params.epoch is not None
+    is_told = isinstance(params, method_params.Enrol) and params.federation is not None and params.epoch is not None
     return is_told and caller.asserts_owner
 
 
-def scope_of(owner: str | None, caller: Caller) -> Scope:
+def scope_of(owner: str | None, caller: Caller) -> OwnerScope:
     """Whose call it is: on a local binding what it says, else what the binding knows (§6)."""
     if caller.asserts_owner:
-        return Scope(told_apart=True, owner=owner)
-    return Scope(told_apart=caller.owner is not None, owner=caller.owner)
+        return OwnerScope(told_apart=True, owner=owner)
+    return OwnerScope(told_apart=caller.owner is not None, owner=caller.owner)
 
 
-def _capabilities(scope: Scope) -> list[str]:
+def _capabilities(scope: OwnerScope) -> list[str]:
     return [each for each in CAPABILITIES if each != "scopes" or scope.told_apart]
 
 
-def _check_owner(known: _Known, draft: Draft, scope: Scope) -> None:
+def _check_owner(known: _Known, draft: Draft, scope: OwnerScope) -> None:
     # without an owner a record is everybody's
     if known.owner is not None and known.owner != draft.owner and (scope.owner or draft.owner) is not None:
         raise A2MError(

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from a2m_router import blocking
     from a2m_router.daemon.opening import open_federation
-    from a2m_router.protocol.client.answers import BadAnswer
     from a2m_router.protocol.client.client import Unanswered
     from a2m_router.protocol.client.connecting import connect, connect_command
+    from a2m_router.protocol.client.inputs import NewRecord, Prompt
     from a2m_router.protocol.client.memory import Memory
-    from a2m_router.protocol.client.questions import NewRecord, Prompt
+    from a2m_router.protocol.client.results import BadAnswer
     from a2m_router.protocol.wire.errors import A2MError
 
 __all__ = [
@@ -41,10 +41,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "A2MError": "a2m_router.protocol.wire.errors",
-    "BadAnswer": "a2m_router.protocol.client.answers",
+    "BadAnswer": "a2m_router.protocol.client.results",
     "Memory": "a2m_router.protocol.client.memory",
-    "NewRecord": "a2m_router.protocol.client.questions",
-    "Prompt": "a2m_router.protocol.client.questions",
+    "NewRecord": "a2m_router.protocol.client.inputs",
+    "Prompt": "a2m_router.protocol.client.inputs",
     "Unanswered": "a2m_router.protocol.client.client",
     "connect": "a2m_router.protocol.client.connecting",
     "connect_command": "a2m_router.protocol.client.connecting",

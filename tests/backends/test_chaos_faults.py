@@ -32,7 +32,7 @@ from a2m_router.protocol.client.http_exchange import Answer, Posting
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.tiers import backoff
 from a2m_router.tiers.link import Link
-from a2m_router.tiers.starting import links_for
+from a2m_router.tiers.link_factory import links_for
 from a2m_store.server import serving
 from a2m_store.store import Store
 from tests.support.federated import Clock, Trial, held_by, settings_of

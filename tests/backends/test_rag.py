@@ -35,7 +35,7 @@ from a2m_rag.filling import filled
 from a2m_rag.headers import headers_from
 from a2m_rag.mapping import FIELDS, Path, Paths, records
 from a2m_rag.over_python import PythonService, python_service
-from a2m_rag.server import Limits, Server
+from a2m_rag.server import SearchLimits, Server
 from a2m_rag.service import CannotStart, Result, ServiceFailure, ServiceSilent, told
 from a2m_rag.threads import Threads
 from a2m_rag.thresholds import NearService, Threshold
@@ -88,7 +88,7 @@ class Corpus:
 
 
 def server(service: Any, **limits: Any) -> Server:
-    return Server(service, PATHS, name="corpus", limits=Limits(**limits))
+    return Server(service, PATHS, name="corpus", limits=SearchLimits(**limits))
 
 
 def message(method: str, params: Any) -> bytes:

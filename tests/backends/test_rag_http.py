@@ -28,7 +28,7 @@ from a2m_rag import over_http
 from a2m_rag.cli import main
 from a2m_rag.mapping import Path, Paths
 from a2m_rag.over_http import Endpoint, HttpService, connect_http
-from a2m_rag.server import Limits, Server
+from a2m_rag.server import SearchLimits, Server
 from a2m_router.protocol.server.stdio import LOCAL
 from tests.backends.test_rag import answer, contents, refused
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server
@@ -178,7 +178,7 @@ def at(endpoints: Endpoints, path: str) -> Endpoint:
 
 
 def served(service: HttpService, **limits: Any) -> Server:
-    return Server(service, HITS, name="handbook", limits=Limits(**limits))
+    return Server(service, HITS, name="handbook", limits=SearchLimits(**limits))
 
 
 # --- the command

@@ -20,7 +20,7 @@ from a2m_rag.llamaindex import llamaindex_service
 from a2m_rag.mapping import THE_REST, Path, Paths
 from a2m_rag.over_python import Embedding
 from a2m_rag.qdrant import QdrantService, qdrant_service
-from a2m_rag.server import Limits, Server
+from a2m_rag.server import SearchLimits, Server
 from a2m_rag.service import CannotStart, Service
 from a2m_rag.threads import Threads
 from a2m_rag.thresholds import NearService, Threshold
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:legacy embedding function config
 
 
 def served(service: Service, paths: Paths = BY_METADATA, **limits: Any) -> Server:
-    return Server(service, paths, name="handbook", limits=Limits(timeout=PATIENCE, **limits))
+    return Server(service, paths, name="handbook", limits=SearchLimits(timeout=PATIENCE, **limits))
 
 
 def near(service: Service, path: str, least: float) -> Server:

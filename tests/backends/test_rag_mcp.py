@@ -29,7 +29,7 @@ from a2m_rag.cli import main
 from a2m_rag.mapping import Path, Paths
 from a2m_rag.mcp_tools import Call, asking, results_in
 from a2m_rag.over_mcp import connect_mcp
-from a2m_rag.server import Limits, Server
+from a2m_rag.server import SearchLimits, Server
 from a2m_rag.service import CannotStart, ServiceFailure
 from a2m_router.conformance.__main__ import main as conformance
 from a2m_router.protocol.client.child import StderrLines
@@ -95,7 +95,7 @@ async def served(
     command, url = ([], server) if isinstance(server, str) else (server, None)
     asked = Call(tool=tool, content=PATHS.content, **call)
     async with connect_mcp(command, url, asked, headers=headers or {}, timeout=timeout) as service:
-        yield Server(service, PATHS, name="handbook", limits=Limits(timeout=timeout))
+        yield Server(service, PATHS, name="handbook", limits=SearchLimits(timeout=timeout))
 
 
 # --- answers
@@ -453,8 +453,8 @@ async def test_a_server_that_hangs_is_started_anew(tmp_path: FilePath) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
     async with connect_mcp(command, None, Call(tool="search"), headers={}, timeout=0.8) as service:
-        patient = Server(service, PATHS, name="handbook", limits=Limits(timeout=PATIENCE))
-        hasty = Server(service, PATHS, name="handbook", limits=Limits(timeout=0.2))
+        patient = Server(service, PATHS, name="handbook", limits=SearchLimits(timeout=PATIENCE))
+        hasty = Server(service, PATHS, name="handbook", limits=SearchLimits(timeout=0.2))
         assert await contents(patient, query="x") == ["x"]
         await give_up_on(patient, tmp_path)
         # it is started while this one waits, and goes on with it when this one waits no more
@@ -520,7 +520,7 @@ class Fake:
         place = over_mcp._Place(name="program", is_command=True, open=self.open)
         async with anyio.create_task_group() as tasks:
             service = over_mcp.McpService(tasks, place, Call(tool="search"), (), PATIENCE)
-            yield Server(service, PATHS, name="handbook", limits=Limits(timeout=timeout))
+            yield Server(service, PATHS, name="handbook", limits=SearchLimits(timeout=timeout))
             tasks.cancel_scope.cancel()
 
 

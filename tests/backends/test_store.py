@@ -16,7 +16,6 @@ from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.storage.database import DatabaseError
 from a2m_store.batch import carry_out
-from a2m_store.drafts import Limits
 from a2m_store.filters import beneath
 from a2m_store.store import Store
 from tests.support.store_calls import ANYBODY, START, Asked
@@ -247,7 +246,7 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "code", "named"), BAD)
 def test_a_bad_record_changes_nothing_and_is_named(bad: Any, code: Code, named: str) -> None:
-    asked = Asked(limits=Limits(max_content_length=20))
+    asked = Asked(limits=StoreLimits(max_content_length=20))
     asked.remember({"content": "a", "embedding": [1, 2]})
     before = list(asked.everything())
     with pytest.raises(A2MError) as refused:
@@ -274,7 +273,7 @@ def test_content_may_be_missing_or_empty_where_something_else_is_there(asked: As
 
 
 def test_too_many_records_are_over_the_quota() -> None:
-    asked = Asked(limits=Limits(max_records_per_call=2))
+    asked = Asked(limits=StoreLimits(max_records_per_call=2))
     assert asked.refused("remember", records=[{"content": "a"}] * 3).code == Code.QUOTA_EXCEEDED
     assert asked.contents() == []
     asked.store.close()

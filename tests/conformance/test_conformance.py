@@ -28,7 +28,7 @@ from a2m_router.conformance.running import ALL_CHECKS, SECTIONS, Outcome, State,
 from a2m_router.conformance.sentences import COUNTS, KEY_WORDS, SENTENCES
 from a2m_router.daemon.app import running_federation
 from a2m_router.protocol.server.stdio import LOCAL
-from a2m_router.tiers.starting import links_for
+from a2m_router.tiers.link_factory import links_for
 from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
 from tests.support.paths import ROOT

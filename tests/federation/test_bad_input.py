@@ -18,7 +18,7 @@ import msgspec.inspect
 import pytest
 
 from a2m_router.protocol.server.server import Caller
-from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire import method_params
 from a2m_router.protocol.wire.capabilities import METHODS
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.records import Draft
@@ -36,22 +36,22 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-PARAMS: Final[dict[str, type[messages.Params]]] = {
-    "describe": messages.Describe,
-    "remember": messages.ConditionalRemember,
-    "recall": messages.PromptedRecall,
-    "timeline": messages.PromptedPages,
-    "forget": messages.Forget,
-    "promote": messages.Promote,
-    "consolidate": messages.Consolidate,
-    "reinforce": messages.Reinforce,
-    "fetch": messages.Fetch,
-    "session/list": messages.SessionList,
-    "session/close": messages.SessionClose,
-    "events": messages.Events,
-    "events/subscribe": messages.Subscribe,
-    "events/unsubscribe": messages.Unsubscribe,
-    "summarize": messages.Summarize,
+PARAMS: Final[dict[str, type[method_params.Params]]] = {
+    "describe": method_params.Describe,
+    "remember": method_params.ConditionalRemember,
+    "recall": method_params.PromptedRecall,
+    "timeline": method_params.PromptedPages,
+    "forget": method_params.Forget,
+    "promote": method_params.Promote,
+    "consolidate": method_params.Consolidate,
+    "reinforce": method_params.Reinforce,
+    "fetch": method_params.Fetch,
+    "session/list": method_params.SessionList,
+    "session/close": method_params.SessionClose,
+    "events": method_params.Events,
+    "events/subscribe": method_params.Subscribe,
+    "events/unsubscribe": method_params.Unsubscribe,
+    "summarize": method_params.Summarize,
 }
 
 # what a call needs at least, so that only the parameter in question can be wrong
@@ -265,7 +265,7 @@ async def test_a_method_of_an_undeclared_capability_names_the_capability() -> No
 async def test_every_method_that_is_served_is_in_the_tables_here() -> None:
     async with trial() as fed:
         served = {name: method.params for name, method in fed.federation.methods.items()}
-        extensions = {"store/backup": messages.Backup}
+        extensions = {"store/backup": method_params.Backup}
         assert served == {f"memory/{name}": params for name, params in PARAMS.items()} | extensions
 
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from a2m_router.catalog.syncing import Syncing
+from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.federation.test_rules_restart import CALM, one_home_each, photograph
 from tests.support.clocks import simulated
@@ -134,7 +134,7 @@ async def test_killed_at_any_call_it_has_happened_whole_or_not_at_all(tmp_path: 
 
 
 async def held_at(call: int, servers: Mix, *, after: bool) -> bool:
-    """Readers while the batch, or what it causes, stands at one of its calls. False if there are not so many."""
+    """ActiveReads while the batch, or what it causes, stands at one of its calls. False if there are not so many."""
     steer = Stopping(call, after=after)
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)
@@ -229,13 +229,13 @@ async def test_a_reader_who_began_before_does_not_see_one_replaced_and_the_other
 def a_disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[anyio.Event]:
     """The catalog's disk takes its time, until the event is set."""
     is_well = anyio.Event()
-    wait = Syncing.wait
+    wait = GroupCommit.wait
 
-    async def slow(syncing: Syncing) -> None:
+    async def slow(syncing: GroupCommit) -> None:
         await is_well.wait()
         await wait(syncing)
 
-    monkeypatch.setattr(Syncing, "wait", slow)
+    monkeypatch.setattr(GroupCommit, "wait", slow)
     yield is_well
     is_well.set()
 

@@ -17,7 +17,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from a2m_router.catalog.syncing import Syncing
+from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.federation.test_replacing import Trouble, fail, native_and_lesser, servers_of_all_kinds
 from tests.federation.test_rules_restart import CALM, joined, one_home_each, photograph
@@ -318,7 +318,7 @@ async def test_a_repeated_call_is_done_only_when_the_disk_has_it(monkeypatch: py
         [id] = await write(fed, PAGE)
         steer = {"content": "two", "key": "k", "if_revision": 0}
         with monkeypatch.context() as failing:
-            failing.setattr(Syncing, "wait", fail)
+            failing.setattr(GroupCommit, "wait", fail)
             for _ in range(2):
                 with pytest.raises(A2MError, match="may be gone after a power cut"):
                     await write(fed, steer)

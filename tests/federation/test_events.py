@@ -32,7 +32,7 @@ from a2m_router.protocol.server.stdio import serve_lines
 from a2m_router.protocol.server.watching import Watching
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.events import Consolidated, Event, Forgotten, Place, Promoted, Sight, Written, named
-from a2m_router.protocol.wire.messages import Params
+from a2m_router.protocol.wire.method_params import Params
 from a2m_store.server import serving
 from a2m_store.store import Store
 from tests.federation.test_late_landings import forget_what_was_reserved

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
+from a2m_router.catalog.active_reads import ActiveReads
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.readers import Readers
 from a2m_router.catalog.records import Records
 from a2m_router.placement import moves
 from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.placement.steps import Step as MoveStep
 from a2m_router.protocol.client.client import Connection
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from tests.federation.test_rules_restart import CALM, photograph, write_one
 from tests.support.catalogs import strays_left
 from tests.support.clocks import simulated
@@ -102,7 +102,7 @@ async def at_rest(fed: Trial) -> None:
     with anyio.fail_after(PATIENCE):
         await fed.federation.reconciler.idle()
         # nobody tells when the last claim has been let go, the last copy swept, the last tier caught up
-        while strays_left(catalog) or catalog.redo.is_open() or catalog.claims._waiting:  # noqa: ASYNC110
+        while strays_left(catalog) or catalog.pending.is_open() or catalog.claims._waiting:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
@@ -305,7 +305,7 @@ async def as_all_of_the_batch(self: Delivering, written: Any, *, are_all: bool) 
 
 def before_it_is_told(self: Catalog, new: Any, replacements: Any, vectors: Any, redo: Any) -> Any:
     lost = _commit_write(self, new, replacements, vectors, redo)
-    self.end_redo(self.records.find(redo).values(), vectors)
+    self.end_pending(self.records.find(redo).values(), vectors)
     return lost
 
 
@@ -319,7 +319,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
     ),
     "a reconciler that does not wait for readers": (
-        *(Readers, "grace", nothing),
+        *(ActiveReads, "grace", nothing),
         *(Scenario(name="a read, a move", reads=1), read, move, ("source", "recall", True)),
     ),
     "a flip of what has changed": (
@@ -327,7 +327,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a move, a forget", forgets=B), move, forget_b, ("target", "remember", True)),
     ),
     "copies that are not read back": (
-        *(Copies, "unkept", nothing),
+        *(TierGateway, "unkept", nothing),
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
     ),
     "a replacement that no tier has to catch up with": (
@@ -339,11 +339,11 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a replacement, a move", replaces=1), replace_a_and_move, None, ("source", "recall", False)),
     ),
     "a replacement that is not read back": (
-        *(Copies, "unkept", nothing),
+        *(TierGateway, "unkept", nothing),
         *(Scenario(name="a replacement", moves=(), replaces=1), replace_a, None, ("source", "remember", True)),
     ),
     "a catalog that lets go while somebody reads": (
-        *(Readers, "grace", nothing),
+        *(ActiveReads, "grace", nothing),
         *(Scenario(name="a read, a replacement", moves=(), reads=1, replaces=1), read),
         *(replace_a, ("source", "recall", True)),
     ),

@@ -17,7 +17,7 @@ from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.schema import SCHEMA
 from a2m_router.placement.delivering import Delivering
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from tests.federation.test_rebuild import rebuilt
 from tests.federation.test_rules_restart import CALM, crash, joined, one_home_each
 from tests.support.disk import Disk, Fate, Files, Moment, Photograph, laid
@@ -152,7 +152,13 @@ async def as_all_of_the_batch(self: Delivering, written: Any, *, are_all: bool) 
 
 
 BROKEN: dict[str, tuple[Any, str, Any, Records, Mix]] = {
-    "several calls are taken for one": (Copies, "is_one_call", lambda *_: True, ONE_CALL["three records"], ONE_BY_ONE),
+    "several calls are taken for one": (
+        TierGateway,
+        "is_one_call",
+        lambda *_: True,
+        ONE_CALL["three records"],
+        ONE_BY_ONE,
+    ),
     "what is new is taken for all of a batch": (
         *(Delivering, "write", as_all_of_the_batch),
         *(SEVERAL["a replacement beside"], MIXES["native"]),

@@ -13,7 +13,7 @@ import pytest
 from a2m_router.protocol.client.http_client import SETTLING
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.jsonrpc import parse_request, read_params
-from a2m_router.protocol.wire.messages import Remember
+from a2m_router.protocol.wire.method_params import Remember
 from tests.federation.test_rules_restart import photograph
 from tests.support.clocks import simulated
 from tests.support.federated import (

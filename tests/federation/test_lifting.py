@@ -33,8 +33,8 @@ from a2m_router.tiers.lifting import (
     shows_metadata,
     unescaped,
 )
+from a2m_router.tiers.link_factory import links_for
 from a2m_router.tiers.profile import CannotServe, Profile
-from a2m_router.tiers.starting import links_for
 from tests.servers import javascript
 from tests.servers.core_only import CoreOnly
 from tests.servers.habits import HABITS

@@ -21,13 +21,13 @@ import a2m_router
 from a2m_router import blocking
 from a2m_router.config.loading import ConfigError
 from a2m_router.config.settings import Principal
-from a2m_router.daemon.serve.door import admission
-from a2m_router.protocol.client import answers
-from a2m_router.protocol.client.answers import BadAnswer, Description, Record
+from a2m_router.daemon.serve.authentication import admission
+from a2m_router.protocol.client import results
 from a2m_router.protocol.client.child import CannotStart
 from a2m_router.protocol.client.client import ConnectionLost, NoAnswer, Settled, connect_local, settled
+from a2m_router.protocol.client.inputs import NewRecord, Prompt
 from a2m_router.protocol.client.memory import RESET, Memory
-from a2m_router.protocol.client.questions import NewRecord, Prompt
+from a2m_router.protocol.client.results import BadAnswer, Description, Record
 from a2m_router.protocol.server.http import application, serve_http
 from a2m_router.protocol.server.server import Answering, Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
@@ -256,7 +256,7 @@ async def test_what_is_optional_may_be_missing_or_null_and_what_is_unknown_is_ig
 def test_metadata_that_python_cannot_count_with_is_read_all_the_same() -> None:
     text = '{"huge": 1e400, "long": ' + "9" * 5000 + ', "exact": ' + "8" * 30 + "}"
     raw = json.dumps({"records": [record(metadata="here")]}).replace('"here"', text)
-    [found] = answers.read_found("memory/recall", raw.encode()).records
+    [found] = results.read_found("memory/recall", raw.encode()).records
     assert found.metadata == {"huge": float("inf"), "long": float("inf"), "exact": int("8" * 30)}
 
 

@@ -16,9 +16,9 @@ from a2m_router.config.settings import Tier
 from a2m_router.process.budget import budget
 from a2m_router.protocol.client.client import Connection, connect_local
 from a2m_router.protocol.server.server import Caller
-from a2m_router.protocol.wire.messages import Recall, Timeline
+from a2m_router.protocol.wire.method_params import Recall, Timeline
 from a2m_router.protocol.wire.records import Draft
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.lifting import RESERVED, lifted
 from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.mode import Modes
@@ -139,7 +139,7 @@ async def scenario(kinds: Sequence[Kind], calls: Sequence[str], *, held: bool, p
     settings = settings_of(TIER)
     server = Changing(kinds)
     link = Link("working", server.connect, timeout=PATIENT, most_calls=places, random=lambda: 0.0)
-    copies = Copies({"working": link}, Modes(settings.tiers, {"working": link}))
+    copies = TierGateway({"working": link}, Modes(settings.tiers, {"working": link}))
     question = Recall(query="text", embedding=[1.0, 0.5], owner="alice", limit=1)
     found: list[Any] = []
 

@@ -289,7 +289,7 @@ async def test_answers_say_why_a_tier_that_is_up_takes_no_part(tmp_path: Path) -
         link = fed.federation.links["semantic"]
         with anyio.fail_after(30):
             await link.wait_up()
-            while link.obstacle is None:
+            while link.inactive_reason is None:
                 await anyio.lowlevel.checkpoint()
         [down_tier] = (await fed.call("timeline"))["degraded"]
         assert down_tier["tier"] == "semantic"

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from a2m_router.config.loading import ConfigError, parse
 from a2m_router.config.settings import Settings
 from a2m_router.daemon.serve import rights
-from a2m_router.daemon.serve.door import admission
+from a2m_router.daemon.serve.authentication import admission
 from a2m_router.protocol.server.event_log import Feed
 from a2m_router.protocol.server.http import application, serve_http
 from a2m_router.protocol.server.server import Caller
@@ -32,7 +32,7 @@ from a2m_router.protocol.wire.capabilities import METHODS
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.events import Forgotten, Place, Sight, named
 from a2m_router.protocol.wire.jsonrpc import render_call, render_error
-from a2m_router.protocol.wire.messages import Describe
+from a2m_router.protocol.wire.method_params import Describe
 from tests.federation.test_rules import examples, run
 from tests.support import two_worlds as w
 from tests.support.federated import (

@@ -28,7 +28,7 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.placement.rebuilding import Rebuilt
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.protocol.wire.messages import Enrol
+from a2m_router.protocol.wire.method_params import Enrol
 from a2m_router.tiers.link import Link
 from a2m_router.tiers.profile import CannotServe
 from a2m_store.store import Store

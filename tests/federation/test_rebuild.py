@@ -19,8 +19,8 @@ import pytest
 
 import a2m_router.storage.database
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.rebuild import exchanging
-from a2m_router.catalog.rebuild.exchanging import REBUILDING
+from a2m_router.catalog.rebuild import swap
+from a2m_router.catalog.rebuild.swap import REBUILDING
 from a2m_router.config.settings import Settings
 from a2m_router.placement.rebuilding import Rebuilt, print_rebuilt, rebuild
 from a2m_router.placement.scanning import Scanner
@@ -401,7 +401,7 @@ async def test_a_rebuild_that_fails_in_a_scan_leaves_the_old_catalog_and_nothing
             await rebuilt(tmp_path)
         assert failed.group_contains(OSError)
     assert (tmp_path / "router.db").read_bytes() == old
-    assert not exchanging.rebuilding(tmp_path / "router.db").exists()
+    assert not swap.rebuilding(tmp_path / "router.db").exists()
     await rebuilt(tmp_path)
     async with running(tmp_path) as fed:
         assert await fed.timeline() == before

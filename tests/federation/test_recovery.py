@@ -21,7 +21,7 @@ from a2m_router.catalog.entries import Stray
 from a2m_router.catalog.findings import Decided
 from a2m_router.daemon.checking import print_check
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.protocol.wire.messages import Remember
+from a2m_router.protocol.wire.method_params import Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.protocol.wire.timestamps import render
 from a2m_store.store import Store

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from a2m_router.catalog.syncing import Syncing
+from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.protocol.wire.errors import DISK_FULL, A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
 from a2m_router.protocol.wire.records import Draft
@@ -382,14 +382,14 @@ async def test_the_old_copy_stays_as_long_as_a_power_cut_could_bring_back_the_ol
     async with trial(CALM, servers=servers, weather=steer) as fed:
         [id] = await fed.remember("old", key="k")
         disk_is_well = anyio.Event()
-        wait = Syncing.wait
+        wait = GroupCommit.wait
 
-        async def wait_for_the_disk(syncing: Syncing) -> None:
+        async def wait_for_the_disk(syncing: GroupCommit) -> None:
             await disk_is_well.wait()
             await wait(syncing)
 
         before = calls(steer, "working", "forget")
-        monkeypatch.setattr(Syncing, "wait", wait_for_the_disk)
+        monkeypatch.setattr(GroupCommit, "wait", wait_for_the_disk)
         async with anyio.create_task_group() as tasks:
             replacing = Task(tasks, lambda: fed.remember("new", key="k", tier="semantic"))
             await wait_all_tasks_blocked()
@@ -412,7 +412,7 @@ async def test_the_old_copy_stays_while_the_catalogs_disk_fails(servers: Mix) ->
         [id] = await fed.remember("old", key="k")
         before = calls(steer, "working", "forget")
         with pytest.MonkeyPatch.context() as failing:
-            failing.setattr(Syncing, "wait", fail)
+            failing.setattr(GroupCommit, "wait", fail)
             with pytest.raises(A2MError, match="may be gone after a power cut"):
                 await fed.remember("new", key="k", tier="semantic")
             assert await seen_by_all(fed) == {"new": "semantic"}
@@ -424,7 +424,7 @@ async def test_the_old_copy_stays_while_the_catalogs_disk_fails(servers: Mix) ->
         assert held(fed) == {id: [("semantic", "new")]}
 
 
-async def fail(syncing: Syncing) -> None:
+async def fail(syncing: GroupCommit) -> None:
     raise OSError(errno.EIO, "the disk has failed")
 
 

@@ -23,12 +23,12 @@ import a2m_router.reading.homes
 import a2m_router.reading.lifted
 import a2m_router.reading.resolving
 import a2m_router.reading.timelines
-import a2m_router.tiers.copies
+import a2m_router.tiers.gateway
 import a2m_store.store
+from a2m_router.catalog.active_reads import ActiveReads, Reading
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim, Claims, id_name
 from a2m_router.catalog.entries import Entry
-from a2m_router.catalog.readers import Readers, Reading
 from a2m_router.catalog.strays import Strays
 from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.guard import Guard
@@ -36,7 +36,7 @@ from a2m_router.placement.moves import Moves
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.reading.question import Question
-from a2m_store.drafts import Limits
+from a2m_store.drafts import StoreLimits
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -196,7 +196,7 @@ async def test_a_recall_that_overlaps_a_flip_sees_the_record_once() -> None:
 
 
 async def test_without_the_home_that_a_record_had_it_falls_between_two_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Readers, "accepts", lambda self, read, entry, found_in: found_in == entry.home)
+    monkeypatch.setattr(ActiveReads, "accepts", lambda self, read, entry, found_in: found_in == entry.home)
     await goes_wrong(lambda: a_recall_that_overlaps_a_flip(source_first=True))
 
 
@@ -217,7 +217,7 @@ async def test_a_copy_that_is_not_in_its_records_home_is_never_shown() -> None:
 
 
 async def test_a_reader_that_takes_any_copy_sees_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Readers, "accepts", lambda *_: True)
+    monkeypatch.setattr(ActiveReads, "accepts", lambda *_: True)
     monkeypatch.setattr(a2m_router.reading.homes, "is_as_it_is", lambda *_: True)
     await goes_wrong(a_copy_that_is_not_at_home)
 
@@ -246,10 +246,10 @@ async def test_an_old_copy_stays_until_the_last_read_that_may_need_it_has_ended(
 
 
 async def test_without_that_wait_the_copy_goes_under_a_readers_eyes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def grace(self: Readers) -> None:
+    async def grace(self: ActiveReads) -> None:
         await checkpoint()
 
-    monkeypatch.setattr(Readers, "grace", grace)
+    monkeypatch.setattr(ActiveReads, "grace", grace)
     await goes_wrong(a_read_that_still_needs_the_old_copy)
 
 
@@ -407,7 +407,7 @@ async def test_a_tier_that_keeps_old_content_for_an_id_is_made_to_take_the_true_
 
 
 async def test_a_move_that_does_not_compare_takes_any_content_for_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(a2m_router.tiers.copies, "digest", lambda record: b"")
+    monkeypatch.setattr(a2m_router.tiers.gateway, "digest", lambda record: b"")
     await goes_wrong(a_target_that_holds_the_id_with_other_content)
 
 
@@ -722,12 +722,12 @@ async def test_what_is_read_of_a_forgotten_record_is_not_taken_for_one_written_a
 async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
     asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accepts = Readers.accepts
+    accepts = ActiveReads.accepts
 
-    def accepts_another(self: Readers, read: Reading, entry: Entry, found_in: str) -> bool:
+    def accepts_another(self: ActiveReads, read: Reading, entry: Entry, found_in: str) -> bool:
         return accepts(self, read, msgspec.structs.replace(entry, seq=0), found_in)
 
-    monkeypatch.setattr(Readers, "accepts", accepts_another)
+    monkeypatch.setattr(ActiveReads, "accepts", accepts_another)
     monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
     for module in (a2m_router.reading.homes, a2m_router.reading.timelines):
         monkeypatch.setattr(module, "still", lambda then, now: list(now))
@@ -934,11 +934,11 @@ async def a_tier_that_catches_up_while_a_timeline_goes_on() -> None:
         meanwhile = steer.hold("procedural", "recall", after=True)
         second = Task(tasks, fed.timeline)
         await meanwhile.reached.wait()
-        assert fed.federation.catalog.redo.is_open()
+        assert fed.federation.catalog.pending.is_open()
         before.release()
         assert {record["content"] for record in await first.ended()} == {"new", "other"}
         await wait_all_tasks_blocked()
-        assert not fed.federation.catalog.redo.is_open()
+        assert not fed.federation.catalog.pending.is_open()
         meanwhile.release()
         assert {record["content"] for record in await second.ended()} == {"new", "other"}
 
@@ -1113,7 +1113,7 @@ async def test_what_moves_on_is_found_in_a_lesser_tier_that_has_to_be_asked_for_
 async def test_what_is_not_meant_does_not_hide_the_rest_though_it_fills_all_that_a_store_tells_at_once(
     filled_by: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(a2m_store.store, "Limits", lambda: Limits(max_recall_limit=4))
+    monkeypatch.setattr(a2m_store.store, "StoreLimits", lambda: StoreLimits(max_recall_limit=4))
     steer = Steered()
     asked = {"limit": 3, "where": {"m": 1, "tier": "semantic"}, **params}
     better = {"content": "alpha", "embedding": [1.0, 0.0], "metadata": {"m": 1}, "tier": "semantic"}

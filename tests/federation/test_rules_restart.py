@@ -14,12 +14,12 @@ from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 import a2m_router.storage.database
-import a2m_router.tiers.copies
+import a2m_router.tiers.gateway
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.findings import Findings
 from a2m_router.placement.recovery import Recovery
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.protocol.wire.messages import Remember
+from a2m_router.protocol.wire.method_params import Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import DatabaseError
@@ -402,7 +402,7 @@ async def a_store_that_brings_a_past(folder: Path) -> None:
 async def test_a_store_that_brings_a_past_is_adopted_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(a2m_router.tiers.copies, "_PAGE", 3)
+    monkeypatch.setattr(a2m_router.tiers.gateway, "_PAGE", 3)
     await a_store_that_brings_a_past(tmp_path)
 
 

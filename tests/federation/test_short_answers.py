@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.link import AnswerTooLong
 from a2m_router.tiers.mode import TierMode
 from tests.servers.core_only import CoreOnly
@@ -21,17 +21,17 @@ SETTINGS = settings_of(FOUR_TIERS, policy="explicit")
 
 def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], bool], most: int = 2000) -> None:
     """Answers of more than `most` bytes to what is asked do not fit into a message."""
-    call = Copies._call
+    call = TierGateway._call
 
     async def narrow(
-        copies: Copies, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
+        gateway: TierGateway, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
     ) -> tuple[Any, TierMode]:
-        raw, mode = await call(copies, tier, method, prepare, is_harmless=is_harmless)
+        raw, mode = await call(gateway, tier, method, prepare, is_harmless=is_harmless)
         if is_asked(method, prepare(mode)) and len(raw) > most:
             raise AnswerTooLong(tier, f"an answer of more than {most:,} bytes", 1.0, None)
         return raw, mode
 
-    monkeypatch.setattr(Copies, "_call", narrow)
+    monkeypatch.setattr(TierGateway, "_call", narrow)
 
 
 async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means_would_be_too_long(

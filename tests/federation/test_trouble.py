@@ -18,7 +18,7 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.daemon import app
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import parse_request, render_error
-from a2m_router.protocol.wire.messages import Promote, Remember
+from a2m_router.protocol.wire.method_params import Promote, Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.tiers import link
 from tests.support.catalogs import is_held
@@ -539,7 +539,7 @@ async def test_copies_that_wait_to_be_removed_do_not_hide_what_is_there() -> Non
     async with trial() as fed:
         ids = await fed.remember(*["apple apple apple"] * 200, tier="semantic")
         await fed.remember("one apple among other fruit", tier="semantic")
-        with fed.federation.catalog.readers.reading():  # while this read is under way no copy goes
+        with fed.federation.catalog.reads.reading():  # while this read is under way no copy goes
             await fed.call("forget", ids=ids)
             found = (await fed.call("recall", query="apple", limit=2))["records"]
         assert [record["content"] for record in found] == ["one apple among other fruit"]

@@ -27,12 +27,12 @@ from msgspec import Raw
 
 from a2m_router.command import cli, exporting, importing, showing
 from a2m_router.command.arguments import parser
-from a2m_router.command.asking import Asking
 from a2m_router.command.exporting import Export, Incomplete, written_whole
 from a2m_router.command.importing import Import, NotAnExport, Numbered
+from a2m_router.command.peer import Asking
 from a2m_router.command.streams import Streams, streams
-from a2m_router.protocol.client.answers import Description, Record
 from a2m_router.protocol.client.client import connect_local
+from a2m_router.protocol.client.results import Description, Record
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.timestamps import UNDATED
 from a2m_router.storage.database import STDIO, Database, InUse, announced

@@ -30,7 +30,7 @@ from a2m_router.backup.backing_up import INCOMPLETE, MANIFEST
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
-from a2m_router.protocol.wire.messages import Backup, Describe
+from a2m_router.protocol.wire.method_params import Backup, Describe
 from a2m_router.storage import snapshots
 from a2m_router.storage.database import Database
 from a2m_store.backups import Backups, State

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from a2m_router.config.loading import parse
 from a2m_router.config.settings import Principal, Settings, Tier
 from a2m_router.daemon.cli import main
-from a2m_router.daemon.serve.door import admission
+from a2m_router.daemon.serve.authentication import admission
 from a2m_router.daemon.serve.readiness import unready
 from a2m_router.daemon.tokens import checked_owner, fresh_token, principal
 from a2m_router.protocol.server.http import Refusal

@@ -27,7 +27,7 @@ import a2m_router.storage.database
 from a2m_router.catalog.records import Replacement
 from a2m_router.catalog.selection import Scope
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.messages import Forget, Pages, Reinforce, Remember
+from a2m_router.protocol.wire.method_params import Forget, Pages, Reinforce, Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.storage.database import Database
 from a2m_store.batch import Call, carry_out
@@ -180,7 +180,7 @@ def change_a_catalog(folder: Path, witness: Witness) -> None:
             catalog.commit_write([], [replacement], redo=redo)
             done(synced=True)
             if n % 2:  # else it is forgotten, or moved, before its tier has caught up
-                catalog.end_redo(catalog.records.find([one.id]).values(), {one.id: None})
+                catalog.end_pending(catalog.records.find([one.id]).values(), {one.id: None})
                 done()
             catalog.touch([one.id], 2000)
             done()

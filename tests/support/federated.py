@@ -22,7 +22,7 @@ from a2m_router.protocol.client.client import Connection, Peer, connect_local
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
-from a2m_router.protocol.wire.messages import Forget, Pages, Remember
+from a2m_router.protocol.wire.method_params import Forget, Pages, Remember
 from a2m_router.protocol.wire.records import Draft, Record
 from a2m_router.ranking.policy import strength
 from a2m_router.tiers.lifting import Told, lowered
@@ -293,15 +293,15 @@ def retried(fed: Trial) -> None:
 
 def redone(fed: Trial) -> list[str]:
     """The ids of records that have been replaced, and whose tiers have not caught up."""
-    return [id for tier in fed.federation.settings.managed for id in fed.federation.catalog.redo.ids_in(tier.name)]
+    return [id for tier in fed.federation.settings.managed for id in fed.federation.catalog.pending.ids_in(tier.name)]
 
 
 def assert_nothing_under_way(fed: Trial) -> None:
     """No claim is held, no read goes on, no copy is noted, nothing is reserved or half replaced."""
     catalog = fed.federation.catalog
     assert not catalog.claims._waiting
-    assert not catalog.readers._reads
-    assert not catalog.readers._left
+    assert not catalog.reads._reads
+    assert not catalog.reads._left
     assert strays_left(catalog) == 0
     assert redone(fed) == []
     assert catalog.records.reserved() == []

@@ -11,7 +11,7 @@ from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.jsonrpc import read_params
 from a2m_store.batch import Call, carry_out
-from a2m_store.drafts import Limits
+from a2m_store.drafts import StoreLimits
 from a2m_store.server import METHODS
 from a2m_store.store import Store
 
@@ -34,7 +34,9 @@ class Clock:
 class Asked:
     """A store and a clock; `asked("recall", query="x")` is the decoded result, or raises A2MError."""
 
-    def __init__(self, path: Path | None = None, *, metric: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, *, metric: str | None = None, limits: StoreLimits | None = None
+    ) -> None:
         self.clock = Clock()
         self.store = Store(path, clock=self.clock, metric=metric, limits=limits)
 

@@ -1,1 +1,1 @@
-"""Copies of a federation, made while it serves."""
+"""TierGateway of a federation, made while it serves."""

@@ -30,7 +30,7 @@ import msgspec
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.protocol.wire.errors import A2MError, Code, disk_failed, invalid_params
-from a2m_router.protocol.wire.messages import Backup
+from a2m_router.protocol.wire.method_params import Backup
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.storage.backup_jobs import METHOD, Failed, Job, Jobs, absolute, failed
 from a2m_router.storage.database import sync_folder

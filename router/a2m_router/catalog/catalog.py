@@ -22,21 +22,21 @@ import anyio
 import apsw
 import msgspec
 
+from a2m_router.catalog.active_reads import ActiveReads
 from a2m_router.catalog.buckets import Buckets
 from a2m_router.catalog.changes import Changes, added
 from a2m_router.catalog.claims import Claims
 from a2m_router.catalog.entries import Entry, Stray, entry_of
 from a2m_router.catalog.findings import Decided, Findings, Found
+from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.catalog.lineage import Lineage
 from a2m_router.catalog.opening import Opening
 from a2m_router.catalog.queries import Queries
-from a2m_router.catalog.readers import Readers
-from a2m_router.catalog.rebuild.exchanging import HOLDER, REBUILDING, exchange
 from a2m_router.catalog.rebuild.salvage import Salvage, TakenOver
+from a2m_router.catalog.rebuild.swap import HOLDER, REBUILDING, exchange
 from a2m_router.catalog.records import Replacement, Strength
 from a2m_router.catalog.schema import APPLICATION, SCHEMA
 from a2m_router.catalog.selection import Scope
-from a2m_router.catalog.syncing import Syncing
 from a2m_router.catalog.tables import Tables
 from a2m_router.catalog.vectors import NO_VECTORS, Vectors
 from a2m_router.config.settings import Tier
@@ -65,7 +65,7 @@ class Catalog:
 
     def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
         self.claims = Claims()
-        self.readers = Readers(lambda: self.records.newest)
+        self.reads = ActiveReads(lambda: self.records.newest)
         self.rewrites = 0  # how often a unit has given way to its summary
         if path is not None:
             path = real(path)
@@ -82,7 +82,7 @@ class Catalog:
                 raise
         except Damaged as problem:
             raise problem.with_remedy(REBUILDING) from problem
-        self._syncing = Syncing(self.database.sync, threads=threads)
+        self._syncing = GroupCommit(self.database.sync, threads=threads)
 
     def _open(self, tables: Tables, strength: Strength) -> None:
         self._tables = tables
@@ -93,17 +93,17 @@ class Catalog:
             raise damaged(self.database.path, wrong)
         with self._transaction():
             tables.number_tiers()
-            self._changes = changes = Changes(tables, strength, self.readers)
+            self._changes = changes = Changes(tables, strength, self.reads)
             self.records = changes.records
             self.strays = changes.strays
             self.tombstones = changes.tombstones
-            self.redo = changes.redo
+            self.pending = changes.pending
             self.earned = changes.earned
             self.vectors = changes.vectors
             self.tiers = changes.tiers
             self.lineage = Lineage(tables, self.records.newest)
             self.buckets = Buckets(tables, self.records)
-            self.queries = Queries(tables, self.records, self.strays, self.redo, self.vectors)
+            self.queries = Queries(tables, self.records, self.strays, self.pending, self.vectors)
             self.findings = Findings(tables, self.records, self.strays, self.tombstones, self.earned)
             self.opening.begin(self.records.newest)
             for tier in tables.tiers.values():
@@ -171,7 +171,7 @@ class Catalog:
         """A batch becomes true, the new records of which their tiers hold. Returns those replacements whose record was
         forgotten meanwhile: they are gone with it.
 
-        `redo`: the replacements' records, whole. For those who read, they are as they are here, until `end_redo`.
+        `redo`: the replacements' records, whole. For those who read, they are as they are here, until `end_pending`.
         """
         lost = []
         with self._transaction():
@@ -185,14 +185,14 @@ class Catalog:
                     continue
                 self._changes.replace(current, replacement, vectors.get(entry.id))
                 if redo is not None and entry.id in redo:
-                    self.redo.begin(entry.id, entry.home, redo[entry.id])
+                    self.pending.begin(entry.id, entry.home, redo[entry.id])
         return lost
 
-    def end_redo(self, entries: Iterable[Entry], vectors: Mapping[str, Sequence[float] | None]) -> None:
+    def end_pending(self, entries: Iterable[Entry], vectors: Mapping[str, Sequence[float] | None]) -> None:
         """The records' tiers hold them as they are."""
         with self._transaction():
             for entry in entries:
-                self.redo.end(entry.id)
+                self.pending.end(entry.id)
                 self.vectors.put(entry.seq, entry.home, vectors.get(entry.id))
 
     def abandon(self, new: Iterable[Entry]) -> None:
@@ -205,13 +205,13 @@ class Catalog:
                 self._changes.refuse(entry, self._clock)
 
     def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
-        """Copies of these were found in `tier` that are to go."""
+        """TierGateway of these were found in `tier` that are to go."""
         with self._transaction():
             for entry in entries:
                 self.strays.note(entry, tier, Stray.UNWANTED)
 
     def note_copies(self, entries: Iterable[Entry], target: str) -> None:
-        """Copies are about to be written to `target`."""
+        """TierGateway are about to be written to `target`."""
         with self._transaction():
             for entry in entries:
                 self.strays.note(entry, target, Stray.PENDING)
@@ -430,7 +430,7 @@ class Catalog:
                 current = self.records.get(entry.id)
                 if current is None or current.version != entry.version:
                     continue
-                if not self.strays.may_be(entry.id) and not self.redo.behind([entry.id]):
+                if not self.strays.may_be(entry.id) and not self.pending.among([entry.id]):
                     self._changes.lose(current)
                     lost.append(current)
         return lost
@@ -503,10 +503,10 @@ class Catalog:
                 self._changes.replace(current, Replacement(entry, current.version), draft.embedding)
             else:
                 return False
-            self.redo.begin(entry.id, tier, draft)
+            self.pending.begin(entry.id, tier, draft)
         return True
 
     def _tell_readers(self, moved: Iterable[Entry]) -> None:
         """These have left their homes just now."""
         for entry in moved:
-            self.readers.moved(entry.id, entry.home)
+            self.reads.moved(entry.id, entry.home)

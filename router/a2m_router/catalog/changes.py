@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from a2m_router.catalog.active_reads import ActiveReads
 from a2m_router.catalog.earned import Earned
 from a2m_router.catalog.entries import Entry, Stray
-from a2m_router.catalog.readers import Readers
+from a2m_router.catalog.pending_writes import PendingWrites
 from a2m_router.catalog.records import Records, Replacement, Strength
-from a2m_router.catalog.redo import Redo
 from a2m_router.catalog.selection import Scope
 from a2m_router.catalog.strays import Strays
 from a2m_router.catalog.tables import Tables
@@ -21,14 +21,14 @@ from a2m_router.catalog.vectors import VectorIndex
 class Changes:
     """Changes of single records, each within a transaction of `Catalog`; and the parts that these are made of."""
 
-    def __init__(self, tables: Tables, strength: Strength, readers: Readers) -> None:
+    def __init__(self, tables: Tables, strength: Strength, reads: ActiveReads) -> None:
         self._tables = tables
-        self._readers = readers
+        self._reads = reads
         self.tiers = TierFacts(tables)
         self.records = Records(tables, strength)
         self.strays = Strays(tables)
         self.tombstones = Tombstones(tables)
-        self.redo = Redo(tables)
+        self.pending = PendingWrites(tables)
         self.earned = Earned(tables)
         self.vectors = VectorIndex(tables)
 
@@ -62,10 +62,10 @@ class Changes:
         if current.home != entry.home:
             self.strays.strike(entry.home, entry.id)
             self.strays.note(current, current.home, Stray.UNWANTED)
-            self._readers.moved(entry.id, current.home)
+            self._reads.moved(entry.id, current.home)
         self.strays.end_equal(entry.id)
         # what was to be caught up with is not true any more; whoever replaces says whether this is to be
-        self.redo.end(entry.id)
+        self.pending.end(entry.id)
         self.vectors.put(current.seq, entry.home, vector)
 
     def move(self, entry: Entry, home: str, left: Stray, salience: float = 0.0) -> None:
@@ -74,12 +74,12 @@ class Changes:
         self.records.move(entry, home, added(entry.salience, salience))
         self.strays.strike(home, entry.id)
         self.strays.note(entry, entry.home, left)
-        self.redo.end(entry.id)
+        self.pending.end(entry.id)
 
     def delete(self, entry: Entry) -> None:
         """The record leaves the account, without a trace."""
         self.records.delete(entry)
-        self.redo.end(entry.id)
+        self.pending.end(entry.id)
         self.vectors.drop(entry.seq)
 
     def lose(self, entry: Entry) -> None:

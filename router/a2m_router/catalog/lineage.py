@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from a2m_router.catalog.tables import Tables
-from a2m_router.protocol.wire.sealing import KEY_BYTES, Seal, fresh_key
+from a2m_router.protocol.wire.cursors import KEY_BYTES, CursorSeal, fresh_key
 
 
 class Lineage:
@@ -111,5 +111,5 @@ class Lineage:
         """Whether what the store of `tier` holds, and this account does not know, was forgotten or given up since."""
         return bool(self._execute("SELECT set_back FROM tiers WHERE no = ?", (self._no[tier],)).get)
 
-    def _seal(self, epoch: str) -> Seal:
-        return Seal(blake2b(epoch.encode(), key=self._cursor_key, digest_size=KEY_BYTES).digest())
+    def _seal(self, epoch: str) -> CursorSeal:
+        return CursorSeal(blake2b(epoch.encode(), key=self._cursor_key, digest_size=KEY_BYTES).digest())

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from a2m_router.catalog.entries import COLUMNS, Entry, Stray, absent_or, present
+from a2m_router.catalog.pending_writes import PendingWrites
 from a2m_router.catalog.records import Records, unit_of
-from a2m_router.catalog.redo import Redo
 from a2m_router.catalog.selection import (
     Condition,
     Scope,
@@ -53,12 +53,14 @@ class Session(msgspec.Struct, frozen=True):
 class Queries:
     """Read-only questions."""
 
-    def __init__(self, tables: Tables, records: Records, strays: Strays, redo: Redo, vectors: VectorIndex) -> None:
+    def __init__(
+        self, tables: Tables, records: Records, strays: Strays, pending: PendingWrites, vectors: VectorIndex
+    ) -> None:
         self._tables = tables
         self._execute = tables.execute
         self._records = records
         self._strays = strays
-        self._redo = redo
+        self._pending = pending
         self._vectors = vectors
 
     def newest(self, selection: Selection, limit: int | None) -> list[Entry]:
@@ -217,12 +219,12 @@ class Queries:
         """How many records `tier` can hold if all is as this catalog says: without those that it has not caught up
         with, or with every copy that is noted. It looks at the notes, which are few, and at no record."""
         lives, noted = self._records.count(tier), self._strays.counts(tier)
-        return range(lives + noted[Stray.ASIDE] - len(self._redo.ids_in(tier)), lives + sum(noted.values()) + 1)
+        return range(lives + noted[Stray.ASIDE] - len(self._pending.ids_in(tier)), lives + sum(noted.values()) + 1)
 
     def has_notes(self, tier: str) -> bool:
         """Whether a call to `tier` may have been under way when this catalog was last in use: a copy that may exist, or
         a record that `tier` has yet to catch up with."""
-        return bool(self._strays.removable(tier, "", 1) or self._redo.ids_in(tier))
+        return bool(self._strays.removable(tier, "", 1) or self._pending.ids_in(tier))
 
     def lifting(self, tier: str, identity: str) -> tuple[bool, bool]:
         """Whether the server with this identity may hold records for `tier` that were written there lifted, and whether

@@ -86,7 +86,7 @@ SCHEMA: Final = (
     CREATE INDEX session_by_name ON sessions (session);
     CREATE INDEX session_by_tier ON sessions (tier);
 
-    -- Copies that may exist in a tier that is not the record's home; `kind` is one of entries.Stray.
+    -- TierGateway that may exist in a tier that is not the record's home; `kind` is one of entries.Stray.
     CREATE TABLE strays (
         tier INTEGER NOT NULL,
         id TEXT NOT NULL,

@@ -13,10 +13,10 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from a2m_router.command.asking import Asking
+from a2m_router.command.peer import PatientPeer
 from a2m_router.command.running import DONE, Running, say
-from a2m_router.protocol.client.answers import BadAnswer
 from a2m_router.protocol.client.client import Unanswered
+from a2m_router.protocol.client.results import BadAnswer
 from a2m_router.protocol.wire.errors import A2MError
 
 _METHOD: Final = "store/backup"
@@ -64,7 +64,7 @@ async def backup(run: Running) -> int:
     return DONE
 
 
-async def back_up(asking: Asking, folder: Path, watch: Watch) -> Progress:
+async def back_up(asking: PatientPeer, folder: Path, watch: Watch) -> Progress:
     """Have the router behind `asking` make a backup; returns when it is whole. Cancelled, it is called off.
 
     Args:

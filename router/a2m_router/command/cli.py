@@ -12,10 +12,10 @@ import anyio
 
 from a2m_router.command import commands, copying
 from a2m_router.command.arguments import parser
-from a2m_router.command.asking import Asking
 from a2m_router.command.backing_up import NoBackups, backup
 from a2m_router.command.exporting import Incomplete
 from a2m_router.command.importing import NotAnExport
+from a2m_router.command.peer import PatientPeer
 from a2m_router.command.reaching import NotServed, Unusable, Way, reached, way_of
 from a2m_router.command.running import DONE, FAILED, INTERRUPTED, MISUSED, Running, say
 from a2m_router.command.streams import OutputClosed, Streams, streams
@@ -23,12 +23,12 @@ from a2m_router.command.watching import watch
 from a2m_router.config.loading import ConfigError
 from a2m_router.daemon.logs import log_to_stderr
 from a2m_router.process.descriptors import open_missing_streams
-from a2m_router.protocol.client.answers import BadAnswer
 from a2m_router.protocol.client.child import CannotStart
 from a2m_router.protocol.client.client import Unanswered
 from a2m_router.protocol.client.http_client import HttpClient, HttpFailure
 from a2m_router.protocol.client.memory import Memory
-from a2m_router.protocol.server.ending import until_signalled
+from a2m_router.protocol.client.results import BadAnswer
+from a2m_router.protocol.server.shutdown import until_signalled
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.storage.database import DatabaseError
 from a2m_router.tiers.profile import CannotServe
@@ -86,7 +86,7 @@ async def _carried_out(options: argparse.Namespace, way: Way, ours: Streams) -> 
             # of a federation that runs for a watch alone there would be nothing to see
             may_run = options.command != "watch"
             async with reached(way, arrived.send_nowait, may_run=may_run) as greeted:
-                asking = Asking(greeted.peer, way.timeout)
+                asking = PatientPeer(greeted.peer, way.timeout)
                 memory = Memory(asking, timeout=way.timeout, owner=way.owner)
                 over_http = isinstance(greeted.peer, HttpClient)
                 running = Running(memory, asking, options, way, ours, pushed, arrived.close, over_http)

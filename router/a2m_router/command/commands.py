@@ -6,7 +6,7 @@ from a2m_router.command import showing
 from a2m_router.command.reaching import Unusable
 from a2m_router.command.running import DONE, FAILED, NOTHING, Running, say
 from a2m_router.command.streams import Streams
-from a2m_router.protocol.client.answers import Recalled
+from a2m_router.protocol.client.results import Recalled
 
 
 async def describe(run: Running) -> int:

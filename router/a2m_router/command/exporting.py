@@ -18,11 +18,11 @@ import anyio
 import msgspec
 from msgspec import Raw
 
-from a2m_router.command.asking import Asking
+from a2m_router.command.peer import PatientPeer
 from a2m_router.command.running import say
-from a2m_router.protocol.client.answers import BadAnswer, Degraded, Session, Tier
 from a2m_router.protocol.client.client import AnswerTooLong, ConnectionLost
 from a2m_router.protocol.client.http_client import HttpFailure
+from a2m_router.protocol.client.results import BadAnswer, Degraded, Session, Tier
 from a2m_router.protocol.wire.capabilities import PROTOCOL
 from a2m_router.protocol.wire.errors import STOPPING, A2MError
 
@@ -59,7 +59,7 @@ class Export:
     `header` and the records that `copy` hands on are all there is to an export.
     """
 
-    def __init__(self, asking: Asking, owner: str | None) -> None:
+    def __init__(self, asking: PatientPeer, owner: str | None) -> None:
         self.header = Header()
         self._asking = asking
         self._owner = owner

@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from a2m_router.command.asking import Asking
 from a2m_router.command.exporting import FORMAT, VERSION, Header
-from a2m_router.protocol.client.answers import BadAnswer
-from a2m_router.protocol.client.questions import bytes_of
+from a2m_router.command.peer import PatientPeer
+from a2m_router.protocol.client.inputs import bytes_of
+from a2m_router.protocol.client.results import BadAnswer
 from a2m_router.protocol.wire.capabilities import FIELDS, PROTOCOL
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import MalformedMessage, explain, parse_request
@@ -78,7 +78,7 @@ class Import:
 
     def __init__(
         self,
-        asking: Asking,
+        asking: PatientPeer,
         *,
         owner: str | None,
         drop: Collection[str],

@@ -9,7 +9,7 @@ import anyio.abc
 import msgspec
 
 from a2m_router.command import showing
-from a2m_router.command.asking import Asking
+from a2m_router.command.peer import PatientPeer
 from a2m_router.command.reaching import Way
 from a2m_router.command.streams import Streams
 from a2m_router.protocol.client.memory import Memory
@@ -29,7 +29,7 @@ class Running(msgspec.Struct, frozen=True):
     `no_more` they end with those that are there."""
 
     memory: Memory
-    asking: Asking
+    asking: PatientPeer
     options: argparse.Namespace
     way: Way
     streams: Streams

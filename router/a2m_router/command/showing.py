@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from a2m_router.protocol.client.answers import Consolidated, Description, Record, Session, Tier
+from a2m_router.protocol.client.results import Consolidated, Description, Record, Session, Tier
 from a2m_router.protocol.wire.timestamps import is_dated
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from a2m_router.config.settings import (
     Summarizer,
     Tier,
 )
-from a2m_router.config.table import Table, place, quoted, suggestion
+from a2m_router.config.toml_table import Table, place, quoted, suggestion
 from a2m_router.process.paths import expanded
 from a2m_router.protocol.server.http_addressing import is_loopback
 

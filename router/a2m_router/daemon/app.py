@@ -20,10 +20,10 @@ from a2m_router.config.settings import Settings
 from a2m_router.methods.backing_up import BackingUp
 from a2m_router.methods.context import Context, scope_of
 from a2m_router.methods.describing import CAPABILITIES, Describing
+from a2m_router.methods.dispatch import table
 from a2m_router.methods.forgetting import Forgetting
 from a2m_router.methods.reading import Readings
 from a2m_router.methods.summaries import Summaries
-from a2m_router.methods.table import table
 from a2m_router.methods.upkeep import Upkeep
 from a2m_router.methods.writing import Writing
 from a2m_router.placement.admission import Admission
@@ -37,7 +37,7 @@ from a2m_router.placement.recovery import Recovery
 from a2m_router.placement.scanning import Intake, Scanner
 from a2m_router.placement.writing import Writes
 from a2m_router.process.budget import budget
-from a2m_router.process.repeats import Repeats
+from a2m_router.process.log_throttle import LogThrottle
 from a2m_router.protocol.client.http_client import SETTLING
 from a2m_router.protocol.server.event_log import EventLog
 from a2m_router.protocol.server.server import Dispatcher, Gate
@@ -51,7 +51,7 @@ from a2m_router.reading.timelines import Timelines
 from a2m_router.summaries.model import Model, connect_model
 from a2m_router.summaries.prompting import Prompting
 from a2m_router.summaries.summarizing import Extracts, ModelSummaries, Summarizer
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.link import Link
 from a2m_router.tiers.mode import Modes
 from a2m_router.tiers.mounts import Mounts
@@ -99,8 +99,8 @@ class Federation:
         self._clock = clock
         modes = Modes(settings.tiers, links, catalog.queries.lifting)
         self.mounts = mounts = Mounts(modes)
-        copies = Copies(links, modes, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
-        core = core_of(catalog, copies, settings.managed, self._spawn)
+        gateway = TierGateway(links, modes, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
+        core = core_of(catalog, gateway, settings.managed, self._spawn)
         self.reconciler = core.reconciler
         self.moves = Moves(core)
         events = EventLog(settings.events.retained)
@@ -110,11 +110,11 @@ class Federation:
         intake = Intake(changed=events.break_off, adopt=adopt, gather=self._gather)
         self.recovery = Recovery(settings, core, modes, Scanner(settings, core, intake))
         self.admission = Admission(settings, core, self.recovery, self._spawn, self.passes.tier_changed)
-        planner = Planner(settings, catalog, copies, mounts, clock)
+        planner = Planner(settings, catalog, gateway, mounts, clock)
         writes = Writes(core, planner, Delivering(core, self.moves))
-        fan_out = FanOut(catalog, copies, mounts)
-        homes = Homes(catalog, copies, mounts)
-        context = Context(settings, catalog, copies, mounts, clock, events.append, self.passes.wake)
+        fan_out = FanOut(catalog, gateway, mounts)
+        homes = Homes(catalog, gateway, mounts)
+        context = Context(settings, catalog, gateway, mounts, clock, events.append, self.passes.wake)
         prompting = Prompting(model, settings.summarizer.max_input if settings.summarizer else 0)
         readings = Readings(
             context,
@@ -143,7 +143,7 @@ class Federation:
     @property
     def problems(self) -> dict[str, str]:
         """Why tiers that are up take no part, by their names."""
-        return {name: link.obstacle for name, link in self.links.items() if link.obstacle is not None}
+        return {name: link.inactive_reason for name, link in self.links.items() if link.inactive_reason is not None}
 
     async def start(self) -> None:
         """Recover, and wait until every tier has joined, or has shown that it does not come up by itself.
@@ -203,7 +203,7 @@ class Federation:
 
 async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Background work goes on after a fault of ours, or of the catalog's disk; the log has the whole story."""
-    repeats = Repeats(log)
+    repeats = LogThrottle(log)
     while True:
         try:
             await work()

@@ -4,14 +4,14 @@ import time
 from typing import Final
 
 from a2m_router.catalog.entries import Stray
-from a2m_router.catalog.rebuild.exchanging import REBUILDING
+from a2m_router.catalog.rebuild.swap import REBUILDING
 from a2m_router.config.settings import Tier
 from a2m_router.daemon.app import Federation
 from a2m_router.daemon.serve import rights
 from a2m_router.process.drawing import print_report
 from a2m_router.process.stderr import drain_stderr
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.protocol.wire.messages import Describe, Recall
+from a2m_router.protocol.wire.method_params import Describe, Recall
 from a2m_router.storage.database import damaged
 from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.mode import mode_of
@@ -35,7 +35,7 @@ async def print_check(federation: Federation) -> int:
         took, silent = await _round_trip(link)
         profile = link.profile
         mounted = tier in federation.mounts
-        failure = silent or (mounted and await _failure_of(link)) or _obstacle(federation, tier, link)
+        failure = silent or (mounted and await _failure_of(link)) or _inactive_reason(federation, tier, link)
         if failure:
             problems.append(failure if failure.startswith(f"tiers.{tier.name}") else f"{tier.name}: {failure}")
         if profile is not None:
@@ -101,10 +101,10 @@ def _state(link: Link, failure: str | None) -> str:
     return f"{link.status}, takes no part" if failure and link.status == "up" else link.status
 
 
-def _obstacle(federation: Federation, tier: Tier, link: Link) -> str | None:
+def _inactive_reason(federation: Federation, tier: Tier, link: Link) -> str | None:
     """Why a tier whose server answers takes no part."""
-    if link.obstacle is not None or tier in federation.mounts or federation.catalog.tiers.is_scanned(tier.name):
-        return link.obstacle
+    if link.inactive_reason is not None or tier in federation.mounts or federation.catalog.tiers.is_scanned(tier.name):
+        return link.inactive_reason
     so_far = federation.catalog.records.count(tier.name)
     return f"what it holds is still being taken into the account, {so_far:,} records so far"
 

@@ -23,18 +23,18 @@ from a2m_router.daemon.tokens import checked_owner, fresh_token, handing_out
 from a2m_router.process.descriptors import open_missing_streams, standard_streams
 from a2m_router.process.paths import path_argument
 from a2m_router.process.stderr import drain_stderr, unblocked_stderr
-from a2m_router.protocol.client.answers import BadAnswer
 from a2m_router.protocol.client.client import Unanswered
 from a2m_router.protocol.client.memory import TIMEOUT
-from a2m_router.protocol.server.ending import EndingStream, until_signalled
+from a2m_router.protocol.client.results import BadAnswer
 from a2m_router.protocol.server.http_limits import HttpLimits
 from a2m_router.protocol.server.server import CannotListen
+from a2m_router.protocol.server.shutdown import StoppableStream, until_signalled
 from a2m_router.protocol.server.stdio import serve_lines
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.protocol.wire.messages import Describe
+from a2m_router.protocol.wire.method_params import Describe
 from a2m_router.storage.database import STDIO, DatabaseError
+from a2m_router.tiers.link_factory import links_for
 from a2m_router.tiers.profile import CannotServe
-from a2m_router.tiers.starting import links_for
 
 _PROGRAM: Final = "a2m-router"
 
@@ -221,8 +221,8 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
 
 async def _backup(settings: Settings, options: argparse.Namespace) -> int:
     """Makes a backup, by the router that has the federation or by one that runs for it; returns the exit code."""
-    from a2m_router.command.asking import Asking
     from a2m_router.command.backing_up import NoBackups, back_up, not_included, progress, summary
+    from a2m_router.command.peer import PatientPeer
     from a2m_router.command.reaching import NotServed, reached, way_to
 
     scope = anyio.CancelScope()
@@ -231,7 +231,7 @@ async def _backup(settings: Settings, options: argparse.Namespace) -> int:
         async with until_signalled(scope.cancel):
             with scope, progress() as watch:
                 async with reached(way_to(options.config, os.environ), lambda _: None) as memory:
-                    made = await back_up(Asking(memory.peer, TIMEOUT), options.backup, watch)
+                    made = await back_up(PatientPeer(memory.peer, TIMEOUT), options.backup, watch)
     except* (A2MError, Unanswered, BadAnswer, NoBackups, NotServed) as problems:
         raise DatabaseError(f"no backup was made: {_sentence(problems)}") from None
     if made is None:
@@ -250,7 +250,7 @@ async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
             file=sys.stderr,
         )
     with standard_streams() as (source, sink), _announced(federation, STDIO):
-        requests = EndingStream(source, federation.end_calls)
+        requests = StoppableStream(source, federation.end_calls)
         ending.close = requests.end
         settings = federation.settings
         await serve_lines(

@@ -16,8 +16,8 @@ from a2m_router.protocol.client.connecting import OnNotification, events_for, gr
 from a2m_router.protocol.client.memory import TIMEOUT, Memory
 from a2m_router.protocol.client.own_task import in_own_task
 from a2m_router.storage.database import DatabaseError
+from a2m_router.tiers.link_factory import links_for
 from a2m_router.tiers.profile import CannotServe
-from a2m_router.tiers.starting import links_for
 
 
 @in_own_task

@@ -6,7 +6,7 @@ from a2m_router.backup.backing_up import Backups, State
 from a2m_router.methods.context import sees_all
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.messages import Backup
+from a2m_router.protocol.wire.method_params import Backup
 from a2m_router.storage.backup_jobs import METHOD
 
 

@@ -11,7 +11,7 @@ from a2m_router.placement.permission import refuse_if_read_only
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.events import Event, Sight
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.mounts import Mounts
 
 
@@ -26,7 +26,7 @@ class Context(msgspec.Struct, frozen=True):
 
     settings: Settings
     catalog: Catalog
-    copies: Copies
+    gateway: TierGateway
     mounts: Mounts
     clock: Callable[[], int]
     emit: Callable[[Event], None]

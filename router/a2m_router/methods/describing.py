@@ -13,12 +13,12 @@ from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.server.watching import EventsEntry
 from a2m_router.protocol.wire.capabilities import METHODS, PROTOCOL, methods_of, speaks
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.messages import Describe
+from a2m_router.protocol.wire.method_params import Describe
 from a2m_router.storage.nearest import METRICS
 from a2m_router.summaries.prompting import PromptEntry, Prompting
 from a2m_router.summaries.summarizing import Summarizer
+from a2m_router.tiers.gather import gather_outcomes
 from a2m_router.tiers.link import Link
-from a2m_router.tiers.together import outcomes
 
 CAPABILITIES: Final = tuple(METHODS)  # all of them
 
@@ -50,7 +50,7 @@ class TierEntry(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
 
 
-class Limits(msgspec.Struct):
+class DeclaredLimits(msgspec.Struct):
     max_records_per_call: int
     max_recall_limit: int
     max_content_length: int
@@ -79,7 +79,7 @@ class Description(msgspec.Struct):
     name: str
     capabilities: list[str]
     methods: list[str]
-    limits: Limits
+    limits: DeclaredLimits
     tiers: list[TierEntry]
     embeddings: Embeddings
     events: EventsEntry
@@ -122,7 +122,7 @@ class Describing:
             name=self._context.settings.name,
             capabilities=capabilities,
             methods=methods_of(capabilities),
-            limits=Limits(
+            limits=DeclaredLimits(
                 limits.max_records_per_call, self._context.settings.recall.max_limit, limits.max_content_length
             ),
             tiers=[self._tier(tier, counts, scope, caller, unseen) for tier in self._context.settings.tiers],
@@ -136,13 +136,13 @@ class Describing:
     async def _unseen(self) -> set[str]:
         """The mounts of which it takes too long to learn how they are: nobody else may have asked them lately."""
         mounts = [tier.name for tier in self._context.mounts.tiers if tier in self._context.mounts]
-        links = [link for link in map(self._context.copies.link, mounts) if link.status == "up"]
-        seen = await outcomes([partial(link.is_seen_within, _LOOK_SECONDS) for link in links])
+        links = [link for link in map(self._context.gateway.link, mounts) if link.status == "up"]
+        seen = await gather_outcomes([partial(link.is_seen_within, _LOOK_SECONDS) for link in links])
         return {link.name for link, is_seen in zip(links, seen, strict=True) if is_seen is False}
 
     def _metrics(self, metric: str) -> list[str]:
         """The comparisons that all tiers could be configured for (§3.7), the one in use among them."""
-        profiles = [self._context.copies.link(tier.name).profile for tier in self._context.mounts.managed]
+        profiles = [self._context.gateway.link(tier.name).profile for tier in self._context.mounts.managed]
         # the vectors of a tier that has none are indexed here
         can = [profile.metrics or frozenset(METRICS) for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
@@ -150,7 +150,7 @@ class Describing:
     def _tier(
         self, tier: Tier, counts: Mapping[str, int], scope: Scope, caller: Caller, unseen: Container[str]
     ) -> TierEntry:
-        link = self._context.copies.link(tier.name)
+        link = self._context.gateway.link(tier.name)
         reason = link.describe_status().reason or (_UNSEEN if tier.name in unseen else None)
         mounted = tier in self._context.mounts
         count = counts.get(tier.name, 0)

@@ -13,11 +13,11 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Settings
 from a2m_router.placement.permission import destination, refuse_if_read_only
 from a2m_router.protocol.wire.errors import A2MError, Code, embedding_mismatch, invalid_params, quota
-from a2m_router.protocol.wire.messages import ConditionalRemember
+from a2m_router.protocol.wire.method_params import ConditionalRemember
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 from a2m_router.protocol.wire.timestamps import moment, render
 from a2m_router.protocol.wire.vectors import MAX_WIDTH
-from a2m_router.tiers.copies import bytes_of
+from a2m_router.tiers.gateway import bytes_of
 from a2m_router.tiers.mounts import Mounts
 
 _JSON_NULL: Final = b"null"

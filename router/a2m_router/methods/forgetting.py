@@ -20,7 +20,7 @@ from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import invalid_params
 from a2m_router.protocol.wire.events import Forgotten, Place, named
-from a2m_router.protocol.wire.messages import Forget
+from a2m_router.protocol.wire.method_params import Forget
 from a2m_router.ranking.text import query_tokens
 from a2m_router.reading.question import question_of, selects
 from a2m_router.reading.resolving import Resolving
@@ -94,5 +94,5 @@ class Forgetting:
                 # one that is another's is like one that nobody has heard of
                 seen = [entry for entry in catalog.records.find(ids).values() if catalog.queries.sees(scope, entry)]
                 if len(seen) < len(set(ids)):
-                    raise unaccounted(tier, self._context.copies.why_unaccounted(tier))
+                    raise unaccounted(tier, self._context.gateway.why_unaccounted(tier))
         return passing_by(scope, ids, params.ids or (), catalog)

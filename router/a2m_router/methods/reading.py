@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
 from a2m_router.methods.context import Context, scope_of
-from a2m_router.process.repeats import Repeats
+from a2m_router.process.log_throttle import LogThrottle
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import embedding_mismatch, invalid_params, quota
-from a2m_router.protocol.wire.messages import Fetch, Pages, Prompt, PromptedPages, PromptedRecall, Recall, Timeline
+from a2m_router.protocol.wire.method_params import Fetch, Pages, Prompt, PromptedPages, PromptedRecall, Recall, Timeline
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.text import query_tokens
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 # Candidates beyond the caller's limit are asked for up to this many.
 _MOST_CANDIDATES: Final = 1000
 
-# Records in a page, where the caller gives no number, and where it gives a great one.
+# ReadReply in a page, where the caller gives no number, and where it gives a great one.
 _PAGE: Final = 1000
 _LARGEST_PAGE: Final = 10_000
 
 
-class Records(msgspec.Struct, omit_defaults=True):
+class ReadReply(msgspec.Struct, omit_defaults=True):
     """The answer to a read: its records, the tiers that did not answer, and the text that was asked for (§4.16)."""
 
     records: list[Record]
@@ -68,7 +68,7 @@ class Readings:
         self._recalls = recalls
         self._timelines = timelines
         self._prompting = prompting
-        self._repeats = Repeats(log)
+        self._repeats = LogThrottle(log)
 
     def methods(self) -> Mapping[str, Method]:
         return {
@@ -77,7 +77,7 @@ class Readings:
             "memory/fetch": Method(Fetch, self.fetch),
         }
 
-    async def recall(self, params: PromptedRecall, caller: Caller) -> Records:
+    async def recall(self, params: PromptedRecall, caller: Caller) -> ReadReply:
         scope = scope_of(caller, params.owner)
         asked = self._prompting.asked(params.prompt)
         found = _reply(await self.best(params, scope))
@@ -85,7 +85,7 @@ class Readings:
         self._count(found)
         return found
 
-    async def timeline(self, params: PromptedPages, caller: Caller) -> Records | Page:
+    async def timeline(self, params: PromptedPages, caller: Caller) -> ReadReply | Page:
         scope = scope_of(caller, params.owner)
         asked = self._prompting.asked(params.prompt)
         if params.walks:
@@ -121,7 +121,7 @@ class Readings:
         return await self._recalls.best(question)
 
     async def newest(self, params: Timeline, scope: Scope) -> Answer:
-        """Records in the order of their creation; `limit` keeps the newest (§4.4)."""
+        """ReadReply in the order of their creation; `limit` keeps the newest (§4.4)."""
         question = question_of(params, scope, self._context.settings)
         if params.limit == 0:
             raise invalid_params("limit", "expected 1 or more; leave it out for no limit")
@@ -186,7 +186,7 @@ class Readings:
         if width is not None and len(embedding) != width:
             raise embedding_mismatch("embedding", width, len(embedding))
 
-    def _count(self, found: Records) -> None:
+    def _count(self, found: ReadReply) -> None:
         """Count what a recall has found as accessed, as the answer then says. An answer is not refused because it
         cannot be counted."""
         catalog = self._context.catalog
@@ -203,7 +203,7 @@ class Readings:
                 record.access_count, record.accessed_at = entry.access_count, render(entry.accessed_at)
 
     async def _add_text(
-        self, found: Records, asked: Prompt | None, scope: Scope, keep: Literal["first", "last"]
+        self, found: ReadReply, asked: Prompt | None, scope: Scope, keep: Literal["first", "last"]
     ) -> None:
         if asked is not None:
             with self._dropping_gone(found, scope):  # a model may write for a while
@@ -211,7 +211,7 @@ class Readings:
                 found.prompt, found.prompt_ids = rendered.text, rendered.ids
 
     @contextmanager
-    def _dropping_gone(self, found: Records, scope: Scope) -> Iterator[None]:
+    def _dropping_gone(self, found: ReadReply, scope: Scope) -> Iterator[None]:
         """To be entered right after the read, while what takes long makes a text of an answer: at the end what has been
         forgotten meanwhile, or has left the caller's sight, is taken out of it. Mounts keep no account.
 
@@ -232,5 +232,5 @@ class Readings:
         found.records = kept
 
 
-def _reply(answer: Answer) -> Records:
-    return Records(answer.records, answer.degraded or None)
+def _reply(answer: Answer) -> ReadReply:
+    return ReadReply(answer.records, answer.degraded or None)

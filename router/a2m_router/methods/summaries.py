@@ -20,10 +20,10 @@ from a2m_router.methods.context import Context, scope_of
 from a2m_router.methods.reading import Readings
 from a2m_router.methods.writing import Writing
 from a2m_router.placement.permission import destination, refuse_unless_writable
-from a2m_router.placement.writing import Overtaken
+from a2m_router.placement.writing import WriteConflict
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import invalid_params, quota
-from a2m_router.protocol.wire.messages import ConditionalRemember, Recall, Summarize, Timeline
+from a2m_router.protocol.wire.method_params import ConditionalRemember, Recall, Summarize, Timeline
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft, Record, digest
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.text import query_tokens
@@ -31,7 +31,7 @@ from a2m_router.reading.question import narrowed_to_ids, selects
 from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
 from a2m_router.tiers.failures import changing
 
-# Records that are read where the caller gives no limit: the newest, or those that fit a query best.
+# ReadReply that are read where the caller gives no limit: the newest, or those that fit a query best.
 _DEFAULT_LIMIT: Final = 200
 
 # How often it is thought anew because what it was about has changed.
@@ -91,7 +91,7 @@ class Summaries:
         for _ in range(_THOUGHTS):
             try:
                 return await self._think(params, scope, pages)
-            except Overtaken:
+            except WriteConflict:
                 continue
         raise changing(
             "what was to be summarized has changed each time before the summary could be written; nothing was written, "
@@ -99,7 +99,7 @@ class Summaries:
         )
 
     async def _think(self, params: Summarize, scope: Scope, pages: dict[str | None, Entry | None]) -> Summarized:
-        """One thought. Raises Overtaken if it is out of date, and INTERNAL_ERROR if the page has changed."""
+        """One thought. Raises WriteConflict if it is out of date, and INTERNAL_ERROR if the page has changed."""
         records = self._summarizer.material(await self._read(params, scope))
         owner = _owner(records, scope)
         before = pages.setdefault(owner, self._page(owner, params.key))
@@ -172,15 +172,15 @@ class Summaries:
         return sorted(found.records, key=lambda record: (record.created_at, numbers.get(record.id, 0)))
 
     def _sources(self, records: Sequence[Record]) -> dict[str, Entry]:
-        """What the catalog says of the records that were read. Raises Overtaken if one has changed since."""
+        """What the catalog says of the records that were read. Raises WriteConflict if one has changed since."""
         entries = self._catalog.records.find(record.id for record in records)
         for record in records:
             entry = entries.get(record.id)
             if entry is None:
                 if self._tier_of(record) not in self._mounts:
-                    raise Overtaken
+                    raise WriteConflict
             elif entry.key is not None and entry.revision != (record.revision or 0):  # without a key it is not shown
-                raise Overtaken
+                raise WriteConflict
         return entries
 
     def _as_written(self, id: str, draft: Draft) -> list[Record]:

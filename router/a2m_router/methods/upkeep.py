@@ -18,7 +18,7 @@ from a2m_router.placement.permission import (
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import NOT_AS_WRITTEN, A2MError, Code, invalid_params
 from a2m_router.protocol.wire.events import Place, Promoted, SessionClosed, named
-from a2m_router.protocol.wire.messages import Consolidate, Promote, Reinforce, SessionClose, SessionList
+from a2m_router.protocol.wire.method_params import Consolidate, Promote, Reinforce, SessionClose, SessionList
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.policy import Unit
 
@@ -35,7 +35,7 @@ class ReinforcedCount(msgspec.Struct):
     reinforced: int
 
 
-class Consolidated(msgspec.Struct):
+class ConsolidateReply(msgspec.Struct):
     """The answer to memory/consolidate (§4.7)."""
 
     moved: int
@@ -45,7 +45,7 @@ class Consolidated(msgspec.Struct):
     counts: Mapping[str, int]
 
 
-class Closed(msgspec.Struct):
+class CloseReply(msgspec.Struct):
     """The answer to memory/session/close (§4.11)."""
 
     moved: int
@@ -134,13 +134,13 @@ class Upkeep:
     def _emit_promoted(self, scope: Scope, target: str, promoted: list[tuple[str, Place]]) -> None:
         self._context.emit(Promoted(at=self._context.clock(), by=scope.owner, tier=target, records=named(promoted)))
 
-    async def consolidate(self, params: Consolidate, caller: Caller) -> Consolidated:
+    async def consolidate(self, params: Consolidate, caller: Caller) -> ConsolidateReply:
         """Runs a pass; the counts are those of what the caller sees."""
         scope = scope_of(caller, params.owner)
         report = await self._passes.consolidate(scope.owner)
-        return Consolidated(**self._figures(report, scope), counts=self._context.catalog.queries.counts(scope))
+        return ConsolidateReply(**self._figures(report, scope), counts=self._context.catalog.queries.counts(scope))
 
-    async def close(self, params: SessionClose, caller: Caller) -> Closed:
+    async def close(self, params: SessionClose, caller: Caller) -> CloseReply:
         """Ends the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
 
         Nothing is deleted. Raises INTERNAL_ERROR when nothing could leave because a tier did not take part.
@@ -157,7 +157,7 @@ class Upkeep:
         self._context.emit(
             SessionClosed(at=self._context.clock(), owner=scope.owner, session=params.session, known=known)
         )
-        return Closed(
+        return CloseReply(
             **self._figures(report, scope),
             counts=self._context.catalog.queries.counts(scope),
             closed=params.session,

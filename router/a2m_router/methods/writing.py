@@ -20,7 +20,7 @@ from a2m_router.protocol.wire.errors import (
     overloaded,
 )
 from a2m_router.protocol.wire.events import Place, Written
-from a2m_router.protocol.wire.messages import ConditionalRemember
+from a2m_router.protocol.wire.method_params import ConditionalRemember
 from a2m_router.tiers.link import Overloaded, TierDown
 
 
@@ -51,7 +51,7 @@ class Writing:
         """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
 
         With `still`, only as long as that holds: it is asked in the step in which the batch becomes true, and if it
-        does not hold, Overtaken is raised and nothing was written.
+        does not hold, WriteConflict is raised and nothing was written.
 
         Raises A2MError as `complete_drafts` and `Planner.plan` do; INTERNAL_ERROR with `data: {tier, reason,
         retry_after}` where a tier does not take its part.

@@ -54,7 +54,7 @@ class Admission:
         self._recovery = recovery
         self._spawn = spawn
         self._on_change = on_change
-        self._links = {tier.name: core.copies.link(tier.name) for tier in settings.tiers}
+        self._links = {tier.name: core.gateway.link(tier.name) for tier in settings.tiers}
         self._under_way: dict[str, anyio.CancelScope] = {}
         self._refusing: list[CannotServe] = []  # what tiers turned out to be that refuses the start
         self._looked = {name: anyio.Event() for name in self._links}
@@ -115,7 +115,7 @@ class Admission:
             earlier.cancel()
         with anyio.CancelScope() as scope:
             self._under_way[link.name] = scope
-            link.obstacle = None
+            link.inactive_reason = None
             while link.status == "up":
                 wait = await self._trial(link)
                 if wait is None:
@@ -134,34 +134,34 @@ class Admission:
             await self._begun.wait()
             await self._recovery.admit(tier, look)
             if self._reconciler.held_for(link.name):
-                link.obstacle = MAY_STILL_LAND
+                link.inactive_reason = MAY_STILL_LAND
                 self.welcomed[link.name].set()  # what it is known to hold can be read meanwhile
                 await anyio.sleep(self._reconciler.held_for(link.name))
-                link.obstacle = None
+                link.inactive_reason = None
                 look = await self._recovery.look(tier)  # at what has landed, too
             await self._recovery.welcome(tier, look)
-            link.obstacle = None
+            link.inactive_reason = None
             self._end_recovery(link.name)
         except Untrusted as problem:
             log.error("%s: not taken into the account: %s", link.name, problem)
-            link.obstacle = f"tiers.{problem}"
+            link.inactive_reason = f"tiers.{problem}"
             self._let_on(link)  # nobody waits for a server to become what it says it is
             return _DISTRUST_SECONDS
         except (TierDown, A2MError, OSError) as problem:
             log.warning("%s: not taken into the account yet: %s", link.name, problem)
-            link.obstacle = f"not taken into the account yet: {problem}"
+            link.inactive_reason = f"not taken into the account yet: {problem}"
             return _WELCOME_SECONDS
         except CannotServe as problem:
             if isinstance(problem, OfAnother) or not self._begun.is_set():
                 self._refusing.append(problem)
             log.error("%s", problem)
-            link.obstacle = str(problem)
+            link.inactive_reason = str(problem)
             if self._begun.is_set() and not tier.mount:
                 self._catalog.tiers.set_scanned(link.name, False)
         except Exception as problem:
             # what no one has thought of must not look as if the tier were just slow
             log.exception("%s: could not be taken into the account", link.name)
-            link.obstacle = f"{link.name}: {problem}; the log has the whole story"
+            link.inactive_reason = f"{link.name}: {problem}; the log has the whole story"
         return None
 
     def _let_on(self, link: Link) -> None:

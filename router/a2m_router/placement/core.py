@@ -8,20 +8,20 @@ from a2m_router.catalog.catalog import Catalog
 from a2m_router.config.settings import Tier
 from a2m_router.placement.guard import Guard, Spawn
 from a2m_router.placement.reconciler import Reconciler
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 
 
 class Core(msgspec.Struct, frozen=True):
     """The catalog, the copies in the tiers, what guards a change, and what finishes it in the background."""
 
     catalog: Catalog
-    copies: Copies
+    gateway: TierGateway
     guard: Guard
     reconciler: Reconciler
 
 
-def core_of(catalog: Catalog, copies: Copies, managed: Iterable[Tier], spawn: Spawn) -> Core:
+def core_of(catalog: Catalog, gateway: TierGateway, managed: Iterable[Tier], spawn: Spawn) -> Core:
     """The core of one federation. Each change that ends wakes the reconciler."""
-    guard = Guard(catalog, copies, spawn, lambda: reconciler.wake())
-    reconciler = Reconciler(catalog, copies, guard, managed)
-    return Core(catalog, copies, guard, reconciler)
+    guard = Guard(catalog, gateway, spawn, lambda: reconciler.wake())
+    reconciler = Reconciler(catalog, gateway, guard, managed)
+    return Core(catalog, gateway, guard, reconciler)

@@ -19,8 +19,8 @@ from a2m_router.placement.planning import Plan
 from a2m_router.protocol.wire.errors import CALLERS_ERRORS, RETRY_AFTER, A2MError, invalid_params, no_room
 from a2m_router.protocol.wire.records import Draft, digest
 from a2m_router.tiers.failures import untrue
+from a2m_router.tiers.gather import Failure, gather_outcomes
 from a2m_router.tiers.link import TierDown
-from a2m_router.tiers.together import Failure, outcomes
 
 
 class Delivering:
@@ -28,7 +28,7 @@ class Delivering:
 
     def __init__(self, core: Core, moves: Moves) -> None:
         self._catalog = core.catalog
-        self._copies = core.copies
+        self._gateway = core.gateway
         self._reconciler = core.reconciler
         self._moves = moves
 
@@ -40,7 +40,7 @@ class Delivering:
         for entry in [*entries, *before.values()]:
             names.update(names_of(entry))
         for tier, there in by_home(entries).items():
-            names |= self._reconciler.names_in_the_way(tier, there)
+            names |= self._reconciler.names_to_clear(tier, there)
         return names
 
     async def take_groups_along(self, plan: Plan, scope: Scope) -> None:
@@ -62,7 +62,7 @@ class Delivering:
         """See that a plan can be carried out, before anything is noted of it. The caller holds a claim on all that it
         touches.
 
-        Raises TierDown where a tier does not take its part; A2MError for what is wrong with a record; InTheWay where
+        Raises TierDown where a tier does not take its part; A2MError for what is wrong with a record; StaleClaim where
         the claim does not cover all that is in the way any more.
         """
         await self._check_known(plan)
@@ -77,12 +77,12 @@ class Delivering:
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
         calls: list[Callable[[], Awaitable[None]]] = [
-            partial(self._copies.write_new, tier, drafts) for tier, drafts in by_tier.items()
+            partial(self._gateway.write_new, tier, drafts) for tier, drafts in by_tier.items()
         ]
-        is_one = len(calls) == 1 and all(self._copies.is_one_call(tier, drafts) for tier, drafts in by_tier.items())
+        is_one = len(calls) == 1 and all(self._gateway.is_one_call(tier, drafts) for tier, drafts in by_tier.items())
         if not (are_all and is_one):
             await self._catalog.synced()
-        found = await outcomes(calls)
+        found = await gather_outcomes(calls)
         return [
             failure if isinstance(failure, A2MError) and failure.code in CALLERS_ERRORS else _as_down(tier, failure)
             for tier, failure in zip(by_tier, found, strict=True)
@@ -100,10 +100,10 @@ class Delivering:
     async def _check_known(self, plan: Plan) -> None:
         """Each known record is read at its home. One that its home has lost is written there anew if the caller brings
         it back as it was."""
-        behind = self._catalog.redo.behind(entry.id for _, _, entry in plan.known)  # these are readable here
+        behind = self._catalog.pending.among(entry.id for _, _, entry in plan.known)  # these are readable here
         homes = by_home([entry for _, _, entry in plan.known if entry.id not in behind])
-        found = await outcomes(
-            [partial(self._copies.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
+        found = await gather_outcomes(
+            [partial(self._gateway.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
         )
         wrong: dict[str, str] = {}
         for (home, entries), copies in zip(homes.items(), found, strict=True):
@@ -121,7 +121,7 @@ class Delivering:
                 continue
             if digest(draft) != entry.digest:
                 raise untrue(entry.home, f"{wrong[entry.id]}; nothing was written")
-            for unkept in (await self._copies.write_seen(entry.home, [draft])).values():
+            for unkept in (await self._gateway.write_seen(entry.home, [draft])).values():
                 raise TierDown(entry.home, unkept, 60.0, None)
 
     def _check_counted(self, plan: Plan) -> None:
@@ -129,7 +129,7 @@ class Delivering:
         was cut, under an id that a caller has chosen, or at an owner's key. What has neither is nothing's successor."""
         for slot, _, entry in plan.new:
             if entry.home in self._catalog.opening.uncounted and (slot.first.id is not None or entry.key is not None):
-                raise TierDown(entry.home, self._copies.why_unaccounted(entry.home), 1.0, None)
+                raise TierDown(entry.home, self._gateway.why_unaccounted(entry.home), 1.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
         """See that no stray is in the way of these records where they are going."""
@@ -151,10 +151,10 @@ class Delivering:
         coming = [r.entry for r in plan.replacements if home.get(r.entry.id, r.entry.home) != r.entry.home]
         chosen = [entry for slot, _, entry in plan.new if slot.first.id is not None]
         for tier, there in by_home(coming + chosen).items():
-            if self._copies.mode(tier).native:
+            if self._gateway.mode(tier).native:
                 continue
             try:
-                found, others = await self._copies.there(tier, [entry.id for entry in there])
+                found, others = await self._gateway.there(tier, [entry.id for entry in there])
             except A2MError as refused:
                 raise _as_down(tier, refused) from refused
             for id, whose in others.items():

@@ -23,7 +23,7 @@ import msgspec
 from a2m_router.catalog.claims import id_name
 from a2m_router.catalog.entries import Entry, entry_of
 from a2m_router.placement.core import Core
-from a2m_router.placement.moves import Altered, Hindrance, Moved, Moves, hindrance_of, write
+from a2m_router.placement.moves import Altered, Blocker, Moved, Moves, blocker_of, write
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.events import Place
 from a2m_router.protocol.wire.records import Record, digest
@@ -117,10 +117,10 @@ class Distilling:
                 self._in_vain[way] = 0
             except (A2MError, Altered, AnswerTooLong) as refused:
                 self._in_vain[way] += 1
-                result.hindrance = hindrance_of(refused, unit)
+                result.blocker = blocker_of(refused, unit)
                 result.blocked = self._in_vain[way] == _MOST_REFUSALS
             except (TierDown, OSError) as failure:
-                result.hindrance, result.blocked = hindrance_of(failure), True
+                result.blocker, result.blocked = blocker_of(failure), True
             if result.blocked:
                 self._in_vain[way] = 0
                 break
@@ -131,7 +131,7 @@ class Distilling:
                 await self.moves.carry_out(verbatim, source, target, result=moved)
             finally:
                 result.records += moved.records
-            result.hindrance = result.hindrance or moved.hindrance
+            result.blocker = result.blocker or moved.blocker
             result.blocked |= moved.blocked
         return result
 
@@ -155,7 +155,7 @@ class Distilling:
                 await under_way.wait()
             return await self._distil(unit, source, target, thinking, result)
         self._check(source, target)  # before anything is thought for a tier that cannot take it
-        found = await self._core.copies.read(source, [entry.id for entry in group], embeddings=True)
+        found = await self._core.gateway.read(source, [entry.id for entry in group], embeddings=True)
         records = _as_they_were(group, found)
         if records is None or not all(map(_is_rewritable, records)):
             return False
@@ -173,7 +173,7 @@ class Distilling:
         if await self._replace(unit, group, summary, source, target):
             result.rewritten.update(Place(entry.owner, target) for entry in group)
         else:
-            result.hindrance = Hindrance("changed", "it has changed while it was summarized", unit.ids[0])
+            result.blocker = Blocker("changed", "it has changed while it was summarized", unit.ids[0])
         return True
 
     async def _replace(self, unit: Unit, group: Sequence[Entry], summary: Record, source: str, target: str) -> bool:
@@ -193,7 +193,7 @@ class Distilling:
                 return False
             catalog.note_copies([entry], target)
             await catalog.synced()
-            await write(self._core.copies, target, [summary])
+            await write(self._core.gateway, target, [summary])
             return self._commit(group, entry)
 
     def _check(self, *tiers: str) -> None:

@@ -19,8 +19,8 @@ import anyio
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.claims import Claim
 from a2m_router.process.alerts import Alerts
-from a2m_router.process.waiting import doubling
-from a2m_router.tiers.copies import Copies
+from a2m_router.process.timing import doubling
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.link import TierDown
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,9 @@ class Guard:
         on_end: called at the end of each change, when there may be copies to reconcile.
     """
 
-    def __init__(self, catalog: Catalog, copies: Copies, spawn: Spawn, on_end: Callable[[], None]) -> None:
+    def __init__(self, catalog: Catalog, gateway: TierGateway, spawn: Spawn, on_end: Callable[[], None]) -> None:
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
         self._spawn = spawn
         self._on_end = on_end
         self._refused = 0  # notes that the catalog's disk has yet to take
@@ -113,7 +113,7 @@ class Guard:
                 await self._until_noted(note)
             for failure in in_doubt:
                 assert failure.settled is not None
-                await self._copies.link(failure.tier).settle(failure.settled)
+                await self._gateway.link(failure.tier).settle(failure.settled)
         finally:
             for claim in claims:
                 claim.release()

@@ -24,7 +24,7 @@ from a2m_router.catalog.claims import Claim, Name, names_of
 from a2m_router.catalog.entries import Entry, former, is_as_it_is
 from a2m_router.catalog.selection import Selection
 from a2m_router.placement.core import Core
-from a2m_router.placement.reconciler import InTheWay
+from a2m_router.placement.reconciler import StaleClaim
 from a2m_router.placement.steps import MOVE, Step, Steps, run
 from a2m_router.process.alerts import Alerts
 from a2m_router.process.budget import left
@@ -32,7 +32,7 @@ from a2m_router.protocol.wire.errors import NOT_AS_WRITTEN, A2MError, no_room
 from a2m_router.protocol.wire.events import Place
 from a2m_router.protocol.wire.records import Record, digest, draft_of
 from a2m_router.ranking.policy import Unit, in_batches
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.link import AnswerTooLong, TierDown
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _MOST_KINDS: Final = 10
 _WITNESSES: Final = 5
 
 
-class Hindrance(msgspec.Struct, frozen=True):
+class Blocker(msgspec.Struct, frozen=True):
     """Why records stay where they are.
 
     Args:
@@ -76,19 +76,19 @@ class Moved(msgspec.Struct):
 
     records: list[tuple[str, Place]] = []
     rewritten: Counter[Place] = msgspec.field(default_factory=Counter)
-    hindrance: Hindrance | None = None
+    blocker: Blocker | None = None
     tier: str | None = None
     blocked: bool = False
 
     @property
     def reason(self) -> str | None:
         """Why others stayed, in words."""
-        return None if self.hindrance is None else str(self.hindrance)
+        return None if self.blocker is None else str(self.blocker)
 
     @property
     def is_broken(self) -> bool:
         """Whether they stayed since their tier does not hold one of them as it was written: that does not pass."""
-        return self.hindrance is not None and self.hindrance.kind == NOT_AS_WRITTEN
+        return self.blocker is not None and self.blocker.kind == NOT_AS_WRITTEN
 
     @property
     def left(self) -> int:
@@ -122,7 +122,7 @@ class Moves:
         What comes of it is added to `result` as it comes, for those who have to know though they are cancelled.
         """
         result = Moved() if result is None else result
-        behind = self._catalog.redo.behind(id for unit in units for id in unit.ids)
+        behind = self._catalog.pending.among(id for unit in units for id in unit.ids)
         # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
         late = [unit for unit in units if not behind.isdisjoint(unit.ids)]
         ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
@@ -135,31 +135,31 @@ class Moves:
                 carried = await self._move(batch, source, target, salience)
             except (A2MError, Altered, AnswerTooLong) as refused:
                 if isinstance(refused, A2MError) and no_room(refused) is not None:
-                    result.hindrance, result.blocked = hindrance_of(refused), True  # whichever unit it is asked to take
+                    result.blocker, result.blocked = blocker_of(refused), True  # whichever unit it is asked to take
                     continue
                 # of several units one may be at fault: halved until it stands alone
                 if len(batch) > 1:
                     waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
                 else:
-                    result.hindrance = hindrance_of(refused, batch[0])
+                    result.blocker = blocker_of(refused, batch[0])
             except (TierDown, OSError) as failure:
-                result.hindrance, result.blocked = hindrance_of(failure), True
+                result.blocker, result.blocked = blocker_of(failure), True
                 result.tier = failure.tier if isinstance(failure, TierDown) else None
             else:
                 if carried is None:
                     sentence = "an earlier change of the same records has not been settled yet"
-                    result.hindrance = Hindrance("unsettled", sentence, batch[0].ids[0])
+                    result.blocker = Blocker("unsettled", sentence, batch[0].ids[0])
                     continue
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in carried.moved]
                 broken |= carried.broken
-        still_behind = self._catalog.redo.behind(behind)
-        if result.hindrance is None and still_behind:
+        still_behind = self._catalog.pending.among(behind)
+        if result.blocker is None and still_behind:
             sentence = f"{source} has yet to catch up with what replaced a record"
-            result.hindrance = Hindrance("behind", sentence, min(still_behind))
+            result.blocker = Blocker("behind", sentence, min(still_behind))
         self.say(source, target, result)
-        if result.hindrance is None and broken:  # the log has spoken of it when it was met
+        if result.blocker is None and broken:  # the log has spoken of it when it was met
             id, how = next(iter(broken.items()))
-            result.hindrance = Hindrance(NOT_AS_WRITTEN, how, id)
+            result.blocker = Blocker(NOT_AS_WRITTEN, how, id)
         return result
 
     def say(self, source: str, target: str, moved: Moved) -> None:
@@ -167,18 +167,18 @@ class Moves:
 
         What hinders one record is over when that record is not there any more; what hinders all, when something moves.
         """
-        hindrance = moved.hindrance
+        blocker = moved.blocker
         blocked = self._blocked((source, target))
         for each in blocked:
             subject = self._alerts.cause(each)
             goes_on = moved.left == 0 if subject is None else self._lives_in(source, subject)
-            if not goes_on and (subject is not None or hindrance is None or hindrance.kind != each.kind):
+            if not goes_on and (subject is not None or blocker is None or blocker.kind != each.kind):
                 self._alerts.end(each)
-        if hindrance is not None:
-            alert_key = _AlertKey((source, target), hindrance.kind)
+        if blocker is not None:
+            alert_key = _AlertKey((source, target), blocker.kind)
             if alert_key not in self._alerts and len(self._blocked((source, target))) < _MOST_KINDS:
-                sentence = f"{source} -> {target}: not moved: {hindrance}"
-                self._alerts.begin(alert_key, logging.WARNING, sentence, cause=hindrance.subject)
+                sentence = f"{source} -> {target}: not moved: {blocker}"
+                self._alerts.begin(alert_key, logging.WARNING, sentence, cause=blocker.subject)
         elif blocked and not self._blocked((source, target)):
             log.info("%s -> %s: nothing is in the way any more", source, target)
 
@@ -205,14 +205,14 @@ class Moves:
         core = self._core
         core.reconciler.check(source, writes=False)  # what stays there is a stray
         core.reconciler.check(target)
-        behind = core.catalog.redo.behind(id for unit in units for id in unit.ids)
+        behind = core.catalog.pending.among(id for unit in units for id in unit.ids)
         await core.reconciler.replaced(source, behind, min(_CLAIM_SECONDS, left()))
         while True:
             claimed = await self.claim(units, source, target)
             if claimed is None:
                 return None
             claim, groups = claimed
-            pending = core.catalog.redo.behind(entry.id for unit in groups for entry in unit)
+            pending = core.catalog.pending.among(entry.id for unit in groups for entry in unit)
             groups = [unit for unit in groups if pending.isdisjoint(entry.id for entry in unit)]
             carried = _Carried(core, self._alerts, groups, (source, target), salience)
             try:
@@ -222,7 +222,7 @@ class Moves:
                         change.note = partial(core.catalog.give_up, carried.entries, target)
                         await run(MOVE, carried.steps)
                 return carried
-            except InTheWay:
+            except StaleClaim:
                 continue
 
     async def claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
@@ -232,7 +232,7 @@ class Moves:
             groups = self.present(units, source)
             entries = [entry for unit in groups for entry in unit]
             names = {name for entry in entries for name in names_of(entry)}
-            return names | self._core.reconciler.names_in_the_way(target, entries), groups
+            return names | self._core.reconciler.names_to_clear(target, entries), groups
 
         try:
             return await self._catalog.claims.take_touched(look, lambda: min(_CLAIM_SECONDS, left()))
@@ -268,7 +268,7 @@ class _Carried:
         self, core: Core, alerts: Alerts, groups: list[list[Entry]], way: tuple[str, str], salience: float
     ) -> None:
         self._catalog = core.catalog
-        self._copies = core.copies
+        self._gateway = core.gateway
         self._reconciler = core.reconciler
         self._alerts = alerts
         self._groups = groups
@@ -300,30 +300,30 @@ class _Carried:
         would be the record in the other. A native store says who it is; of another, the target has what lives in the
         source, and not only what an earlier move has left there."""
         source, target = self._source, self._target
-        if self._copies.mode(target).native:
+        if self._gateway.mode(target).native:
             return
         ids = [entry.id for entry in self.entries]
         one_server = ("one server", source, target)
-        there = await self._copies.read(target, ids)
+        there = await self._gateway.read(target, ids)
         if not there:
             self._alerts.end(one_server)
             return
         newest = self._catalog.queries.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
         others = [entry.id for entry in newest if entry.id not in set(ids)]
-        if not others or await self._copies.read(target, others):
+        if not others or await self._gateway.read(target, others):
             sentence = f"{source} and {target} seem to lead to one server; give each a store of its own"
             self._alerts.begin(one_server, logging.ERROR, sentence)
             raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
-        held = await self._copies.read(source, there)
+        held = await self._gateway.read(source, there)
         left_over = {id for id in there if id in held and digest(held[id]) == digest(there[id])}
-        await self._copies.remove(target, left_over)
+        await self._gateway.remove(target, left_over)
 
     async def _note(self) -> None:
         await self._catalog.writable()
         self._catalog.note_copies(self.entries, self._target)
 
     async def _read(self) -> None:
-        self._records = await self._copies.read(self._source, [entry.id for entry in self.entries], embeddings=True)
+        self._records = await self._gateway.read(self._source, [entry.id for entry in self.entries], embeddings=True)
 
     async def _compare(self) -> None:
         self._groups = [unit for unit in self._groups if self._is_whole(unit)]
@@ -349,7 +349,7 @@ class _Carried:
         return True
 
     async def _write(self) -> None:
-        await write(self._copies, self._target, [self._records[entry.id] for unit in self._groups for entry in unit])
+        await write(self._gateway, self._target, [self._records[entry.id] for unit in self._groups for entry in unit])
 
     async def _flip(self) -> None:
         vectors = {id: record.embedding for id, record in self._records.items() if record.embedding is not None}
@@ -357,17 +357,17 @@ class _Carried:
         self.moved = self._catalog.flip(self._groups, self._target, self._salience, vectors)
 
 
-async def write(copies: Copies, target: str, records: Sequence[Record]) -> None:
+async def write(gateway: TierGateway, target: str, records: Sequence[Record]) -> None:
     """Write the records to `target` and see that they are there as they were. Once more for those that are not.
 
     Raises Altered.
     """
-    left = await copies.write_seen(target, [draft_of(record) for record in records])
+    left = await gateway.write_seen(target, [draft_of(record) for record in records])
     for what in left.values():
         raise Altered(f"{target} does not keep what it is given: it {what}")
 
 
-def hindrance_of(failure: A2MError | Altered | TierDown | OSError, unit: Unit | None = None) -> Hindrance:
+def blocker_of(failure: A2MError | Altered | TierDown | OSError, unit: Unit | None = None) -> Blocker:
     """What a failure is to a move; `unit` is what could not be moved for it, where others may be."""
     match failure:
         case AnswerTooLong() | Altered():
@@ -381,4 +381,4 @@ def hindrance_of(failure: A2MError | Altered | TierDown | OSError, unit: Unit | 
                 unit = None  # whichever it is asked to take
         case _:
             kind = "the catalog's disk"
-    return Hindrance(kind, str(failure), None if unit is None else unit.ids[0])
+    return Blocker(kind, str(failure), None if unit is None else unit.ids[0])

@@ -184,7 +184,7 @@ class Passes:
                         report.spilled(moved)
                         flushed.records += moved.records
                         flushed.rewritten += moved.rewritten
-                        flushed.hindrance = moved.hindrance or flushed.hindrance
+                        flushed.blocker = moved.blocker or flushed.blocker
             self._rests.clear()
             await self._pass(report)
             if flushed.left == 0 and flushed.reason is not None:

@@ -24,7 +24,7 @@ from a2m_router.placement.slots import Slot, is_written, rewrites_of, rewritten,
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 from a2m_router.protocol.wire.timestamps import after, parse, render
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.mounts import Mounts
 
 # A clock that is corrected by less is not worth a word, milliseconds.
@@ -63,11 +63,11 @@ class Planner:
     """
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, copies: Copies, mounts: Mounts, clock: Callable[[], int]
+        self, settings: Settings, catalog: Catalog, gateway: TierGateway, mounts: Mounts, clock: Callable[[], int]
     ) -> None:
         self._settings = settings
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
         self._mounts = mounts
         self._clock = clock
         # how long a write waits for another change of the same ids, keys or groups: no longer than for an answer
@@ -120,7 +120,7 @@ class Planner:
         home = destination(draft.tier, self._settings, self._mounts, "tier").name
         refuse_unless_writable(scope, home, "records")
         whole = whole_of(draft, slot.id, slot.first.created_at, (draft.revision or 0) + len(slot.drafts) - 1)
-        self._copies.check(home, whole)
+        self._gateway.check(home, whole)
         return slot, whole, entry_of(whole, home)
 
     def _replaced(self, slot: Slot, entry: Entry, rewrites: int, scope: Scope) -> tuple[Slot, Draft, Replacement]:
@@ -129,14 +129,14 @@ class Planner:
         new = entry_of(whole, draft.tier or entry.home)
         for tier in (entry.home, new.home):
             refuse_unless_writable(scope, tier, f"records: the key {draft.key!r}")
-        self._copies.check(new.home, whole)
+        self._gateway.check(new.home, whole)
         return slot, whole, Replacement(new, entry.version, draft.salience)
 
     def _refuse_unaccounted(self) -> None:
         """Raises INTERNAL_ERROR if a tier may hold a page that nobody knows of."""
         for tier in self._mounts.managed:
             if not self._catalog.tiers.is_scanned(tier.name):
-                raise self._copies.without(tier.name)
+                raise self._gateway.without(tier.name)
 
     def _is_another(self, draft: Draft) -> bool:
         """Whether a draft's id is that of a record, and not of the one at its owner's key."""

@@ -32,7 +32,7 @@ from msgspec import UNSET
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Stray
-from a2m_router.catalog.rebuild import exchanging
+from a2m_router.catalog.rebuild import swap
 from a2m_router.catalog.rebuild.salvage import Salvage, TakenOver
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.core import core_of
@@ -42,7 +42,7 @@ from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import locked, real
 from a2m_router.tiers.answers import Written
-from a2m_router.tiers.copies import CannotList, Copies
+from a2m_router.tiers.gateway import CannotList, TierGateway
 from a2m_router.tiers.lifting import Origin
 from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.mode import Modes, mode_of
@@ -104,16 +104,16 @@ async def rebuild(
     """
     path = real(settings.state)
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    with locked(path, exchanging.HOLDER):
-        exchanging.finish(path)  # an earlier one may have been cut off after it was done
-        exchanging.discard(path)
+    with locked(path, swap.HOLDER):
+        swap.finish(path)  # an earlier one may have been cut off after it was done
+        swap.discard(path)
         try:
             rebuilt = await _made(settings, links, watch, adopt=adopt, federation=federation)
         except BaseException:
-            exchanging.discard(path)  # it may be why the disk is full
+            swap.discard(path)  # it may be why the disk is full
             raise
-        exchanging.commit(path)
-        return msgspec.structs.replace(rebuilt, aside=exchanging.finish(path))
+        swap.commit(path)
+        return msgspec.structs.replace(rebuilt, aside=swap.finish(path))
 
 
 async def _made(
@@ -121,7 +121,7 @@ async def _made(
 ) -> Rebuilt:
     """The new catalog, complete and closed, beside the old one."""
     with closing(Salvage(settings.state)) as old:
-        path = exchanging.rebuilding(settings.state)
+        path = swap.rebuilding(settings.state)
         with closing(Catalog(path, settings.managed, strength)) as catalog:
             taken, read = await _scanned(settings, links, catalog, old, watch, adopt=adopt, federation=federation)
             redone = 0
@@ -154,8 +154,8 @@ async def _scanned(
 
     managed = {tier.name: links[tier.name] for tier in settings.managed}
     modes = Modes(settings.tiers, links, catalog.queries.lifting)
-    copies = Copies(links, modes, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
-    core = core_of(catalog, copies, settings.managed, _nothing_is_left_open)
+    gateway = TierGateway(links, modes, settings.limits.max_message, catalog.tiers.note_metadata, catalog.lineage)
+    core = core_of(catalog, gateway, settings.managed, _nothing_is_left_open)
     scanner = Scanner(settings, core, Intake(adopt=adopt, watch=seen, only_reads=True))
     recovery = Recovery(settings, core, modes, scanner)
     async with anyio.create_task_group() as connections:
@@ -194,7 +194,7 @@ class _Origins(msgspec.Struct, frozen=True):
 async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
     """Find out who has written what the tiers hold."""
     found = _Origins(Counter(), Counter())
-    reader = Copies(links, Modes(settings.tiers, links), settings.limits.max_message)
+    reader = TierGateway(links, Modes(settings.tiers, links), settings.limits.max_message)
     for tier in settings.managed:
         profile = links[tier.name].profile
         assert profile is not None
@@ -210,7 +210,7 @@ async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
     return found
 
 
-async def _origins_at(tier: Tier, reader: Copies) -> Counter[Origin]:
+async def _origins_at(tier: Tier, reader: TierGateway) -> Counter[Origin]:
     """Who has written how many of the records that a lesser server holds."""
     written: list[Written] = []
     try:

@@ -35,11 +35,11 @@ from a2m_router.catalog.strays import NotedStray
 from a2m_router.config.settings import Tier
 from a2m_router.placement.guard import Guard
 from a2m_router.process.alerts import Alerts
-from a2m_router.process.waiting import doubling
+from a2m_router.process.timing import doubling
 from a2m_router.protocol.wire.errors import A2MError, no_room
 from a2m_router.protocol.wire.records import Record, digest, draft_of
 from a2m_router.tiers.answers import Untrusted
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.link import AnswerTooLong, TierDown
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ _REMOVABLE: Final = frozenset({Stray.SUPERSEDED, Stray.UNWANTED})
 _Item = TypeVar("_Item", NotedStray, Entry)
 
 
-class InTheWay(Exception):
+class StaleClaim(Exception):
     """What was claimed to clear the way is not all that is in it any more; claim anew."""
 
 
@@ -133,9 +133,9 @@ class _Queue:
 class Reconciler:
     """Reconciles the managed tiers of one catalog."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, guard: Guard, tiers: Iterable[Tier]) -> None:
+    def __init__(self, catalog: Catalog, gateway: TierGateway, guard: Guard, tiers: Iterable[Tier]) -> None:
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
         self._guard = guard
         self._queues = {tier.name: _Queue() for tier in tiers}
         self._passed_over: dict[Name, set[str]] = {}  # names that others had claimed, and the tiers that wait for them
@@ -201,7 +201,7 @@ class Reconciler:
         ids = list(ids)
         with anyio.move_on_after(seconds):
             for _ in range(2):  # the round that is under way may have looked before
-                if self._is_running and self._catalog.redo.behind(ids):
+                if self._is_running and self._catalog.pending.among(ids):
                     self.retry(tier, ids)
                     await self._queues[tier].ended.wait()
 
@@ -213,7 +213,7 @@ class Reconciler:
             after = page[-1].id
             failed = self._queues[tier].failed
             # before anything is claimed: a long read must not keep writers waiting
-            await self._catalog.readers.grace()
+            await self._catalog.reads.grace()
             await self._step(tier, [stray for stray in page if stray.id not in failed], self._remove)
 
     def check(self, tier: str, *, writes: bool = True) -> None:
@@ -222,16 +222,16 @@ class Reconciler:
 
         Nothing is written to it, or moved from it, before: a member of a group, or an older copy, may be undiscovered.
         """
-        link = self._copies.link(tier)
+        link = self._gateway.link(tier)
         if link.status != "up":
             raise TierDown(tier, link.reason or "it is still starting", 1.0, None)
         if not self._catalog.tiers.is_scanned(tier) or (writes and link.barred is not None):
-            raise TierDown(tier, self._copies.why_unaccounted(tier), 1.0, None)
+            raise TierDown(tier, self._gateway.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
         """Make sure that no stray of these ids, or at these owners' keys, is left in `tier`, before they are written.
 
-        The caller holds claims on all of them (`names_in_the_way`). Raises TierDown if one of them stays, and InTheWay
+        The caller holds claims on all of them (`names_to_clear`). Raises TierDown if one of them stays, and StaleClaim
         if another one, which the caller has no claim on, has come since: a forget claims nothing.
         """
         strays = self._catalog.strays.in_the_way(tier, entries)
@@ -239,15 +239,15 @@ class Reconciler:
             wait = self.held_for(tier)
             if wait:
                 raise TierDown(tier, MAY_STILL_LAND, wait, None)
-            await self._catalog.readers.grace()
+            await self._catalog.reads.grace()
             await self._remove(tier, strays)
             left = {stray.id for stray in self._catalog.strays.in_the_way(tier, entries)}
             if not left <= {stray.id for stray in strays}:
-                raise InTheWay
+                raise StaleClaim
             if left:
                 raise TierDown(tier, "an older copy of a record could not be removed yet", 1.0, None)
 
-    def names_in_the_way(self, tier: str, entries: Sequence[Entry]) -> set[Name]:
+    def names_to_clear(self, tier: str, entries: Sequence[Entry]) -> set[Name]:
         """What has to be claimed, beside the entries themselves, to `clear` their way into `tier`."""
         strays = self._catalog.strays.in_the_way(tier, entries)
         return {name for stray in strays for name in record_names(stray.id, stray.owner, stray.key)}
@@ -267,7 +267,7 @@ class Reconciler:
                 await queue.wanted.wait()
 
     def _takes_changes(self, tier: str) -> bool:
-        link = self._copies.link(tier)
+        link = self._gateway.link(tier)
         return link.status == "up" and link.barred is None
 
     async def _round(self, tier: str) -> str | None:
@@ -292,9 +292,9 @@ class Reconciler:
             failed.until = now + failed.wait  # also where somebody else has claimed it
             stray, entry = self._catalog.strays.at(tier, id), self._catalog.records.get(id)
             if stray is not None and stray.kind in _REMOVABLE:
-                await self._catalog.readers.grace()
+                await self._catalog.reads.grace()
                 await self._step(tier, [stray], self._remove)
-            elif entry is None or entry.home != tier or not self._catalog.redo.behind([id]):
+            elif entry is None or entry.home != tier or not self._catalog.pending.among([id]):
                 del queue.failed[id]
             elif self._catalog.tiers.is_scanned(tier):
                 await self._step(tier, [entry], self._replace)
@@ -343,7 +343,7 @@ class Reconciler:
             self._alerts.end(tier, f"tier={tier} copies are up to date")
 
     def _is_owed(self, tier: str) -> bool:
-        return bool(self._catalog.strays.removable(tier, "", 1) or self._catalog.redo.ids_in(tier))
+        return bool(self._catalog.strays.removable(tier, "", 1) or self._catalog.pending.ids_in(tier))
 
     def _claim(self, tier: str, items: Iterable[_Item]) -> tuple[list[_Item], list[Claim]]:
         """Those of the items that nobody else has claimed, and the claims on them. A release of what is passed over
@@ -392,10 +392,10 @@ class Reconciler:
         if leaving:
             # a note that a power cut could take back must not cost the copy it would need then
             await self._catalog.synced()
-            gone = await self._copies.remove(tier, sorted(leaving))
+            gone = await self._gateway.remove(tier, sorted(leaving))
             self._catalog.strike(tier, gone)
             problems |= dict.fromkeys(leaving - gone, "its server does not forget it, though it says so")
-            if not self._copies.mode(tier).native:
+            if not self._gateway.mode(tier).native:
                 await self._restore(seen, tier)
         return problems
 
@@ -403,10 +403,10 @@ class Reconciler:
         """Two tiers may lead to one server without saying so: then what was removed from the one was the record in the
         other. It is written back."""
         for home, there in by_home(self._catalog.records.find(seen).values()).items():
-            left = await self._copies.read(home, [entry.id for entry in there])
+            left = await self._gateway.read(home, [entry.id for entry in there])
             lost = [seen[entry.id] for entry in there if entry.id not in left]
             if lost:
-                await self._copies.write_new(home, [draft_of(record) for record in lost])
+                await self._gateway.write_new(home, [draft_of(record) for record in lost])
                 log.error("%s and %s seem to lead to one server; give each a store of its own", tier, home)
 
     async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> tuple[dict[str, Record], dict[str, str]]:
@@ -416,9 +416,9 @@ class Reconciler:
         problems: dict[str, str] = {}
         for home, there in by_home(entries).items():
             try:
-                found = await self._copies.read(home, [entry.id for entry in there], embeddings=True)
+                found = await self._gateway.read(home, [entry.id for entry in there], embeddings=True)
                 # a pending replacement is not lost: its end wakes the tasks
-                pending = self._catalog.redo.behind(entry.id for entry in there)
+                pending = self._catalog.pending.among(entry.id for entry in there)
                 lost = []
                 for entry in there:
                     copy = found.get(entry.id)
@@ -430,7 +430,7 @@ class Reconciler:
                     problems |= await self._bring_home(lost, tier, gone=[e for e in lost if e.id not in found])
             except (TierDown, A2MError) as failure:
                 log.info("%s: copies stay until %s can be read: %s", tier, home, failure)
-                if self._copies.link(home).status == "up":  # else its coming back wakes us
+                if self._gateway.link(home).status == "up":  # else its coming back wakes us
                     problems |= dict.fromkeys((entry.id for entry in there), str(failure))
         return seen, problems
 
@@ -440,7 +440,7 @@ class Reconciler:
         record is lost. If its home holds a former state, nothing changes.
 
         Returns the ids of copies that another round can remove, and why."""
-        copies = await self._copies.read(tier, [entry.id for entry in lost], embeddings=True)
+        copies = await self._gateway.read(tier, [entry.id for entry in lost], embeddings=True)
         problems: dict[str, str] = {}
         for entry in lost:
             copy = copies.get(entry.id)
@@ -462,7 +462,7 @@ class Reconciler:
         """Have `tier` hold what replaces its records, but for those that a step has failed with before. Raises as
         `remove_strays`."""
         failed = self._queues[tier].failed
-        pending = [id for id in self._catalog.redo.ids_in(tier) if id not in failed]
+        pending = [id for id in self._catalog.pending.ids_in(tier) if id not in failed]
         for start in range(0, len(pending), _FEW):
             page = self._catalog.records.find(pending[start : start + _FEW]).values()
             # one that has been replaced since may have another home
@@ -470,7 +470,7 @@ class Reconciler:
 
     async def _replace(self, tier: str, entries: Sequence[Entry]) -> dict[str, str]:
         """Replace the records, as far as nothing is in their way. Returns which are not replaced, and why."""
-        drafts = self._catalog.redo.drafts(entry.id for entry in entries)
+        drafts = self._catalog.pending.drafts(entry.id for entry in entries)
         problems: dict[str, str] = {}
         for entry in entries:
             if entry.id in drafts and self._catalog.strays.in_the_way(tier, [entry]):
@@ -480,15 +480,15 @@ class Reconciler:
             return problems
         # a power cut must not take the one place where the new record is, when the old one is gone
         await self._catalog.synced()
-        if not self._copies.mode(tier).native:
-            gone = await self._copies.remove(tier, list(drafts))
+        if not self._gateway.mode(tier).native:
+            gone = await self._gateway.remove(tier, list(drafts))
             problems |= dict.fromkeys(drafts.keys() - gone, "its server does not forget what it held")
-        left = await self._copies.write_seen(tier, [draft for id, draft in drafts.items() if id not in problems])
+        left = await self._gateway.write_seen(tier, [draft for id, draft in drafts.items() if id not in problems])
         problems |= {id: f"its server {what}" for id, what in left.items()}
-        await self._catalog.readers.grace()
-        still = self._catalog.redo.behind(drafts.keys() - problems.keys())  # others were forgotten meanwhile
+        await self._catalog.reads.grace()
+        still = self._catalog.pending.among(drafts.keys() - problems.keys())  # others were forgotten meanwhile
         vectors = {id: drafts[id].embedding for id in still}
-        self._catalog.end_redo([entry for entry in entries if entry.id in still], vectors)
+        self._catalog.end_pending([entry for entry in entries if entry.id in still], vectors)
         if still:
             self.wake()  # copies elsewhere wait until the record can be read at its home
         return problems

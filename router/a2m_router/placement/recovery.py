@@ -25,7 +25,7 @@ from msgspec import UNSET
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.placement.core import Core
 from a2m_router.placement.scanning import Scanner
-from a2m_router.protocol.wire.messages import Describe, Enrol
+from a2m_router.protocol.wire.method_params import Describe, Enrol
 from a2m_router.protocol.wire.records import Record
 from a2m_router.storage.nearest import METRICS
 from a2m_router.tiers.answers import LaterWriter, OtherFederation, Written
@@ -72,14 +72,14 @@ class Recovery:
     def __init__(self, settings: Settings, core: Core, modes: Modes, scanner: Scanner) -> None:
         self._settings = settings
         self._catalog = core.catalog
-        self._copies = core.copies
+        self._gateway = core.gateway
         self._reconciler = core.reconciler
         self._modes = modes
         self._scanner = scanner
         self._intake = scanner.intake
         self._unheard_of: set[str] = set()  # tiers that were in no account before, and are not in this one yet
         for tier in settings.managed:
-            self._copies.link(tier.name).bar()
+            self._gateway.link(tier.name).bar()
 
     def check(self, tier: Tier, profile: Profile) -> None:
         """Raises CannotServe unless the server behind `tier` can be part of this federation."""
@@ -153,13 +153,13 @@ class Recovery:
         """Look at what has come up behind `tier`, and change nothing there. Raises CannotServe if it cannot be taken
         into the account, as what is later than the catalog; TierDown and A2MError if it does not answer."""
         name = tier.name
-        link = self._copies.link(name)
+        link = self._gateway.link(name)
         profile, risen = link.profile, link.risen
         assert profile is not None
         self.check(tier, profile)
         if tier.mount:
             return Look(risen, True, None)
-        read_only = not profile.is_native and await self._copies.is_read_only(name)
+        read_only = not profile.is_native and await self._gateway.is_read_only(name)
         if link.risen != risen:
             raise _reconnected(name)
         mount = read_only and not self._catalog.records.count(name)
@@ -178,7 +178,7 @@ class Recovery:
         if self._modes.is_mount(tier):
             return
         name = tier.name
-        link = self._copies.link(name)
+        link = self._gateway.link(name)
         profile = link.profile
         if profile is None or link.risen != look.risen:
             raise _reconnected(name)
@@ -198,7 +198,7 @@ class Recovery:
             self._open(name, look)
 
     def _open(self, tier: str, look: Look) -> None:
-        link = self._copies.link(tier)
+        link = self._gateway.link(tier)
         if not look.read_only and not self._intake.only_reads:
             link.admit(look.risen)
         elif look.read_only and link.risen == look.risen:
@@ -249,8 +249,8 @@ class Recovery:
             # and does not show it any more
             await self._catalog.synced()
             lineage = self._catalog.lineage
-            await self._copies.link(name).look(Enrol(federation=lineage.federation, epoch=lineage.epoch))
-        now = self._copies.link(name).profile
+            await self._gateway.link(name).look(Enrol(federation=lineage.federation, epoch=lineage.epoch))
+        now = self._gateway.link(name).profile
         if now is None or now.store.epoch != self._catalog.lineage.epoch:
             raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
         self._catalog.lineage.note_epoch(name)
@@ -279,7 +279,7 @@ class Recovery:
             # until all is accounted for, nothing is written there that a page read before might bring back; and what
             # the scan meets may be later than the catalog
             self._catalog.tiers.set_scanned(name, False)
-            self._copies.link(name).bar()
+            self._gateway.link(name).bar()
             await self._scanner.scan(name)
             if self._catalog.end_scan(name).changed:
                 self._intake.changed()
@@ -308,9 +308,9 @@ class Recovery:
             self._catalog.tiers.set_strange(tier, others.total())
             here = sum(entry.home == tier for entry in self._catalog.records.find(ids).values())
             # it may have caught up with none of what was replaced; and others may be at work meanwhile
-            return told if here + len(self._catalog.redo.ids_in(tier)) < min(before, expected) else None
+            return told if here + len(self._catalog.pending.ids_in(tier)) < min(before, expected) else None
         if others and len(ids) < self._enough(tier, most):
-            profile = self._copies.link(tier).profile
+            profile = self._gateway.link(tier).profile
             if profile is not None and profile.store.pages:
                 return f"holds so many newer records of another federation that {len(ids)} of ours are seen"
             log.warning(
@@ -326,11 +326,11 @@ class Recovery:
         """The newest records in `tier` that are ours, `most` of them, or as many as are accounted for, as far as its
         server tells of so many with those of others between them; whether they are all that are ours; and who has
         written what it told."""
-        count = min(most, self._copies.recall_limit(tier, most))
+        count = min(most, self._gateway.recall_limit(tier, most))
         while True:
             written: list[Written] = []
-            newest, are_all = await self._copies.newest(tier, count, written)
-            more = min(_WIDER * count, self._copies.recall_limit(tier, _WIDEST), _WIDEST)
+            newest, are_all = await self._gateway.newest(tier, count, written)
+            more = min(_WIDER * count, self._gateway.recall_limit(tier, _WIDEST), _WIDEST)
             is_short = len(written) < count  # so many are too long for an answer
             if are_all or is_short or more <= count or len(newest) >= self._enough(tier, most) or len(newest) == count:
                 return newest, are_all, written
@@ -347,7 +347,7 @@ class Recovery:
             log.info("%s %s: scanning", tier, look.difference)
             return False
         before = self._catalog.queries.may_hold(tier)
-        raw = await self._copies.link(tier).call("memory/describe", Describe())
+        raw = await self._gateway.link(tier).call("memory/describe", Describe())
         holds = read_profile(raw).store.records
         may_hold = self._catalog.queries.may_hold(tier)
         # others may be at work meanwhile

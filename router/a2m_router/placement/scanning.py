@@ -30,7 +30,7 @@ from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.vectors import MAX_WIDTH
 from a2m_router.tiers.answers import OtherFederation, Untrusted, Written
-from a2m_router.tiers.copies import CannotList
+from a2m_router.tiers.gateway import CannotList
 from a2m_router.tiers.lifting import Lifted, Origin
 from a2m_router.tiers.mode import mode_of
 from a2m_router.tiers.profile import CannotServe
@@ -68,15 +68,15 @@ class Scanner:
     def __init__(self, settings: Settings, core: Core, intake: Intake) -> None:
         self._settings = settings
         self._catalog = core.catalog
-        self._copies = core.copies
+        self._gateway = core.gateway
         self.intake = intake
         self._alerts = Alerts(log)
 
     async def lacking(self, tier: str, entries: Sequence[Entry]) -> list[Entry]:
         """Those of the records that live in `tier` which it does not hold as they are."""
-        with self._catalog.readers.reading():  # until it has ended, the catalog keeps what the tier catches up with
-            found = await self._copies.read(tier, [entry.id for entry in entries])
-            behind = self._catalog.redo.behind(entry.id for entry in entries)
+        with self._catalog.reads.reading():  # until it has ended, the catalog keeps what the tier catches up with
+            found = await self._gateway.read(tier, [entry.id for entry in entries])
+            behind = self._catalog.pending.among(entry.id for entry in entries)
             now = self._catalog.records.find(entry.id for entry in entries)
         return [
             entry
@@ -91,12 +91,12 @@ class Scanner:
         adopted = seen = there = 0
         former: list[Entry] = []
         left: list[str] = []
-        profile = self._copies.link(tier).profile
+        profile = self._gateway.link(tier).profile
         said = None if profile is None else profile.store.records
         self.intake.watch(tier, 0, said)
         written: list[Written] = []
         try:
-            async with aclosing(self._copies.everything(tier, written)) as pages:
+            async with aclosing(self._gateway.everything(tier, written)) as pages:
                 async for whole in pages:
                     page = self._own(whole, tier)
                     new, refused = self._catalog.adopt(self._entries(page, tier), _vectors(page))
@@ -182,7 +182,7 @@ class Scanner:
             or self._catalog.lineage.has_enrolled()
         ):
             return
-        profiles = ((each, self._copies.link(each.name).profile) for each in self._settings.managed)
+        profiles = ((each, self._gateway.link(each.name).profile) for each in self._settings.managed)
         if any(p is not None and mode_of(t, p).native and p.store.epoch is not UNSET for t, p in profiles):
             return
         ours = self._catalog.lineage.federation
@@ -216,8 +216,8 @@ class Scanner:
         while after is not None:
             page, after = self._catalog.queries.walk(Selection(tiers=[tier]), after, _STEP)
             # what the tier is just catching up with may be there by the time that it was not found
-            behind = self._catalog.redo.behind(entry.id for entry in page)
-            found = await self._copies.read(tier, [entry.id for entry in page])
+            behind = self._catalog.pending.among(entry.id for entry in page)
+            found = await self._gateway.read(tier, [entry.id for entry in page])
             gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
             lost += [entry.id for entry in self._catalog.lose(gone)]
         if lost:
@@ -229,7 +229,7 @@ class Scanner:
         """Records whose ids or owners' keys had others, and have none any more."""
         free = self._catalog.findings.free_again(tier)
         if free:
-            found = list((await self._copies.read(tier, free, embeddings=True)).values())
+            found = list((await self._gateway.read(tier, free, embeddings=True)).values())
             page = self._own(found, tier)
             adopted, _ = self._catalog.adopt(self._entries(page, tier), _vectors(page))
             self._catalog.strike(tier, set(free) - {record.id for record in found})
@@ -247,7 +247,7 @@ class Scanner:
     def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
         """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that
         a native tier does not tell of, and would become everybody's."""
-        if not self._copies.mode(tier).native:
+        if not self._gateway.mode(tier).native:
             return page
         own = [record for record in page if not isinstance(record, Lifted)]
         if len(own) < len(page):

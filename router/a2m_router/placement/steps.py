@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from a2m_router.tiers.together import results
+from a2m_router.tiers.gather import gather
 
 
 class Step(StrEnum):
@@ -40,4 +40,4 @@ MOVE: Final[Table] = (
 async def run(table: Table, steps: Steps) -> None:
     """Carry out a table. Raises what a step raises, when all steps of its row have ended."""
     for row in table:
-        await results([steps[step] for step in row])
+        await gather([steps[step] for step in row])

@@ -25,14 +25,14 @@ from a2m_router.catalog.selection import Scope
 from a2m_router.placement.core import Core
 from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.planning import Plan, Planner
-from a2m_router.placement.reconciler import InTheWay
+from a2m_router.placement.reconciler import StaleClaim
 from a2m_router.placement.slots import Slot
 from a2m_router.process.budget import left
 from a2m_router.protocol.wire.errors import A2MError, Code, embedding_mismatch
 from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 
 
-class Overtaken(Exception):
+class WriteConflict(Exception):
     """What a write depended on has changed before it could become true; nothing was written."""
 
 
@@ -73,7 +73,7 @@ class Writes:
             TierDown: a tier did not take its part; nothing was written.
             OSError: the catalog's disk failed; nothing was written.
             NotDurable: all was written, and may be gone after a power cut.
-            Overtaken: `still` did not hold.
+            WriteConflict: `still` did not hold.
         """
         slots, places = self._planner.slots(drafts)
         if any(slot.last.tier is not None and slot.last.group is not None for slot in slots):
@@ -138,7 +138,7 @@ class Writes:
                 # what is acknowledged outlives a power cut; so must what is known: the disk may have refused it before
                 await self._catalog.synced()
             return True
-        except InTheWay:
+        except StaleClaim:
             return False
         except OSError as failure:
             if is_true:
@@ -179,7 +179,7 @@ class Writes:
 
 def _check(still: Callable[[], bool] | None) -> None:
     if still is not None and not still():
-        raise Overtaken
+        raise WriteConflict
 
 
 def _written(plan: Plan, lost: Sequence[Replacement]) -> list[Entry]:

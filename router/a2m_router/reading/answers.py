@@ -10,8 +10,8 @@ from a2m_router.protocol.wire.errors import CALLERS_ERRORS, A2MError
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import parse, render
 from a2m_router.tiers.failures import unanswered, untrue
+from a2m_router.tiers.gather import Failure
 from a2m_router.tiers.link import TierDown
-from a2m_router.tiers.together import Failure
 
 
 class Degraded(msgspec.Struct, frozen=True):

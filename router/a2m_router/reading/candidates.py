@@ -9,12 +9,12 @@ from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.matching import matches
-from a2m_router.protocol.wire.messages import Recall
+from a2m_router.protocol.wire.method_params import Recall
 from a2m_router.protocol.wire.records import Record
 from a2m_router.ranking.fusion import Ranking, reciprocal_rank
 from a2m_router.reading.homes import acceptable, check_riders
 from a2m_router.reading.question import Question
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
 
 # How many times more a tier is asked for when too little of its answer may be shown.
 MORE: Final = 8
@@ -72,9 +72,9 @@ class Found(NamedTuple):
 class Candidates:
     """Gets the candidates of single tiers, and knows which of them are meant."""
 
-    def __init__(self, catalog: Catalog, copies: Copies) -> None:
+    def __init__(self, catalog: Catalog, gateway: TierGateway) -> None:
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
 
     async def enough(
         self, tier: Tier, asked: Recall, question: Question, keep: Callable[[list[Record]], list[Record]]
@@ -82,10 +82,10 @@ class Candidates:
         """What `keep` leaves of a tier's candidates. Where copies that are only waiting to be removed, or that are not
         meant, or another federation's records fill its answer, so that not even the wanted number is left, it is asked
         for more."""
-        most = self._copies.recall_limit(tier.name, MOST)
+        most = self._gateway.recall_limit(tier.name, MOST)
         limit = min(question.limit, most)
         while True:
-            found = await self._copies.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
+            found = await self._gateway.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
             kept = keep(found.records)
             standing = self.standing(kept)
             if found.told < limit or standing >= min(question.wanted, limit) or limit == most:
@@ -95,7 +95,7 @@ class Candidates:
 
     def standing(self, kept: Sequence[Record]) -> int:
         """How many of a tier's records its answer stands for: what has been replaced may not be meant any more."""
-        return len(kept) - len(self._catalog.redo.behind(record.id for record in kept))
+        return len(kept) - len(self._catalog.pending.among(record.id for record in kept))
 
     def in_native(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a native tier's records that are meant: these live in the question's tiers now, in the caller's
@@ -112,7 +112,7 @@ class Candidates:
     def in_lifted(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
         """Those of a lifted tier's records that are meant."""
         entries = self._catalog.queries.among((record.id for record in records), question.selection())
-        check_riders(self._copies, tier.name, records, {entry.id: entry for entry in entries})
+        check_riders(self._gateway, tier.name, records, {entry.id: entry for entry in entries})
         meant = {entry.id for entry in self._told_by(tier, entries, question) if question.may_mean(entry)}
         return [record for record in records if record.id in meant and matches(record, question.where.rest)]
 
@@ -131,7 +131,7 @@ class Candidates:
     def with_left(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[str]:
         """The ids, and behind them those of what has moved on since the read began: it is in the list of no tier but
         this, where it still may be read."""
-        left = [] if question.read is None else self._catalog.readers.left(question.read, tier.name)
+        left = [] if question.read is None else self._catalog.reads.left(question.read, tier.name)
         meant = [entry.id for entry in self._catalog.queries.among(left, question.selection())]
         return list(dict.fromkeys([*ids, *meant]))
 

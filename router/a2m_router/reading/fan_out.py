@@ -17,23 +17,23 @@ from a2m_router.reading.lifted import Lifted
 from a2m_router.reading.mounted import Barred, Mounted
 from a2m_router.reading.native import Native
 from a2m_router.reading.question import Question
-from a2m_router.tiers.copies import Copies
+from a2m_router.tiers.gateway import TierGateway
+from a2m_router.tiers.gather import gather_outcomes
 from a2m_router.tiers.link import TierDown
 from a2m_router.tiers.mounts import Mounts
-from a2m_router.tiers.together import outcomes
 
 
 class FanOut:
     """Asks the tiers of one federation."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, mounts: Mounts) -> None:
+    def __init__(self, catalog: Catalog, gateway: TierGateway, mounts: Mounts) -> None:
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
         self._mounts = mounts
-        self._candidates = Candidates(catalog, copies)
-        self._native = Native(copies, self._candidates)
-        self._lifted = Lifted(catalog, copies, self._candidates)
-        self._mounted = Mounted(catalog, copies, self._candidates)
+        self._candidates = Candidates(catalog, gateway)
+        self._native = Native(gateway, self._candidates)
+        self._lifted = Lifted(catalog, gateway, self._candidates)
+        self._mounted = Mounted(catalog, gateway, self._candidates)
 
     async def rankings(self, question: Question) -> TierAnswers:
         """Each tier's ranking of its candidates."""
@@ -59,22 +59,22 @@ class FanOut:
         """Those of the tiers that may hold what nobody knows of, by their names, and why."""
         managed = [tier.name for tier in tiers if tier not in self._mounts]
         return {
-            name: self._copies.why_unaccounted(name) for name in managed if not self._catalog.tiers.is_scanned(name)
+            name: self._gateway.why_unaccounted(name) for name in managed if not self._catalog.tiers.is_scanned(name)
         }
 
     def refuse_unaccounted(self, tiers: Iterable[Tier]) -> None:
         """Raises INTERNAL_ERROR if one of the tiers may hold what nobody knows of."""
         for name in self.unaccounted(tiers):
-            raise self._copies.without(name)
+            raise self._gateway.without(name)
 
     def _way(self, tier: Tier) -> Way:
         return self._mounted if tier in self._mounts else self._managed_way(tier)
 
     def _managed_way(self, tier: Tier) -> Searched:
-        return self._native if self._copies.mode(tier.name).native else self._lifted
+        return self._native if self._gateway.mode(tier.name).native else self._lifted
 
     async def _ask(self, prepare: Callable[[Tier], Ask], question: Question) -> TierAnswers:
-        found = await outcomes([_prepared(prepare, tier) for tier in question.tiers])
+        found = await gather_outcomes([_prepared(prepare, tier) for tier in question.tiers])
         answers = TierAnswers({}, {})
         for tier, outcome in zip(question.tiers, found, strict=True):
             if isinstance(outcome, list):
@@ -89,7 +89,7 @@ class FanOut:
         pending = self._pending(question.tiers)
         if not pending:
             return
-        redone = self._catalog.redo.drafts(id for _, ids in pending for id in ids)
+        redone = self._catalog.pending.drafts(id for _, ids in pending for id in ids)
         for name, records in lists.items():
             lists[name] = [record for record in records if record.id not in redone]
         meant = [
@@ -107,9 +107,9 @@ class FanOut:
 
     def _pending(self, tiers: Sequence[Tier]) -> list[tuple[Tier, list[str]]]:
         """The tiers that do not hold something yet as it is, and its ids."""
-        if not self._catalog.redo.is_open():
+        if not self._catalog.pending.is_open():
             return []
-        pending = [(tier, self._catalog.redo.ids_in(tier.name)) for tier in tiers if tier not in self._mounts]
+        pending = [(tier, self._catalog.pending.ids_in(tier.name)) for tier in tiers if tier not in self._mounts]
         return [(tier, ids) for tier, ids in pending if ids]
 
 

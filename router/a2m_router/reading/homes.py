@@ -9,19 +9,19 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+from a2m_router.catalog.active_reads import Reading
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, by_home, former, is_as_it_is
-from a2m_router.catalog.readers import Reading
 from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.records import Record, record_of
 from a2m_router.reading.answers import Degraded, Former, as_answered, reason_of
 from a2m_router.reading.question import Question
-from a2m_router.tiers.copies import Copies
 from a2m_router.tiers.failures import changing
+from a2m_router.tiers.gateway import TierGateway
+from a2m_router.tiers.gather import gather_outcomes
 from a2m_router.tiers.link import TierDown
 from a2m_router.tiers.mounts import Mounts
-from a2m_router.tiers.together import outcomes
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 class Homes:
     """Shows records as they are at their homes, and no other copy."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, mounts: Mounts) -> None:
+    def __init__(self, catalog: Catalog, gateway: TierGateway, mounts: Mounts) -> None:
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
         self._mounts = mounts
 
     def shown(
@@ -93,11 +93,11 @@ class Homes:
         differing: dict[str, str] = {}  # ids, and which tier holds them in another state
         for _ in range(_ROUNDS):
             differing.clear()
-            late = self._catalog.redo.behind(entry.id for entry in wanted)
+            late = self._catalog.pending.among(entry.id for entry in wanted)
             homes = by_home(entry for entry in wanted if entry.id not in late)
-            copies = await outcomes(
+            copies = await gather_outcomes(
                 [
-                    partial(self._copies.read, home, [entry.id for entry in there], embeddings=embeddings)
+                    partial(self._gateway.read, home, [entry.id for entry in there], embeddings=embeddings)
                     for home, there in homes.items()
                 ]
             )
@@ -107,14 +107,14 @@ class Homes:
                 if entry.home in asked and self._catalog.queries.sees(scope, entry)
             }
             # what a tier has not caught up with is as it stands here
-            for id, draft in self._catalog.redo.drafts(now).items():
+            for id, draft in self._catalog.pending.drafts(now).items():
                 found[id] = as_answered(record_of(draft), now[id], embeddings)
             for home, answer in zip(homes, copies, strict=True):
                 if not isinstance(answer, dict):
                     degraded[home] = Degraded(home, reason_of(answer))
                     continue
                 try:
-                    check_riders(self._copies, home, answer.values(), now)
+                    check_riders(self._gateway, home, answer.values(), now)
                 except TierDown as untrusted:
                     degraded[home] = Degraded(home, untrusted.reason)
                     continue
@@ -145,17 +145,17 @@ class Homes:
 def acceptable(catalog: Catalog, read: Reading, entries: Iterable[Entry]) -> Callable[[Entry, str], bool]:
     """Whether `read` may take the copy that is in a tier's list for the record, once the list has been overlaid
     (`FanOut`); to be asked before anything is awaited."""
-    behind = catalog.redo.behind(entry.id for entry in entries)
-    accepts = catalog.readers.accepts
+    behind = catalog.pending.among(entry.id for entry in entries)
+    accepts = catalog.reads.accepts
     return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
 
 
-def check_riders(copies: Copies, tier: str, records: Iterable[Record], entries: Mapping[str, Entry]) -> None:
+def check_riders(gateway: TierGateway, tier: str, records: Iterable[Record], entries: Mapping[str, Entry]) -> None:
     """Raises Untrusted where a tier's server has returned one of its records without its rider."""
     for record in records:
         entry = entries.get(record.id)
         if entry is not None:
-            copies.check_rider(tier, record, created_at=entry.created_at, owner=entry.owner, key=entry.key)
+            gateway.check_rider(tier, record, created_at=entry.created_at, owner=entry.owner, key=entry.key)
 
 
 def still(then: Iterable[Entry], now: Iterable[Entry]) -> list[Entry]:

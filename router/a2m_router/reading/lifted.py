@@ -12,15 +12,15 @@ import msgspec
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.config.settings import Tier
-from a2m_router.protocol.wire.messages import Recall
+from a2m_router.protocol.wire.method_params import Recall
 from a2m_router.protocol.wire.records import Record
 from a2m_router.ranking.fusion import lexical
 from a2m_router.reading.candidates import FEW, MORE, MOST, Ask, Candidates, Found, one_ranking
 from a2m_router.reading.question import Question
 from a2m_router.storage.nearest import MAX_NEAREST
-from a2m_router.tiers.copies import Copies, raw_json
+from a2m_router.tiers.gateway import TierGateway, raw_json
+from a2m_router.tiers.gather import gather
 from a2m_router.tiers.lifting import delegable
-from a2m_router.tiers.together import results
 
 # The first ids, so many, of what a question means in a tier.
 _Order = Callable[[Question, Tier, int], list[str]]
@@ -29,16 +29,16 @@ _Order = Callable[[Question, Tier, int], list[str]]
 class Lifted:
     """Asks lifted tiers (`Searched`)."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, candidates: Candidates) -> None:
+    def __init__(self, catalog: Catalog, gateway: TierGateway, candidates: Candidates) -> None:
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
         self._candidates = candidates
 
     def ranking(self, tier: Tier, question: Question) -> Ask:
         if question.query is None and question.embedding is None:
             # a server's own times are those of its writes
             return self._in_order(tier, question, self._newest, MOST)
-        if question.embedding is None or self._copies.mode(tier.name).vectors:
+        if question.embedding is None or self._gateway.mode(tier.name).vectors:
             return self._by_its_own_ranking(tier, question)
         by_vector = self._in_order(tier, question, self._nearest, MAX_NEAREST)
         if question.query is None:
@@ -61,7 +61,7 @@ class Lifted:
         """Those of `ids` that are meant. The server selects by no condition: what is listed or forgotten must not
         depend on how it does that."""
         asked = msgspec.structs.replace(self._core_of(tier, question), where=None)
-        return self._candidates.in_lifted(tier, question, await self._copies.among(tier.name, ids, asked))
+        return self._candidates.in_lifted(tier, question, await self._gateway.among(tier.name, ids, asked))
 
     def _core_of(self, tier: Tier, question: Question) -> Recall:
         """What of a question the server is sent; the rest is applied to its answer."""
@@ -76,7 +76,7 @@ class Lifted:
     # --- as its server ranks
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
-        is_told = question.is_narrow or self._copies.is_shared(tier.name)
+        is_told = question.is_narrow or self._gateway.is_shared(tier.name)
         few = self._catalog.queries.few(question.selection([tier]), FEW) if is_told else None
         return partial(self._ranking, tier, question, few)
 
@@ -122,7 +122,7 @@ class Lifted:
         tells all that it finds."""
         meant = partial(self._candidates.in_lifted, tier, question)
         asked = self._core_of(tier, question)
-        parts = [meant(part) async for part in self._copies.parts(tier.name, ids, asked)]
+        parts = [meant(part) async for part in self._gateway.parts(tier.name, ids, asked)]
         return one_ranking(parts)[: question.limit]
 
     # --- as the catalog orders
@@ -138,7 +138,7 @@ class Lifted:
             count, ids = begun, prepared
             is_all = len(ids) < count
             while True:
-                found = {record.id: record for record in await self._copies.among(tier.name, ids, asked)}
+                found = {record.id: record for record in await self._gateway.among(tier.name, ids, asked)}
                 kept = self._candidates.in_lifted(tier, question, [found[id] for id in ids if id in found])
                 if is_all or self._candidates.standing(kept) >= question.wanted or count >= most:
                     return kept
@@ -159,4 +159,4 @@ class Lifted:
 
 async def _blended(by_words: Ask, by_vector: Ask) -> list[Record]:
     """One ranking out of two of the same tier."""
-    return one_ranking(await results([by_words, by_vector]))
+    return one_ranking(await gather([by_words, by_vector]))

@@ -12,13 +12,13 @@ from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.equality import NULL, text_of
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params
 from a2m_router.protocol.wire.matching import matches
-from a2m_router.protocol.wire.messages import Recall, Timeline
+from a2m_router.protocol.wire.method_params import Recall, Timeline
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import parse
 from a2m_router.reading.candidates import EMBEDDING, Ask, Candidates
 from a2m_router.reading.question import Question
 from a2m_router.tiers.answers import Untrusted
-from a2m_router.tiers.copies import Copies, raw_json
+from a2m_router.tiers.gateway import TierGateway, raw_json
 from a2m_router.tiers.lifting import delegable
 
 # What no record of a mount has: it belongs to nobody, to no conversation, and has earned nothing.
@@ -39,9 +39,9 @@ class Barred(NamedTuple):
 class Mounted:
     """Asks mounts (`Way`)."""
 
-    def __init__(self, catalog: Catalog, copies: Copies, candidates: Candidates) -> None:
+    def __init__(self, catalog: Catalog, gateway: TierGateway, candidates: Candidates) -> None:
         self._catalog = catalog
-        self._copies = copies
+        self._gateway = gateway
         self._candidates = candidates
 
     def ranking(self, tier: Tier, question: Question) -> Ask:
@@ -94,7 +94,7 @@ class Mounted:
             embeddings=question.embeddings or EMBEDDING in question.where.rest,
         )
         found: dict[str, Record] = {}  # a server may tell one twice
-        async for page in self._copies.pages(tier.name, asked):
+        async for page in self._gateway.pages(tier.name, asked):
             found.update((record.id, record) for record in self._show(tier, question, page))
         return list(found.values())
 
@@ -103,7 +103,7 @@ class Mounted:
 
         By which metric it compares is no matter: of its answer only places count.
         """
-        link = self._copies.link(tier.name)
+        link = self._gateway.link(tier.name)
         if embedding is None or link.status != "up" or link.profile is None:
             return None  # what it said before it went down need not hold any more
         if "embeddings" not in link.profile.capabilities:
@@ -121,7 +121,7 @@ class Mounted:
     def _show(self, tier: Tier, question: Question, records: Iterable[Record]) -> list[Record]:
         """Those of a mount's records that are meant, as they are shown."""
         shown = []
-        profile = self._copies.link(tier.name).profile
+        profile = self._gateway.link(tier.name).profile
         # by another metric it would be on another scale than the others' similarities; then the vector has to tell
         is_comparable = profile is not None and profile.metric == self._catalog.vectors.metric()
         for record in records:

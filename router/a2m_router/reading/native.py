@@ -6,11 +6,11 @@ from typing import Final
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.messages import Recall, Timeline
+from a2m_router.protocol.wire.method_params import Recall, Timeline
 from a2m_router.protocol.wire.records import Record
 from a2m_router.reading.candidates import FEW, Ask, Candidates, one_ranking
 from a2m_router.reading.question import Question
-from a2m_router.tiers.copies import Copies, raw_json
+from a2m_router.tiers.gateway import TierGateway, raw_json
 
 # What a tier without a limit of its own is asked to tell at most by a query that is to be forgotten.
 _MOST_MATCHES: Final = 4096
@@ -19,8 +19,8 @@ _MOST_MATCHES: Final = 4096
 class Native:
     """Asks native tiers (`Searched`)."""
 
-    def __init__(self, copies: Copies, candidates: Candidates) -> None:
-        self._copies = copies
+    def __init__(self, gateway: TierGateway, candidates: Candidates) -> None:
+        self._gateway = gateway
         self._candidates = candidates
 
     def ranking(self, tier: Tier, question: Question) -> Ask:
@@ -33,7 +33,7 @@ class Native:
         return partial(self._search, tier, question)
 
     async def _ranking(self, tier: Tier, question: Question) -> list[Record]:
-        profile = self._copies.link(tier.name).profile
+        profile = self._gateway.link(tier.name).profile
         similar = profile is not None and profile.store.similarity
         where = question.where.sent
         asked = Recall(
@@ -50,7 +50,7 @@ class Native:
         if few is None:
             return found.kept
         # what is not meant fills all that it tells at once; asked for a few ids at a time, it tells all that it finds
-        return one_ranking([meant(part) async for part in self._copies.parts(tier.name, few, asked)])
+        return one_ranking([meant(part) async for part in self._gateway.parts(tier.name, few, asked)])
 
     async def _listing(self, tier: Tier, question: Question) -> list[Record]:
         asked = Timeline(
@@ -59,10 +59,10 @@ class Native:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings,
         )
-        return [record async for page in self._copies.pages(tier.name, asked) for record in page]
+        return [record async for page in self._gateway.pages(tier.name, asked) for record in page]
 
     async def _search(self, tier: Tier, question: Question) -> list[Record]:
-        most = self._copies.recall_limit(tier.name, _MOST_MATCHES)
+        most = self._gateway.recall_limit(tier.name, _MOST_MATCHES)
         asked = Recall(
             query=question.query,
             where=question.where.sent,
@@ -70,7 +70,7 @@ class Native:
             key_prefix=question.key_prefix,
             limit=most,
         )
-        found = await self._copies.recall(tier.name, asked)
+        found = await self._gateway.recall(tier.name, asked)
         if not found.is_all:
             raise A2MError(
                 Code.QUOTA_EXCEEDED,

@@ -6,20 +6,20 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from a2m_router.catalog.active_reads import Reading
 from a2m_router.catalog.entries import Entry
-from a2m_router.catalog.readers import Reading
 from a2m_router.catalog.selection import FIELDS, Scope, Selection
 from a2m_router.config.settings import Settings, Tier
 from a2m_router.protocol.wire.equality import Where, parse_where, text_of
 from a2m_router.protocol.wire.errors import unknown_tier
-from a2m_router.protocol.wire.messages import Read, Selector
-from a2m_router.tiers.copies import raw_json
+from a2m_router.protocol.wire.method_params import Read, Selector
+from a2m_router.tiers.gateway import raw_json
 
 # What the router counts itself, or shows otherwise; a tier's own numbers mean something else.
 OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "revision"})
 
 
-class Filter(msgspec.Struct, frozen=True):
+class SplitWhere(msgspec.Struct, frozen=True):
     """A caller's `where` as it was `given`, taken apart: `known` is what the catalog can tell, `rest` what only the
     records can: content, metadata, uri, media_type. `sent` is what a native tier is asked to apply itself."""
 
@@ -34,12 +34,12 @@ class Filter(msgspec.Struct, frozen=True):
         return not (OWNED - {"tier"}).isdisjoint(self.known)
 
 
-def read_where(where: Mapping[str, Raw] | None) -> Filter:
+def read_where(where: Mapping[str, Raw] | None) -> SplitWhere:
     """Takes a `where` apart (§5.2)."""
     if not where:
-        return Filter()
+        return SplitWhere()
     parsed = parse_where(where)
-    return Filter(
+    return SplitWhere(
         given=where,
         known={name: atoms for name, atoms in parsed.items() if name in FIELDS},
         rest={name: atoms for name, atoms in parsed.items() if name not in FIELDS},
@@ -47,7 +47,7 @@ def read_where(where: Mapping[str, Raw] | None) -> Filter:
     )
 
 
-def _tiers_in_question(tier: str | None, where: Filter, settings: Settings) -> list[Tier]:
+def _tiers_in_question(tier: str | None, where: SplitWhere, settings: Settings) -> list[Tier]:
     """The tiers a read is about, by its `tier` and by `tier` in its `where`. Raises UNKNOWN_TIER."""
     chosen = list(settings.tiers)
     if tier is not None:
@@ -77,7 +77,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     tiers: Sequence[Tier]
     scope: Scope
-    where: Filter
+    where: SplitWhere
     key_prefix: str | None = None
     query: str | None = None
     embedding: list[float] | None = None

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
+from a2m_router.catalog.active_reads import Reading
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.readers import Reading
 from a2m_router.config.settings import Settings
 from a2m_router.protocol.wire.errors import quota
 from a2m_router.protocol.wire.records import Record
@@ -51,7 +51,7 @@ class Recalls:
             if tier.name in barred and (tier.required or len(barred) == len(in_question)):
                 raise barred[tier.name].error
         question = msgspec.structs.replace(question, tiers=[tier for tier in in_question if tier.name not in barred])
-        with self._catalog.readers.reading() as read:
+        with self._catalog.reads.reading() as read:
             question = self._as_of(question, read)
             unaccounted = self._fan_out.unaccounted(question.tiers)
             answers = await self._fan_out.rankings(question)

@@ -45,7 +45,7 @@ class Resolving:
         meanwhile may stand in the summary, which nobody has been asked for.
         """
         rewrites, version = self._catalog.rewrites, self._catalog.records.version
-        with self._catalog.readers.reading() as read:
+        with self._catalog.reads.reading() as read:
             ask = self._fan_out.listings if question.query is None else self._fan_out.searches
             answers = await ask(question)
             for failure in answers.failures.values():

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from a2m_router.catalog.active_reads import Reading
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry
-from a2m_router.catalog.readers import Reading
 from a2m_router.catalog.selection import Scope
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.errors import A2MError
@@ -31,8 +31,8 @@ from a2m_router.reading.fan_out import FanOut
 from a2m_router.reading.homes import Homes, still, undisturbed
 from a2m_router.reading.question import Question
 from a2m_router.tiers.failures import changing, untrue
+from a2m_router.tiers.gather import gather
 from a2m_router.tiers.mounts import Mounts
-from a2m_router.tiers.together import results
 
 # A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's.
 _LOOKS: Final = 3
@@ -63,7 +63,7 @@ class Timelines:
         return await undisturbed(self._catalog, partial(self._newest, question))
 
     async def _newest(self, question: Question) -> Answer:
-        with self._catalog.readers.reading() as read:
+        with self._catalog.reads.reading() as read:
             unaccounted = self._fan_out.unaccounted(question.tiers)
             look = self._matching(question, read) if question.where.rest else self._known_and_mounted(question)
             placed, degraded = await look
@@ -79,7 +79,7 @@ class Timelines:
         looks = [partial(self._known, question, newest)]
         if mounted:
             looks.append(partial(self._mounted, msgspec.structs.replace(question, tiers=mounted)))
-        parts = await results(looks)
+        parts = await gather(looks)
         degraded = [down for part in parts for down in part.degraded]
         refuse_if_nothing(question.tiers, degraded)
         # what one part has found may have changed while the other was waited for
@@ -127,7 +127,7 @@ class Timelines:
     async def _page(self, question: Question, place: int) -> tuple[list[Record], int | None]:
         self._fan_out.refuse_unaccounted(question.tiers)
         selection = question.selection()
-        with self._catalog.readers.reading():
+        with self._catalog.reads.reading():
             there, next_place = self._catalog.queries.walk(selection, place, question.limit)
             records, missing = await self._homes.read(
                 there, question.tiers, question.scope, embeddings=question.embeddings
@@ -146,7 +146,7 @@ class Timelines:
         Raises INTERNAL_ERROR if a tier must be read that does not answer, or if there may be a better record than what
         would be answered, since a tier is not accounted for.
         """
-        with self._catalog.readers.reading():
+        with self._catalog.reads.reading():
             for _ in range(_LOOKS):
                 entry = self._catalog.records.by_key(scope.owner, key) or self._catalog.records.by_key(None, key)
                 if entry is None or entry.owner != scope.owner:

@@ -6,7 +6,7 @@ from typing import Final, Literal, cast
 import msgspec
 
 from a2m_router.protocol.wire.errors import invalid_params
-from a2m_router.protocol.wire.messages import Prompt
+from a2m_router.protocol.wire.method_params import Prompt
 from a2m_router.protocol.wire.records import Record
 from a2m_router.summaries.model import Model, ModelFailed
 from a2m_router.summaries.rendering import STYLES, Rendered, Style, prompt_instructions, render

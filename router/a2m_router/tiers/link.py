@@ -24,7 +24,7 @@ import anyio.abc
 import msgspec
 
 from a2m_router.process.budget import budget, left
-from a2m_router.process.waiting import doubling, until_any
+from a2m_router.process.timing import doubling, first_of
 from a2m_router.protocol.client import client
 from a2m_router.protocol.client.child import CannotStart
 from a2m_router.protocol.client.client import ConnectionLost, Peer, Settled, TooLate, Unanswered
@@ -143,8 +143,8 @@ class Link:
         random: uniform in [0, 1), for the jitter.
 
     `profile` is what the tier said at the last greeting; `reason` is why it is down; `risen` is how often it has come
-    up; `barred` is why what may change the tier is refused, None where it is not. `obstacle` is for those who use the
-    link to say why a tier that is up takes no part all the same.
+    up; `barred` is why what may change the tier is refused, None where it is not. `inactive_reason` is why a tier
+    that is up takes no part.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Link:
         self.profile: Profile | None = None
         self.status: Literal["starting", "up", "down"] = "starting"
         self.reason: str | None = None
-        self.obstacle: str | None = None
+        self.inactive_reason: str | None = None
         self.risen = 0
         self._is_guarded = False  # is barred anew whenever it has come up
         self.barred: str | None = None
@@ -352,7 +352,7 @@ class Link:
                     with suppress(A2MError, TierDown):
                         await self._attempt(_Call("memory/describe", {}), self._timeout)
 
-        await until_any(settled.wait, probe)
+        await first_of(settled.wait, probe)
 
     def give_up(self) -> None:
         """The router is about to end: calls under way, and any that come, fail with TierDown, however long their tier
@@ -389,7 +389,7 @@ class Link:
 
     def describe_status(self) -> LinkStatus:
         server = None if self.profile is None else self.profile.name
-        return LinkStatus(self.status, self.reason or self.obstacle, server, self._transport)
+        return LinkStatus(self.status, self.reason or self.inactive_reason, server, self._transport)
 
     async def _attempt(self, call: _Call, timeout: float) -> msgspec.Raw:
         certain: Settled = client.settled()
@@ -414,7 +414,7 @@ class Link:
         # prepared for another connection
         peer = self._peer_for(timeout)
         if self.barred is not None and call.is_change:
-            raise TierDown(self.name, self.obstacle or self.barred, FIRST, None)
+            raise TierDown(self.name, self.inactive_reason or self.barred, FIRST, None)
         params = call.params() if callable(call.params) else call.params
         began = anyio.current_time()
         number = self._places.begin()
@@ -466,7 +466,7 @@ class Link:
                 if profile.ailment is None:
                     self._rise(peer, profile)
                     while self._peer is peer and not peer.lost.is_set():
-                        await until_any(peer.lost.wait, self._changed.wait)
+                        await first_of(peer.lost.wait, self._changed.wait)
                     if peer.lost.is_set():
                         self._fall(peer.reason or "the connection was lost")
                         return

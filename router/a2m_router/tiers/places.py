@@ -14,7 +14,7 @@ import anyio
 
 from a2m_router.process.budget import is_request
 from a2m_router.protocol.client.client import Settled
-from a2m_router.tiers.room import Room
+from a2m_router.tiers.concurrency import ConcurrencyLimit
 
 # how long a call that nobody waits for any more may keep its place, seconds: an answer that was lost, and a tier that
 # hangs, prove nothing ever, and a narrow tier would have no place left
@@ -39,7 +39,7 @@ class Places:
     def __init__(self, tier: str, most: int, spawn: Callable[..., bool]) -> None:
         self._tier = tier
         self._spawn = spawn
-        self._room = Room(most)
+        self._room = ConcurrencyLimit(most)
         self._places = anyio.CapacityLimiter(most)
 
     def __repr__(self) -> str:

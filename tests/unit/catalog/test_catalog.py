@@ -230,10 +230,10 @@ REMOTE = [
 
 def behind(catalog: Catalog) -> dict[str, str | None]:
     """What the tiers have yet to catch up with, and its content; the catalog's ways of telling it agree."""
-    redone = catalog.redo.drafts("xyz")
-    assert sorted(id for name in NAMES for id in catalog.redo.ids_in(name)) == sorted(redone)
-    assert all(home(catalog, id) == name for name in NAMES for id in catalog.redo.ids_in(name))
-    assert catalog.redo.is_open() == bool(redone)
+    redone = catalog.pending.drafts("xyz")
+    assert sorted(id for name in NAMES for id in catalog.pending.ids_in(name)) == sorted(redone)
+    assert all(home(catalog, id) == name for name in NAMES for id in catalog.pending.ids_in(name))
+    assert catalog.pending.is_open() == bool(redone)
     return {id: draft.content for id, draft in redone.items()}
 
 
@@ -252,7 +252,7 @@ def test_what_replaces_a_record_is_true_at_once_and_survives_until_its_tier_has_
         assert strays_left(catalog) == 0
         catalog.close()
         catalog = recovered(tmp_path / "catalog.db")
-    catalog.end_redo([now], {})
+    catalog.end_pending([now], {})
     assert behind(catalog) == {}
     catalog.close()
     catalog = recovered(tmp_path / "catalog.db")
@@ -389,10 +389,10 @@ def test_the_catalog_lets_go_of_several_at_once_and_of_no_others() -> None:
     for each in written:
         replace(catalog, rewritten(each), each)
     found = catalog.records.find("xyz")
-    catalog.end_redo([found["x"], found["z"]], {})
+    catalog.end_pending([found["x"], found["z"]], {})
     assert behind(catalog) == {"y": "again of y"}
     assert catalog.records.find("xyz") == found
-    catalog.end_redo([], {})
+    catalog.end_pending([], {})
     assert behind(catalog) == {"y": "again of y"}
 
 
@@ -403,7 +403,7 @@ def test_of_two_replacements_the_tier_has_to_catch_up_with_the_last_wherever_tha
     [second] = catalog.records.find(["x"]).values()
     assert replace(catalog, rewritten(second, digest=b"third", home="semantic"), second)
     assert behind(catalog) == {"x": "third"}
-    assert catalog.redo.ids_in("semantic") == ["x"]
+    assert catalog.pending.ids_in("semantic") == ["x"]
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
 
 
@@ -474,7 +474,7 @@ def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> No
     found = catalog.records.find("xy")
     assert catalog.queries.may_hold("working") == range(1, 3)
     assert [lost.id for lost in catalog.lose(found.values())] == ["y"]
-    catalog.end_redo([found["x"]], {})
+    catalog.end_pending([found["x"]], {})
     assert [lost.id for lost in catalog.lose([found["x"]])] == ["x"]
 
 
@@ -489,7 +489,7 @@ def test_a_replacement_is_found_by_its_own_vector_at_once_and_when_its_tier_has_
     away = {"x": [0.0, 1.0]}
     catalog.commit_write([], [Replacement(rewritten(x), x.version)], away, {"x": Draft(id="x")})
     assert nearest_first() == ["y", "x"]
-    catalog.end_redo(catalog.records.find(["x"]).values(), away)
+    catalog.end_pending(catalog.records.find(["x"]).values(), away)
     assert nearest_first() == ["y", "x"]
 
 
@@ -694,10 +694,10 @@ def test_the_federations_vectors_have_one_width_and_metric(tmp_path: Path) -> No
 def test_a_read_under_way_may_show_a_copy_that_has_just_been_moved() -> None:
     catalog = opened()
     [x] = write(catalog, entry("x"))
-    with catalog.readers.reading() as read:
+    with catalog.reads.reading() as read:
         move(catalog, [[x]], "episodic")
         [x] = catalog.records.find(["x"]).values()
-        accepted = {name for name in NAMES if catalog.readers.accepts(read, x, name)}
+        accepted = {name for name in NAMES if catalog.reads.accepts(read, x, name)}
         assert accepted == {"working"}
-    with catalog.readers.reading() as read:
-        assert not catalog.readers.accepts(read, x, "working")
+    with catalog.reads.reading() as read:
+        assert not catalog.reads.accepts(read, x, "working")

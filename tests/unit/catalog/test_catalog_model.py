@@ -179,7 +179,7 @@ class Model(RuleBasedStateMachine):
         self.strays: dict[tuple[str, str], tuple[Stray, str | None, str | None]] = {}
         self.forgotten: set[tuple[str, str | None]] = set()  # ids, and who named them; None: for everybody
         self.due: set[str] = set()
-        self.redo: dict[str, Entry] = {}  # what tiers have yet to catch up with, and what that is
+        self.pending: dict[str, Entry] = {}  # what tiers have yet to catch up with, and what that is
         self.batches: list[Batch] = []
         self.moves: list[Move] = []
         self.written = 0
@@ -225,7 +225,7 @@ class Model(RuleBasedStateMachine):
     def replace(self, replacement: Replacement) -> None:
         new, old = replacement.entry, self.living[replacement.entry.id]
         self.has_changed(new.id)
-        self.redo.pop(new.id, None)
+        self.pending.pop(new.id, None)
         if new.home != old.home:
             self.strays.pop((new.home, new.id), None)
             self.note(old, old.home, Stray.UNWANTED)
@@ -282,7 +282,7 @@ class Model(RuleBasedStateMachine):
         """It is no more, and nothing late brings it back."""
         self.forgotten.add((record.id, record.owner))
         self.due.discard(record.id)
-        self.redo.pop(record.id, None)
+        self.pending.pop(record.id, None)
         self.has_changed(record.id)
         self.note(record, record.home, Stray.UNWANTED)
         for place, (kind, owner, key) in self.strays.items():
@@ -376,7 +376,7 @@ class Model(RuleBasedStateMachine):
         for replacement in batch.replacements:
             if replacement not in lost:
                 self.replace(replacement)
-                self.redo[replacement.entry.id] = replacement.entry
+                self.pending[replacement.entry.id] = replacement.entry
         batch.claim.release()
 
     @precondition(lambda self: self.batches)
@@ -387,15 +387,15 @@ class Model(RuleBasedStateMachine):
         self.give_up(batch)
         batch.claim.release()
 
-    @precondition(lambda self: self.redo)
+    @precondition(lambda self: self.pending)
     @rule(which=st.sets(st.integers(0, 9), min_size=1, max_size=3))
     def tiers_catch_up(self, which: set[int]) -> None:
-        waiting = sorted(self.redo)
+        waiting = sorted(self.pending)
         ids = {waiting[n % len(waiting)] for n in which}
         held = [id for id in sorted(ids) if not is_held(self.catalog.claims, id_name(id))]
-        self.catalog.end_redo(self.catalog.records.find(held).values(), {})
+        self.catalog.end_pending(self.catalog.records.find(held).values(), {})
         for id in held:
-            del self.redo[id]
+            del self.pending[id]
 
     # --- moves
 
@@ -439,7 +439,7 @@ class Model(RuleBasedStateMachine):
                         self.strays.pop((move.target, member.id))
                         self.note(was, was.home, Stray.SUPERSEDED)
                         self.due.discard(member.id)
-                        self.redo.pop(member.id, None)
+                        self.pending.pop(member.id, None)
             assert plains(self.catalog.flip(move.units, move.target, salience)) == plains(expected)
         members = [member for unit in move.units for member in unit]
         self.catalog.give_up(members, move.target)
@@ -491,7 +491,7 @@ class Model(RuleBasedStateMachine):
             self.strays.pop((tier, id), None)
             self.note(old, old.home, Stray.UNWANTED)
             self.due.discard(id)
-            self.redo.pop(id, None)
+            self.pending.pop(id, None)
 
     @rule(tier=homes)
     def the_sweeper_comes_by(self, tier: str) -> None:
@@ -752,13 +752,15 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def every_tier_is_known_to_be_behind_with_what_it_is_behind_with(self) -> None:
-        assert self.redo.keys() <= self.living.keys()
-        assert self.catalog.redo.drafts([*IDS, "nobody's"]) == {id: content_of(new) for id, new in self.redo.items()}
-        assert self.catalog.redo.behind([*IDS, "nobody's"]) == self.redo.keys()
-        assert self.catalog.redo.is_open() == bool(self.redo)
+        assert self.pending.keys() <= self.living.keys()
+        assert self.catalog.pending.drafts([*IDS, "nobody's"]) == {
+            id: content_of(new) for id, new in self.pending.items()
+        }
+        assert self.catalog.pending.among([*IDS, "nobody's"]) == self.pending.keys()
+        assert self.catalog.pending.is_open() == bool(self.pending)
         for name in NAMES:
-            there = [id for id in self.redo if self.living[id].home == name]
-            assert sorted(self.catalog.redo.ids_in(name)) == sorted(there)
+            there = [id for id in self.pending if self.living[id].home == name]
+            assert sorted(self.catalog.pending.ids_in(name)) == sorted(there)
             lives = sum(record.home == name for record in self.living.values())
             strays = [kind for (tier, _), (kind, *_) in self.strays.items() if tier == name]
             least = lives + strays.count(Stray.ASIDE) - len(there)

@@ -40,7 +40,7 @@ def replace_twice(catalog: Catalog) -> None:
 
 def catch_up(catalog: Catalog) -> None:
     replace_twice(catalog)
-    catalog.end_redo(catalog.records.find(catalog.redo.ids_in("semantic")).values(), {})
+    catalog.end_pending(catalog.records.find(catalog.pending.ids_in("semantic")).values(), {})
 
 
 QUESTIONS: dict[str, Callable[[Catalog], object]] = {
@@ -78,9 +78,9 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "replacements": replace_twice,
     "catching up": catch_up,
     "what is to be caught up with": lambda catalog: (
-        catalog.redo.drafts(["x", "y"]),
-        catalog.redo.behind(["x"]),
-        catalog.redo.ids_in("working"),
+        catalog.pending.drafts(["x", "y"]),
+        catalog.pending.among(["x"]),
+        catalog.pending.ids_in("working"),
     ),
     "is_scanned": lambda catalog: catalog.tiers.is_scanned("working"),
     "whether a tier has notes": lambda catalog: catalog.queries.has_notes("working"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from a2m_router.config.loading import ConfigError, check_bind, host_port, load, parse
 from a2m_router.config.settings import Serve, Settings, Summarizer, Tier
-from a2m_router.config.table import duration, size
+from a2m_router.config.toml_table import duration, size
 from a2m_router.daemon.tokens import fresh_token
 from tests.support.paths import ROOT
 

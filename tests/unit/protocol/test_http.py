@@ -16,8 +16,8 @@ import httpx
 import msgspec
 import pytest
 
-from a2m_router.daemon.serve.door import admission
-from a2m_router.process.repeats import Repeats
+from a2m_router.daemon.serve.authentication import admission
+from a2m_router.process.log_throttle import LogThrottle
 from a2m_router.protocol.server.http import CannotListen, HttpServer, application, serve_http
 from a2m_router.protocol.server.server import Caller
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
@@ -268,7 +268,7 @@ async def test_what_is_no_bearer_is_not_called_a_token_and_not_repeated(shown: s
 async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_token(
     headers: dict[str, str], word: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{HTTP}._repeats", Repeats(logging.getLogger(HTTP)))
+    monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
     async with served(app(principals=[ALICE])) as client:
         for _ in range(9):
             await client.post("/", json=CALL, headers=headers)
@@ -280,7 +280,7 @@ async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_tok
 async def test_who_asks_whether_it_is_alive_is_in_the_log_only_with_a_wrong_token(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{HTTP}._repeats", Repeats(logging.getLogger(HTTP)))
+    monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
     page = {"Origin": "https://app.example"}
     async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
         for path in ("/healthz", "/readyz"):
@@ -391,7 +391,7 @@ async def test_a_client_from_before_there_were_hosts_is_answered() -> None:
 def as_to_a_proxy(method: str, target: str, host: str = "localhost", more: str = "", body: str = "") -> bytes:
     length = f"Content-Length: {len(body)}\r\n" if body else ""
     head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{length}{more}"
-    return f"{head}Connection: close\r\n\r\n{body}".encode()
+    return f"{head}HttpConnection: close\r\n\r\n{body}".encode()
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ async def test_two_ways_to_tell_where_a_body_ends_are_refused_and_the_connection
 async def test_http_1_0_has_no_chunks() -> None:
     head = b"POST / HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
     async with served(app()) as client:
-        came = await answered(client, head + b"Connection: keep-alive\r\n\r\n0\r\n\r\n" + SMUGGLED)
+        came = await answered(client, head + b"HttpConnection: keep-alive\r\n\r\n0\r\n\r\n" + SMUGGLED)
         assert (status_of(came), came.count(b"HTTP/1.1 ")) == (400, 1)
 
 

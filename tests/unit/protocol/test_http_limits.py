@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 from uvicorn.server import ServerState
 
-from a2m_router.daemon.serve.door import admission
+from a2m_router.daemon.serve.authentication import admission
 from a2m_router.protocol.server.http import application, serve_http
-from a2m_router.protocol.server.http_connection import Connection, ConnectionConfig
+from a2m_router.protocol.server.http_connection import ConnectionConfig, HttpConnection
 from a2m_router.protocol.server.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
 from a2m_router.protocol.server.server import Caller
 
@@ -596,9 +596,9 @@ async def test_a_client_that_does_not_take_the_last_of_its_answer_is_cut_off_too
     """Too little is left for the transport to say that it cannot write, and closing would wait for it to be written."""
     app = application(at_once, admit=admission((), ()), profile=profile)
     state, stuck = ServerState(), Stuck()
-    connection = Connection(ConnectionConfig(app, HttpLimits(idle_timeout=SOON), lifespan="off"), state, {})
+    connection = HttpConnection(ConnectionConfig(app, HttpLimits(idle_timeout=SOON), lifespan="off"), state, {})
     connection.connection_made(stuck)
-    connection.data_received(posted(CALL, b"Connection: close\r\n"))
+    connection.data_received(posted(CALL, b"HttpConnection: close\r\n"))
     with anyio.fail_after(PATIENCE):
         await stuck.aborted.wait()
     assert stuck.is_closing()
@@ -830,7 +830,7 @@ async def test_garbage_after_an_early_refusal_only_closes_the_connection(caplog:
 
 FRAGMENTS = (
     *(POST, CHUNKED, announced(5), posted(CALL), posted(b"x" * 2000), b"\r\n", b"\r\n\r\n", b"x" * 700, b"0\r\n\r\n"),
-    *(chunk(b"abc"), b"ffffffffff\r\n", b"Expect: 100-continue\r\n", b"Connection: close\r\n", b"Upgrade: h2c\r\n"),
+    *(chunk(b"abc"), b"ffffffffff\r\n", b"Expect: 100-continue\r\n", b"HttpConnection: close\r\n", b"Upgrade: h2c\r\n"),
     *(
         b"HEAD / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",

@@ -36,7 +36,7 @@ from a2m_router.protocol.client.client import AnswerTooLong, ConnectionLost, NoA
 from a2m_router.protocol.client.http_client import HttpClient, HttpFailure, connect_http
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.tiers.link import Link, TierDown
-from a2m_router.tiers.starting import links_for
+from a2m_router.tiers.link_factory import links_for
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
 from tests.support.deadlines import Deadline
 

@@ -24,9 +24,9 @@ from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, unanswered_in
 from a2m_router.tiers.backoff import FIRST, LONGEST, STEADY, Backoff
 from a2m_router.tiers.breaker import PATIENCE
+from a2m_router.tiers.concurrency import ConcurrencyLimit
 from a2m_router.tiers.link import Link, LinkStatus, Overloaded, TierDown
 from a2m_router.tiers.profile import BadProfile, Store, read_profile
-from a2m_router.tiers.room import Room
 from tests.support.clocks import simulated
 
 DESCRIBED: dict[str, Any] = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": ["core"]}
@@ -587,7 +587,7 @@ async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None
 
 @given(st.lists(st.booleans(), max_size=300), st.integers(1, 300))
 def test_the_bound_on_calls_stays_within_its_bounds(answers: list[bool], most: int) -> None:
-    room = Room(most)
+    room = ConcurrencyLimit(most)
     for in_time in answers:
         before = room.calls
         number = room.begin()
@@ -598,7 +598,7 @@ def test_the_bound_on_calls_stays_within_its_bounds(answers: list[bool], most: i
 
 
 def test_calls_that_were_under_way_together_lower_the_bound_once() -> None:
-    room = Room(100)
+    room = ConcurrencyLimit(100)
     numbers = [room.begin() for _ in range(100)]
     for number in numbers:
         room.ended(number, in_time=False)
@@ -904,7 +904,7 @@ async def test_a_barred_tier_is_read_and_not_changed_until_it_is_admitted() -> N
         assert await change(link) == "answered"
         link.bar()
         assert await change(link) == "what it holds is still being taken into the account"
-        link.obstacle = "it is not looked at yet"
+        link.inactive_reason = "it is not looked at yet"
         assert await change(link) == "it is not looked at yet"
         for read in ("memory/recall", "memory/timeline", "memory/session/list", "memory/describe"):
             await link.call(read, {})

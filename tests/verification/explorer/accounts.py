@@ -157,7 +157,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         """What replaces the keyed record is true; its tier has yet to catch up."""
         return msgspec.structs.replace(self.enter(A, tier, content), redo=1 + tier)
 
-    def end_redo(self) -> "Book":
+    def end_pending(self) -> "Book":
         return msgspec.structs.replace(self, redo=0)
 
     def _refuse(self, id: int, tier: int, remote: bool) -> "Book":

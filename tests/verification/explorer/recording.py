@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
+from a2m_router.catalog.active_reads import ActiveReads, Reading
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, Stray
-from a2m_router.catalog.readers import Readers, Reading
 from a2m_router.catalog.strays import NotedStray
 from a2m_router.placement.scanning import Scanner
 from tests.support.federated import Steered, Trial, held_by, settings_of
@@ -65,7 +65,7 @@ _KINDS: Final = {
 
 # the catalog's changes that the model knows
 CHANGES: Final = (
-    *("reserve", "commit_write", "abandon", "end_redo", "note_copies", "flip", "give_up", "strike"),
+    *("reserve", "commit_write", "abandon", "end_pending", "note_copies", "flip", "give_up", "strike"),
     *("come_home", "forget", "begin_recovery", "adopt", "lose", "decide_groups"),
 )
 
@@ -86,7 +86,7 @@ def book_of(catalog: Catalog) -> Book:
     for tier in TIERS:
         for name in catalog.queries.accounted(TIER_NAMES[tier], filter(catalog.records.is_reserved, ID_NAMES)):
             book = book.reserve(tier, 1 << ID_NAMES.index(name))
-        if catalog.redo.ids_in(TIER_NAMES[tier]):
+        if catalog.pending.ids_in(TIER_NAMES[tier]):
             book = msgspec.structs.replace(book, redo=1 + tier)
     for tier in TIERS:
         name = TIER_NAMES[tier]
@@ -277,7 +277,7 @@ def record(recorder: Recorder, replace: Callable[[object, str, Any], None]) -> N
     """Have every change of a catalog recorded, and every read. `replace` sets an attribute for a test's time."""
     for name in CHANGES:
         replace(Catalog, name, _recorded(getattr(Catalog, name), name, recorder))
-    synced, reading = Catalog.synced, Readers.reading
+    synced, reading = Catalog.synced, ActiveReads.reading
 
     @wraps(synced)
     async def and_told(self: Catalog) -> None:
@@ -285,7 +285,7 @@ def record(recorder: Recorder, replace: Callable[[object, str, Any], None]) -> N
         recorder.synced()
 
     @contextmanager
-    def until_told(self: Readers) -> Iterator[Reading]:
+    def until_told(self: ActiveReads) -> Iterator[Reading]:
         with reading(self) as read:
             yield read
         recorder.read()
@@ -296,7 +296,7 @@ def record(recorder: Recorder, replace: Callable[[object, str, Any], None]) -> N
 
     replace(Catalog, "synced", and_told)
     replace(Scanner, "lacking", nothing)
-    replace(Readers, "reading", until_told)
+    replace(ActiveReads, "reading", until_told)
 
 
 def _recorded(change: Callable[..., Any], name: str, recorder: Recorder) -> Callable[..., Any]:

@@ -490,7 +490,7 @@ class Walks:
         return True
 
     def _end_the_redo(self, m: Moment, who: int, work: Work) -> bool:
-        m.commit("end_redo", m.book.end_redo())  # unless it was forgotten meanwhile, and there is none
+        m.commit("end_pending", m.book.end_pending())  # unless it was forgotten meanwhile, and there is none
         return True
 
     def _let_go(self, m: Moment, who: int, work: Work) -> bool:

@@ -10,28 +10,28 @@ from typing import Final
 
 from msgspec import inspect
 
-from a2m_router.protocol.wire import messages
+from a2m_router.protocol.wire import method_params
 from a2m_router.protocol.wire.jsonrpc import MAX_DEPTH
 
 # small, so that lines beyond it are cheap
 MAX_MESSAGE: Final = 256 * 2**10
 TIERS: Final = ("working", "episodic", "semantic", "procedural")
-PARAMS: Final[dict[str, type[messages.Params]]] = {
-    "memory/describe": messages.Describe,
-    "memory/remember": messages.Remember,
-    "memory/recall": messages.PromptedRecall,
-    "memory/timeline": messages.PromptedPages,
-    "memory/forget": messages.Forget,
-    "memory/promote": messages.Promote,
-    "memory/consolidate": messages.Consolidate,
-    "memory/reinforce": messages.Reinforce,
-    "memory/fetch": messages.Fetch,
-    "memory/session/list": messages.SessionList,
-    "memory/session/close": messages.SessionClose,
-    "memory/events": messages.Events,
-    "memory/events/subscribe": messages.Subscribe,
-    "memory/events/unsubscribe": messages.Unsubscribe,
-    "memory/summarize": messages.Summarize,
+PARAMS: Final[dict[str, type[method_params.Params]]] = {
+    "memory/describe": method_params.Describe,
+    "memory/remember": method_params.Remember,
+    "memory/recall": method_params.PromptedRecall,
+    "memory/timeline": method_params.PromptedPages,
+    "memory/forget": method_params.Forget,
+    "memory/promote": method_params.Promote,
+    "memory/consolidate": method_params.Consolidate,
+    "memory/reinforce": method_params.Reinforce,
+    "memory/fetch": method_params.Fetch,
+    "memory/session/list": method_params.SessionList,
+    "memory/session/close": method_params.SessionClose,
+    "memory/events": method_params.Events,
+    "memory/events/subscribe": method_params.Subscribe,
+    "memory/events/unsubscribe": method_params.Unsubscribe,
+    "memory/summarize": method_params.Summarize,
 }
 METHODS: Final = tuple(PARAMS)
 # writing and reading are what most traffic is

@@ -19,7 +19,7 @@ from trio._core._run import Deadlines
 import a2m_router.catalog.lineage
 import a2m_router.daemon.app
 import a2m_router.placement.planning
-import a2m_router.tiers.copies
+import a2m_router.tiers.gateway
 import a2m_store.identifiers
 import a2m_store.schema
 import tests.servers.core_only
@@ -54,7 +54,7 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
         numbered = _numbered("u")
         uuid = SimpleNamespace(uuid4=numbered)
         put(a2m_store.schema, "uuid", uuid)
-        put(a2m_router.tiers.copies, "uuid", uuid)
+        put(a2m_router.tiers.gateway, "uuid", uuid)
         put(tests.servers.core_only, "uuid", uuid)
         put(tests.servers.core_only, "time", SimpleNamespace(time=lambda: clock() / 1000))
         put(a2m_router.catalog.lineage, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))

@@ -20,7 +20,7 @@ import trio
 
 import a2m_router.storage.nearest
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.syncing import Syncing
+from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.config.settings import Settings
 from a2m_router.config.settings import Tier as TierSettings
 from a2m_router.daemon.app import Federation, running_federation
@@ -70,7 +70,7 @@ class KeptCatalog(Catalog):
         self._loses_power = loses_power
         self._synced = image
         if loses_power:
-            self._syncing = Syncing(self._note_synced, threads=False)
+            self._syncing = GroupCommit(self._note_synced, threads=False)
         database = self.database
         begin = database.transaction
 

@@ -285,7 +285,7 @@ class World:
         if strays_left(catalog):
             left = [stray for tier in self.settings.managed for stray in catalog.strays.removable(tier.name, "", 10)]
             return f"{strays_left(catalog)} strays: {left}"
-        if catalog.readers._reads:
+        if catalog.reads._reads:
             return "a read: a tier that has come up is compared with the account"
         return _held(catalog.claims) or ("calls" if self.router.calls else None)
 

@@ -140,7 +140,7 @@ class Salvage:
         return found
 
     def unwanted(self) -> Iterator[NotedStray]:
-        """Copies that were still to be removed."""
+        """TierGateway that were still to be removed."""
         if self.damage is not None:
             self.told.append("which copies were still to be removed is not taken from a damaged file")
             return

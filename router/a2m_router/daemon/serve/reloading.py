@@ -12,7 +12,7 @@ import msgspec
 from a2m_router.config.loading import ConfigError, mistaken_rights
 from a2m_router.config.settings import Principal, Settings
 from a2m_router.daemon.serve import rights
-from a2m_router.daemon.serve.door import admission
+from a2m_router.daemon.serve.authentication import admission
 from a2m_router.protocol.server.server import Caller, Refusal
 
 log = logging.getLogger(__name__)

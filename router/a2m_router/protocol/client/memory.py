@@ -16,8 +16,10 @@ import anyio
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from a2m_router.protocol.client import answers
-from a2m_router.protocol.client.answers import (
+from a2m_router.protocol.client import results
+from a2m_router.protocol.client.client import Peer
+from a2m_router.protocol.client.inputs import NewRecord, Prompt, bytes_of, draft_from, raw_object, several
+from a2m_router.protocol.client.results import (
     BadAnswer,
     Closed,
     Consolidated,
@@ -28,8 +30,6 @@ from a2m_router.protocol.client.answers import (
     Session,
     Summarized,
 )
-from a2m_router.protocol.client.client import Peer
-from a2m_router.protocol.client.questions import NewRecord, Prompt, bytes_of, draft_from, raw_object, several
 from a2m_router.protocol.wire.capabilities import CAPABILITY_OF, PROTOCOL
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, not_supported
 from a2m_router.protocol.wire.records import ConditionalDraft
@@ -108,7 +108,7 @@ class Memory:
         """What the server says of itself (§4.1). It is asked before anything else, and each time this is called."""
         params = _given(protocol=PROTOCOL, owner=self._of(owner))
         raw = await self.peer.call("memory/describe", params, timeout=self._timeout)
-        self._server.description = answers.read_description(raw)
+        self._server.description = results.read_description(raw)
         return self._server.description
 
     async def remember(
@@ -295,7 +295,7 @@ class Memory:
     async def fetch(self, key: str, *, embeddings: bool = False, owner: str | None = None) -> Record | None:
         """The record at a key; None where there is none (§4.9)."""
         params = _given(key=key, embeddings=embeddings or None, owner=self._of(owner))
-        return answers.read_fetched(await self._call("memory/fetch", params))
+        return results.read_fetched(await self._call("memory/fetch", params))
 
     async def sessions(self, *, owner: str | None = None) -> list[Session]:
         """The conversations there are (§4.10)."""
@@ -400,7 +400,7 @@ class Memory:
         selectors = _given(ids=_list(ids), query=query, tier=tier, where=raw_object(where), key_prefix=key_prefix)
         _require_selector(selectors)
         params = {**selectors, **_given(limit=limit, into=into, key=key, owner=self._of(owner))}
-        return answers.read_summarized(await self._call("memory/summarize", params))
+        return results.read_summarized(await self._call("memory/summarize", params))
 
     # --- calls
 
@@ -415,10 +415,10 @@ class Memory:
         return self._server.description or await self.describe()
 
     async def _read(self, method: str, type: type[T], **params: Any) -> T:
-        return answers.read(method, await self._call(method, _given(**params)), type)
+        return results.read(method, await self._call(method, _given(**params)), type)
 
     async def _find(self, method: str, **params: Any) -> Recalled:
-        return answers.read_found(method, await self._call(method, _given(**params)))
+        return results.read_found(method, await self._call(method, _given(**params)))
 
     async def _remember(self, drafts: list[ConditionalDraft], session: str | None, owner: str | None) -> list[str]:
         session = self._session if session is None else session

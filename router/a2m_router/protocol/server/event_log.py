@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from a2m_router.protocol.wire.cursors import CursorSeal
 from a2m_router.protocol.wire.events import Event, Sight
 from a2m_router.protocol.wire.jsonrpc import render_call
-from a2m_router.protocol.wire.sealing import Seal
 
 DEFAULT_RETAINED: Final = 1024
 
@@ -84,7 +84,7 @@ class EventLog:
         self._ring: list[tuple[Event, Call | None] | None] = [None] * retained
         self._end = 0  # the number of the next event
         self._gap = 0  # where the last gap ended: a cursor from before it has missed something
-        self._seal = Seal()
+        self._seal = CursorSeal()
         self._wakes: dict[int, Callable[[], None]] = {}
         self._last_follower = 0
 

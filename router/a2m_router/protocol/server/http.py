@@ -32,7 +32,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from a2m_router.process.repeats import Repeats
+from a2m_router.process.log_throttle import LogThrottle
 from a2m_router.protocol.server.http_addressing import addressed, is_loopback
 from a2m_router.protocol.server.http_connection import ON_HANG_UP, ConnectionConfig
 from a2m_router.protocol.server.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
@@ -46,7 +46,7 @@ if sys.platform != "win32":
     import resource
 
 log = logging.getLogger(__name__)
-_repeats = Repeats(log)
+_repeats = LogThrottle(log)
 
 WELL_KNOWN: Final = "/.well-known/a2m-server.json"
 ALIVE: Final = "/healthz"
@@ -293,10 +293,10 @@ class _Calls:
             return Response(status_code=400)  # to nobody
         except TimeoutError:
             slow = f"the body of a request must come within {self._idle_timeout:g} s, and {MIN_RATE:,} bytes a second"
-            return _refused(Refusal(408, slow, {"Connection": "close"}))
+            return _refused(Refusal(408, slow, {"HttpConnection": "close"}))
         if message is None:
             # what may be left of the body is not worth reading, so the connection cannot be used again
-            return _error(413, too_long(self._max_message), {"Connection": "close"})
+            return _error(413, too_long(self._max_message), {"HttpConnection": "close"})
         with anyio.CancelScope() as call:
             scope.get("state", {})[ON_HANG_UP] = call.cancel
             return _answered(await self._answer(message, scope["caller"]))
@@ -385,7 +385,7 @@ class _Door:
                 answered = MutableHeaders(scope=message)
                 if asks_first:
                     # it was not told to go on, so what it sends next may be the body or not: nobody can tell
-                    answered["Connection"] = "close"
+                    answered["HttpConnection"] = "close"
                 if origin is not None:
                     answered["Access-Control-Allow-Origin"] = origin
                     answered["Access-Control-Expose-Headers"] = "Retry-After"
@@ -413,7 +413,9 @@ class _Door:
         # the parser lets a long head through if it comes in one piece
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) + 4 for n, v in headers.raw)
         if size > self._max_header:
-            return Refusal(431, f"the head of a request may have {self._max_header:,} bytes", {"Connection": "close"})
+            return Refusal(
+                431, f"the head of a request may have {self._max_header:,} bytes", {"HttpConnection": "close"}
+            )
         if len(headers.getlist("origin")) > 1:
             return Refusal(403, "expected one header Origin, got several")
         return None

@@ -29,10 +29,10 @@ _LINGER: Final = 2.0
 
 
 class ConnectionConfig(uvicorn.Config):
-    """uvicorn's configuration with our limits, for a server whose connections are `Connection`s."""
+    """uvicorn's configuration with our limits, for a server whose connections are `HttpConnection`s."""
 
     def __init__(self, app: Any, limits: HttpLimits, **rest: Any) -> None:
-        super().__init__(app, http=Connection, h11_max_incomplete_event_size=limits.max_header, **rest)
+        super().__init__(app, http=HttpConnection, h11_max_incomplete_event_size=limits.max_header, **rest)
         self.limits = limits
 
 
@@ -46,7 +46,7 @@ class _Awaited(Enum):
     NOTHING = "nothing: the application is at work"
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     def __init__(
         self,
         config: ConnectionConfig,
@@ -162,7 +162,7 @@ class Connection(H11Protocol):
         fields = {
             "Content-Type": "text/plain; charset=utf-8",
             "Content-Length": str(len(body)),
-            "Connection": "close",
+            "HttpConnection": "close",
             **(headers or {}),
         }
         response = h11.Response(

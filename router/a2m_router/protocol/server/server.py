@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from msgspec import Raw
 
-from a2m_router.process.repeats import Repeats
+from a2m_router.process.log_throttle import LogThrottle
 from a2m_router.protocol.server.event_log import Channel
 from a2m_router.protocol.wire.capabilities import CAPABILITY_OF
 from a2m_router.protocol.wire.errors import (
@@ -32,10 +32,10 @@ from a2m_router.protocol.wire.jsonrpc import (
     render_error,
     render_result,
 )
-from a2m_router.protocol.wire.messages import Params
+from a2m_router.protocol.wire.method_params import Params
 
 log = logging.getLogger(__name__)
-_repeats = Repeats(log)
+_repeats = LogThrottle(log)
 
 
 class Caller(msgspec.Struct, frozen=True):

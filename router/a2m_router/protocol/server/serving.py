@@ -14,9 +14,9 @@ import anyio
 
 from a2m_router.process.descriptors import standard_streams
 from a2m_router.process.stderr import unblocked_stderr
-from a2m_router.protocol.server.ending import EndingStream, until_signalled
 from a2m_router.protocol.server.http_addressing import is_loopback
 from a2m_router.protocol.server.server import Answering, Caller, CannotListen, Refusal
+from a2m_router.protocol.server.shutdown import StoppableStream, until_signalled
 from a2m_router.protocol.server.stdio import serve_lines
 
 # over HTTP nobody can be told apart: `scopes` is not declared and every owner ignored (§6)
@@ -60,7 +60,7 @@ async def serve(program: str, opened: AbstractAsyncContextManager[Served], addre
     if address is None:
         with standard_streams() as (source, sink):
             async with opened as server:
-                ending = EndingStream(source)
+                ending = StoppableStream(source)
                 async with until_signalled(ending.end):
                     await serve_lines(server, ending, sink)
     else:

@@ -8,7 +8,7 @@ from a2m_router.protocol.server.event_log import EventLog, Polled
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params
 from a2m_router.protocol.wire.events import Sight
-from a2m_router.protocol.wire.messages import Events, Subscribe, Unsubscribe
+from a2m_router.protocol.wire.method_params import Events, Subscribe, Unsubscribe
 
 
 class Subscribed(msgspec.Struct):

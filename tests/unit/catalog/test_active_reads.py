@@ -1,4 +1,4 @@
-"""Readers: a read sees each record in one home, and holds up the removal of what it may still need."""
+"""ActiveReads: a read sees each record in one home, and holds up the removal of what it may still need."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from a2m_router.catalog.active_reads import ActiveReads, Reading
 from a2m_router.catalog.entries import Entry
-from a2m_router.catalog.readers import Readers, Reading
 
 TIERS = ["working", "episodic", "semantic"]
 IDS = ["x", "y", ""]
@@ -31,7 +31,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.newest = 1
-        self.readers = Readers(lambda: self.newest)
+        self.active = ActiveReads(lambda: self.newest)
         self.homes = dict.fromkeys(IDS, TIERS[0])
         self.numbers = dict.fromkeys(IDS, 1)
         self.reads: list[Read] = []
@@ -39,7 +39,7 @@ class Model(RuleBasedStateMachine):
     @rule()
     def a_read_begins(self) -> None:
         ending = ExitStack()
-        reading = ending.enter_context(self.readers.reading())
+        reading = ending.enter_context(self.active.reading())
         self.reads.append(Read(reading, ending, dict(self.homes)))
 
     @precondition(lambda self: self.reads)
@@ -50,7 +50,7 @@ class Model(RuleBasedStateMachine):
     @rule(id=st.sampled_from(IDS), home=st.sampled_from(TIERS))
     def a_record_moves(self, id: str, home: str) -> None:
         if home != self.homes[id]:
-            self.readers.moved(id, self.homes[id])
+            self.active.moved(id, self.homes[id])
             self.homes[id] = home
 
     @rule(id=st.sampled_from(IDS), home=st.sampled_from(TIERS))
@@ -66,7 +66,7 @@ class Model(RuleBasedStateMachine):
         for read in self.reads:
             for id, home in self.homes.items():
                 entry = record(id, home, self.numbers[id])
-                accepted = [tier for tier in TIERS if self.readers.accepts(read.reading, entry, tier)]
+                accepted = [tier for tier in TIERS if self.active.accepts(read.reading, entry, tier)]
                 before = read.homes[id]
                 assert accepted == ([] if before is None else [before])
 
@@ -74,7 +74,7 @@ class Model(RuleBasedStateMachine):
     def each_read_is_told_what_has_left_a_home_since_it_began(self) -> None:
         for read in self.reads:
             for tier in TIERS:
-                left = self.readers.left(read.reading, tier)
+                left = self.active.left(read.reading, tier)
                 lived = {id for id, home in read.homes.items() if home == tier}
                 assert lived.issuperset(id for id in left if read.homes[id] is not None)
                 assert {id for id in lived if self.homes[id] != tier}.issubset(left)
@@ -82,11 +82,11 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def without_reads_nothing_is_remembered(self) -> None:
         if not self.reads:
-            assert remembered(self.readers) == 0
+            assert remembered(self.active) == 0
 
 
-def remembered(readers: Readers) -> int:
-    return len(readers._order) + sum(map(len, readers._left.values())) + len(readers._reads)
+def remembered(active: ActiveReads) -> int:
+    return len(active._order) + sum(map(len, active._left.values())) + len(active._reads)
 
 
 TestReaders: Any = Model.TestCase
@@ -94,49 +94,49 @@ TestReaders.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 def test_memory_does_not_grow_while_reads_always_overlap() -> None:
-    readers = Readers(lambda: 1)
+    active = ActiveReads(lambda: 1)
     earlier = ExitStack()
-    earlier.enter_context(readers.reading())
+    earlier.enter_context(active.reading())
     most = 0
     for turn in range(1000):
         later = ExitStack()
-        later.enter_context(readers.reading())
-        readers.moved(f"{turn % 7}", TIERS[turn % 3])
+        later.enter_context(active.reading())
+        active.moved(f"{turn % 7}", TIERS[turn % 3])
         earlier.close()
         earlier = later
-        most = max(most, remembered(readers))
+        most = max(most, remembered(active))
     assert most < 10
     earlier.close()
 
 
 def test_a_long_read_accepts_where_everything_was_when_it_began() -> None:
-    readers = Readers(lambda: 1)
-    with readers.reading() as long:
+    active = ActiveReads(lambda: 1)
+    with active.reading() as long:
         for turn in range(100):
-            with readers.reading():
-                readers.moved("x", TIERS[turn % 3])
-        assert readers.accepts(long, record("x", TIERS[1]), TIERS[0])
-        assert not readers.accepts(long, record("x", TIERS[1]), TIERS[2])
-    assert remembered(readers) == 0
+            with active.reading():
+                active.moved("x", TIERS[turn % 3])
+        assert active.accepts(long, record("x", TIERS[1]), TIERS[0])
+        assert not active.accepts(long, record("x", TIERS[1]), TIERS[2])
+    assert remembered(active) == 0
 
 
 @pytest.mark.anyio
 async def test_grace_is_over_when_every_read_that_was_under_way_has_ended() -> None:
-    readers = Readers(lambda: 1)
+    active = ActiveReads(lambda: 1)
     over = False
 
     async def wait() -> None:
         nonlocal over
-        await readers.grace()
+        await active.grace()
         over = True
 
     first, second, late = ExitStack(), ExitStack(), ExitStack()
-    first.enter_context(readers.reading())
-    second.enter_context(readers.reading())
+    first.enter_context(active.reading())
+    second.enter_context(active.reading())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
-        late.enter_context(readers.reading())
+        late.enter_context(active.reading())
         second.close()
         await anyio.wait_all_tasks_blocked()
         assert not over
@@ -144,4 +144,4 @@ async def test_grace_is_over_when_every_read_that_was_under_way_has_ended() -> N
         await anyio.wait_all_tasks_blocked()
         assert over
     late.close()
-    await readers.grace()  # nobody is reading
+    await active.grace()  # nobody is reading

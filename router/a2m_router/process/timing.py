@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import anyio
 
 
-async def until_any(*waits: Callable[[], Awaitable[object]]) -> None:
+async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
     """Returns when the first of `waits` has; the others are cancelled."""
     async with anyio.create_task_group() as tasks:
 

@@ -32,7 +32,7 @@ async def until_signalled(
         tasks.cancel_scope.cancel()
 
 
-class EndingStream(anyio.abc.ByteReceiveStream):
+class StoppableStream(anyio.abc.ByteReceiveStream):
     """A stream that can be made to end before its source does. `on_end` is called when it has ended, either way."""
 
     def __init__(self, source: anyio.abc.AnyByteReceiveStream, on_end: Callable[[], None] = lambda: None) -> None:

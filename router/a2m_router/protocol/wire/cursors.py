@@ -11,7 +11,7 @@ from typing import Final
 KEY_BYTES: Final = 32
 
 
-class Seal:
+class CursorSeal:
     """Closes positions into cursors of one length, and opens those that it has closed itself.
 
     No two cursors are alike, so that not even a change tells something.

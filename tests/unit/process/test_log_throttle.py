@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from a2m_router.process import repeats
-from a2m_router.process.repeats import Repeats
+from a2m_router.process import log_throttle
+from a2m_router.process.log_throttle import LogThrottle
 
 
 class Clock:
@@ -20,22 +20,22 @@ def test_a_sentence_is_said_again_only_after_a_pause(
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    monkeypatch.setattr(repeats, "time", clock)
-    log = Repeats(logging.getLogger("a2m_router.test"))
+    monkeypatch.setattr(log_throttle, "time", clock)
+    log = LogThrottle(logging.getLogger("a2m_router.test"))
     for _ in range(200):
         clock.now += 1.0
         log.say(logging.WARNING, "it is full")
     log.say(logging.INFO, "another one")
     assert caplog.messages == ["it is full", "another one"]
-    clock.now += repeats.QUIET
+    clock.now += log_throttle.QUIET
     log.say(logging.WARNING, "it is full")
     assert caplog.messages == ["it is full", "another one", "it is full"]
 
 
 def test_what_is_remembered_does_not_grow_with_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(repeats, "time", clock)
-    log = Repeats(logging.getLogger("a2m_router.test"))
+    monkeypatch.setattr(log_throttle, "time", clock)
+    log = LogThrottle(logging.getLogger("a2m_router.test"))
     for number in range(10_000):
         clock.now += 1.0
         log.say(logging.DEBUG, f"sentence {number}")

@@ -1,4 +1,4 @@
-"""Copies of records in tiers: written, read back and removed by id.
+"""TierGateway of records in tiers: written, read back and removed by id.
 
 Here records are lifted for servers that promise less than the federation; `Answers` lowers them again: whoever calls
 these functions sees them as they are. Each call is prepared for the mode of the connection on which it is sent. A tier
@@ -17,7 +17,7 @@ import msgspec
 
 from a2m_router.protocol.wire.errors import A2MError, Code, quota
 from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE
-from a2m_router.protocol.wire.messages import Forget, Pages, Recall, Remember, SessionList, Timeline
+from a2m_router.protocol.wire.method_params import Forget, Pages, Recall, Remember, SessionList, Timeline
 from a2m_router.protocol.wire.records import Draft, Record, digest
 from a2m_router.tiers.answers import ALL, EXAMINED, Answers, LaterWriter, Lineage, Ranked, Written, alteration
 from a2m_router.tiers.failures import unaccounted, unanswered
@@ -63,7 +63,7 @@ class _Sessions(msgspec.Struct):
     sessions: list[_Session]
 
 
-class Copies:
+class TierGateway:
     """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it.
 
     Args:
@@ -92,7 +92,7 @@ class Copies:
     def why_unaccounted(self, tier: str) -> str:
         """Why what `tier` holds is not accounted for yet, in words that may be its server's."""
         link = self._links[tier]
-        return (link.reason if link.status != "up" else link.obstacle or link.barred) or UNACCOUNTED
+        return (link.reason if link.status != "up" else link.inactive_reason or link.barred) or UNACCOUNTED
 
     def without(self, tier: str) -> A2MError:
         """What a call is refused with that cannot do without knowing all that `tier` holds."""

@@ -6,7 +6,7 @@ import anyio
 import anyio.to_thread
 
 
-class Syncing:
+class GroupCommit:
     """Grouped waits for durability.
 
     Args:

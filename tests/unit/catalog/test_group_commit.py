@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from a2m_router.catalog.syncing import Syncing
+from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.storage.database import Database
 from tests.support.federated import settings_of, trial
 
@@ -40,7 +40,7 @@ class Disk:
 class Waiters:
     """Callers that commit, and then wait for it to be durable."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, disk: Disk, syncing: Syncing) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup, disk: Disk, syncing: GroupCommit) -> None:
         self.tasks, self.disk, self.syncing = tasks, disk, syncing
         self.told: list[int] = []
         self.refused: list[int] = []
@@ -75,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_who_commits_after_a_sync_began_waits_for_the_next_and_one_serves_them_all() -> None:
     disk = Disk()
-    syncing = Syncing(disk.sync)
+    syncing = GroupCommit(disk.sync)
     async with anyio.create_task_group() as tasks:
         waiters = Waiters(tasks, disk, syncing)
         await waiters.commit()
@@ -96,7 +96,7 @@ async def test_who_commits_after_a_sync_began_waits_for_the_next_and_one_serves_
 async def test_a_sync_that_fails_is_said_to_all_who_wait_and_the_next_one_works() -> None:
     disk = Disk()
     disk.failing = {0}
-    syncing = Syncing(disk.sync)
+    syncing = GroupCommit(disk.sync)
     async with anyio.create_task_group() as tasks:
         waiters = Waiters(tasks, disk, syncing)
         await waiters.commit()
@@ -114,7 +114,7 @@ async def test_a_sync_that_fails_is_said_to_all_who_wait_and_the_next_one_works(
 
 async def test_those_who_wait_do_not_depend_on_who_began() -> None:
     disk = Disk()
-    syncing = Syncing(disk.sync)
+    syncing = GroupCommit(disk.sync)
     async with anyio.create_task_group() as tasks:
         waiters = Waiters(tasks, disk, syncing)
         first = await waiters.commit()
@@ -132,7 +132,7 @@ async def test_those_who_wait_do_not_depend_on_who_began() -> None:
 
 async def test_one_who_is_cancelled_before_its_sync_begins_leaves_the_next_to_begin_it() -> None:
     disk = Disk()
-    syncing = Syncing(disk.sync)
+    syncing = GroupCommit(disk.sync)
     disk.let[0].set()
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -143,7 +143,7 @@ async def test_one_who_is_cancelled_before_its_sync_begins_leaves_the_next_to_be
 
 async def test_without_threads_the_sync_is_done_at_once() -> None:
     calls: list[None] = []
-    syncing = Syncing(lambda: calls.append(None), threads=False)
+    syncing = GroupCommit(lambda: calls.append(None), threads=False)
     await syncing.wait()
     await syncing.wait()
     assert len(calls) == 2

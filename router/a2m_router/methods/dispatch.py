@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.methods.discretion import Handler, discreet
+from a2m_router.methods.redaction import Handler, redacted
 from a2m_router.process.budget import budget
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import disk_failed
@@ -45,7 +45,7 @@ def _served(name: str, method: Method, catalog: Catalog, seconds: float) -> Meth
         handler = _when_writable(handler, catalog)
     if name not in _AS_LONG_AS_IT_TAKES:
         handler = _in_time(handler, seconds)
-    return Method(method.params, discreet(handler), method.allow)
+    return Method(method.params, redacted(handler), method.allow)
 
 
 def _when_writable(handler: Handler, catalog: Catalog) -> Handler:

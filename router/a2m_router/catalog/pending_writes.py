@@ -8,7 +8,7 @@ from a2m_router.catalog.tables import Tables
 from a2m_router.protocol.wire.records import Draft
 
 
-class Redo:
+class PendingWrites:
     """The table `redo`: the new records, whole, each with the tier that has yet to catch up."""
 
     def __init__(self, tables: Tables) -> None:
@@ -19,7 +19,7 @@ class Redo:
         """Whether any tier has yet to catch up."""
         return self._execute("SELECT 1 FROM redo LIMIT 1").get is not None
 
-    def behind(self, ids: Iterable[str]) -> set[str]:
+    def among(self, ids: Iterable[str]) -> set[str]:
         """Those of `ids` that their tier does not hold yet as they are."""
         if not self.is_open():
             return set()

@@ -12,7 +12,7 @@ QUIET: Final = 60.0
 _MOST: Final = 1000
 
 
-class Repeats:
+class LogThrottle:
     """Sentences of one logger: the first at its level, its repetitions, for as long as they go on, at `debug`."""
 
     def __init__(self, log: logging.Logger) -> None:

@@ -12,7 +12,7 @@ import anyio.abc
 import psutil
 import pytest
 
-from a2m_router.tiers.leftovers import end_leftovers, mark_of
+from a2m_router.tiers.orphans import end_orphans, mark_of
 
 pytestmark = pytest.mark.anyio
 
@@ -55,19 +55,19 @@ async def test_a_process_with_the_mark_is_ended(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("a2m_router.tiers.leftovers._BY_ITSELF", 0.05)
-    monkeypatch.setattr("a2m_router.tiers.leftovers._TERMINATED", terminated)
+    monkeypatch.setattr("a2m_router.tiers.orphans._BY_ITSELF", 0.05)
+    monkeypatch.setattr("a2m_router.tiers.orphans._TERMINATED", terminated)
     mark = mark_of(tmp_path / "router.db", "working")
     async with running(code, mark) as process:
         with anyio.fail_after(PATIENCE):
-            await end_leftovers(mark, "working")
+            await end_orphans(mark, "working")
             assert await process.wait() == status
     assert "left running by an earlier router" in caplog.text
     assert f"(process {process.pid})" in caplog.text
 
 
 async def test_a_process_that_ends_by_itself_is_left_to_do_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("a2m_router.tiers.leftovers._BY_ITSELF", PATIENCE)
+    monkeypatch.setattr("a2m_router.tiers.orphans._BY_ITSELF", PATIENCE)
     mark = mark_of(tmp_path / "router.db", "working")
     async with running(ENDS_BY_ITSELF, mark) as process, anyio.create_task_group() as tasks:
 
@@ -77,12 +77,12 @@ async def test_a_process_that_ends_by_itself_is_left_to_do_so(tmp_path: Path, mo
 
         tasks.start_soon(close)
         with anyio.fail_after(PATIENCE):
-            await end_leftovers(mark, "working")
+            await end_orphans(mark, "working")
             assert await process.wait() == 0
 
 
 async def test_what_it_has_started_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("a2m_router.tiers.leftovers._BY_ITSELF", 0.05)
+    monkeypatch.setattr("a2m_router.tiers.orphans._BY_ITSELF", 0.05)
     mark = mark_of(tmp_path / "router.db", "working")
     # a shell that has gone, and left a server of its own behind, in a session of that one's own
     inner = f"import os; os.setsid(); {MUST_BE_TOLD}"
@@ -91,7 +91,7 @@ async def test_what_it_has_started_is_ended_with_it(tmp_path: Path, monkeypatch:
         await process.wait()
         [left] = [p for p in psutil.process_iter() if _has(p, mark)]
         with anyio.fail_after(PATIENCE):
-            await end_leftovers(mark, "working")
+            await end_orphans(mark, "working")
         with suppress(psutil.NoSuchProcess):  # who has taken it over may have buried it already
             assert left.status() == psutil.STATUS_ZOMBIE
 
@@ -100,7 +100,7 @@ async def test_other_tiers_and_other_federations_are_left_alone(tmp_path: Path) 
     other_tier = mark_of(tmp_path / "router.db", "episodic")
     elsewhere = mark_of(tmp_path / "other" / "router.db", "working")
     async with running(ENDS_BY_ITSELF, other_tier) as one, running(ENDS_BY_ITSELF, elsewhere) as two:
-        await end_leftovers(mark_of(tmp_path / "router.db", "working"), "working")
+        await end_orphans(mark_of(tmp_path / "router.db", "working"), "working")
         assert (one.returncode, two.returncode) == (None, None)
 
 

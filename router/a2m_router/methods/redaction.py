@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from a2m_router.methods.context import sees_all
-from a2m_router.methods.reading import Records
-from a2m_router.process.repeats import Repeats
+from a2m_router.methods.reading import ReadReply
+from a2m_router.process.log_throttle import LogThrottle
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import (
     DISK_FULL,
@@ -29,7 +29,7 @@ from a2m_router.reading.mounted import NO_VECTORS, OTHER_WIDTH
 from a2m_router.tiers.failures import CHANGING
 from a2m_router.tiers.link import UNACCOUNTED, Refused
 
-_repeats = Repeats(logging.getLogger(__name__))
+_repeats = LogThrottle(logging.getLogger(__name__))
 
 Handler = Callable[[Any, Caller], Awaitable[Any]]
 
@@ -44,7 +44,7 @@ _OURS: Final = frozenset(
 )
 
 
-def discreet(handler: Handler) -> Handler:
+def redacted(handler: Handler) -> Handler:
     """The handler, whose answers and errors tell a principal no reason but the router's own."""
 
     async def handle(params: Any, caller: Caller) -> Any:
@@ -54,7 +54,7 @@ def discreet(handler: Handler) -> Handler:
             result = await handler(params, caller)
         except A2MError as error:
             raise _without_reason(error) from None
-        if isinstance(result, Records) and result.degraded is not None:
+        if isinstance(result, ReadReply) and result.degraded is not None:
             result.degraded = [_without_words(down) for down in result.degraded]
         return result
 

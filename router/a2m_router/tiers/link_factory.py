@@ -53,12 +53,12 @@ def _reached(tier: Tier) -> object:
 @asynccontextmanager
 async def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Peer]:
     # what looks at processes is loaded by those who start some
-    from a2m_router.tiers.leftovers import end_leftovers, mark_of
+    from a2m_router.tiers.orphans import end_orphans, mark_of
 
     assert tier.command is not None
     program, *arguments = tier.command
     mark = mark_of(settings.state, tier.name)
-    await end_leftovers(mark, tier.name)
+    await end_orphans(mark, tier.name)
     async with connect_process(
         [executable(program, tier.cwd), *arguments],
         env=settings.child_environment(tier, environ) | mark,

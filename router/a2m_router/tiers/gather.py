@@ -13,7 +13,7 @@ T = TypeVar("T")
 Failure = A2MError | TierDown | OSError
 
 
-async def outcomes(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | Failure]:
+async def gather_outcomes(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | Failure]:
     """What each call came to, in order: its result, or the failure it ended with. None of them cancels another."""
     found: list[T | Failure | None] = [None] * len(calls)
 
@@ -32,10 +32,10 @@ async def outcomes(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | Fail
     return found  # type: ignore[return-value]  # every place has been filled
 
 
-async def results(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+async def gather(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     """What each call returned, in order. Raises the first failure among them, when all have ended."""
     found: list[T] = []
-    for outcome in await outcomes(calls):
+    for outcome in await gather_outcomes(calls):
         if isinstance(outcome, (A2MError, TierDown, OSError)):
             raise outcome
         found.append(outcome)

@@ -1,4 +1,4 @@
-"""Readers see one home: which copies a read may accept, and when a superseded copy may go (as in RCU).
+"""ActiveReads see one home: which copies a read may accept, and when a superseded copy may go (as in RCU).
 
 A read asks several tiers at different moments while records move between them. It accepts a copy in the home that the
 record had when the read began, and a copy that a move left behind is removed only when every read that began before the
@@ -28,7 +28,7 @@ class Reading:
         self.ended = anyio.Event()
 
 
-class Readers:
+class ActiveReads:
     """The reads under way, and the homes that records had before the moves these reads may have missed.
 
     Args:

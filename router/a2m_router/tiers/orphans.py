@@ -41,7 +41,7 @@ def mark_of(state: Path, tier: str) -> dict[str, str]:
     return {_MARK: f"{lock.st_dev}:{lock.st_ino}:{tier}"}
 
 
-async def end_leftovers(mark: dict[str, str], tier: str) -> None:
+async def end_orphans(mark: dict[str, str], tier: str) -> None:
     """Returns when no process with this mark runs any more; what cannot be ended is told in the log."""
     # it looks at every process there is, and the other tiers have their calls meanwhile
     left = await anyio.to_thread.run_sync(_marked, mark[_MARK])

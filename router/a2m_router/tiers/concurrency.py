@@ -11,7 +11,7 @@ from typing import Final
 _LOWERED: Final = 0.5
 
 
-class Room:
+class ConcurrencyLimit:
     """The bound on the calls under way.
 
     Args:
@@ -25,7 +25,7 @@ class Room:
         self._told = 0  # of calls that were begun by then nothing more is to be learnt
 
     def __repr__(self) -> str:
-        return f"<Room for {self.calls} calls, at most {self._most:g}>"
+        return f"<ConcurrencyLimit for {self.calls} calls, at most {self._most:g}>"
 
     @property
     def calls(self) -> int:

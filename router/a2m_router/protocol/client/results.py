@@ -78,7 +78,7 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: tuple[str, ...] = ()
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class DeclaredLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the server takes in one call (§4.1); None is not declared."""
 
     max_records_per_call: int | None = None
@@ -146,7 +146,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     capabilities: frozenset[str]
     methods: tuple[str, ...] = ()
-    limits: Limits | None = None
+    limits: DeclaredLimits | None = None
     tiers: tuple[Tier, ...] | None = None
     embeddings: Embeddings | None = None
     events: EventsOffer | None = None

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import anyio
 from msgspec import Raw
 
-from a2m_router.protocol.client.answers import read
 from a2m_router.protocol.client.client import Peer, Settled
+from a2m_router.protocol.client.results import read
 
 T = TypeVar("T")
 
 
-class Asking:
+class PatientPeer:
     """A `Peer` in front of another."""
 
     def __init__(self, peer: Peer, timeout: float) -> None:
