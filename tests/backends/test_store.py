@@ -16,6 +16,7 @@ from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.storage.database import DatabaseError
 from a2m_store.batch import carry_out
+from a2m_store.drafts import StoreLimits
 from a2m_store.filters import beneath
 from a2m_store.store import Store
 from tests.support.store_calls import ANYBODY, START, Asked
