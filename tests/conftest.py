@@ -25,6 +25,9 @@ FROM_CALL_TO_CALL: Final = frozenset(
 )
 BACKENDS: Final = ("asyncio", "trio")
 
+# an assertion that fails there, too, shows its values
+pytest.register_assert_rewrite("tests.support")
+
 # The tests start hundreds of processes of ours. Where Python is told to write no bytecode, as container images like to,
 # each of them would compile all that it imports anew, and that is a third of what it costs to start one.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -30,8 +30,8 @@ from a2m_rag.mapping import Path, Paths
 from a2m_rag.over_http import Endpoint, HttpService, connect_http
 from a2m_rag.server import Limits, Server
 from a2m_router.protocol.server.stdio import LOCAL
-from tests.backends.test_rag import answer, contents, refused
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server
+from tests.support.retrieval import answer, contents, refused
 
 PATIENCE = 60
 COMMAND = [sys.executable, "-m", "a2m_rag.cli", "http"]

@@ -24,8 +24,8 @@ from a2m_rag.server import Limits, Server
 from a2m_rag.service import CannotStart, Service
 from a2m_rag.threads import Threads
 from a2m_rag.thresholds import NearService, Threshold
-from tests.backends.test_rag import answer, ask, contents, refused
 from tests.support.addresses import reserved_port
+from tests.support.retrieval import answer, ask, contents, refused
 
 TEXTS = {
     "expenses": ("Expenses are paid on the 15th.", [1.0, 0.0], {"team": "finance", "created_at": "2024-05-01"}),

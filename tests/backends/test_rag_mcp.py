@@ -33,9 +33,9 @@ from a2m_rag.server import Limits, Server
 from a2m_rag.service import CannotStart, ServiceFailure
 from a2m_router.conformance.__main__ import main as conformance
 from a2m_router.protocol.client.child import StderrLines
-from tests.backends.test_rag import ask, contents, refused, unanswered
 from tests.support.addresses import reserved_port
 from tests.support.paths import SERVERS
+from tests.support.retrieval import ask, contents, refused, unanswered
 
 PATIENCE = 60
 

@@ -10,11 +10,10 @@ from typing import Final
 import pytest
 
 from a2m_router.protocol.wire.errors import A2MError, Code
-from tests.process.test_last_calls import Said
-from tests.process.test_router_process import PATIENCE, running
 from tests.servers.core_only import CoreOnly
 from tests.support.federated import FOUR_TIERS, Foreign, Mix, Steered, method_of, settings_of, trial
 from tests.support.paths import ROOT
+from tests.support.router_process import PATIENCE, Said, running
 
 README: Final = (ROOT / "README.md").read_text()
 

@@ -11,8 +11,8 @@ import pytest
 
 from a2m_router.conformance.client import Stdio
 from a2m_router.conformance.running import State, judged
-from tests.process.test_router_process import PATIENCE, federation, on_http, post
 from tests.support.paths import ROOT
+from tests.support.router_process import PATIENCE, federation, on_http, post
 
 README = (ROOT / "README.md").read_text()
 

@@ -19,23 +19,26 @@ from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.syncing import Syncing
 from a2m_router.protocol.wire.errors import A2MError, Code
-from tests.federation.test_replacing import Trouble, fail, native_and_lesser, servers_of_all_kinds
-from tests.federation.test_rules_restart import CALM, joined, one_home_each, photograph
-from tests.process.test_router_process import PATIENCE, federation, on_http, post, running
 from tests.support.clocks import simulated
+from tests.support.crashes import photograph
 from tests.support.federated import (
+    CALM,
     Mix,
     Steered,
     Task,
     Trial,
     assert_nothing_under_way,
     at_once,
+    joined,
     lose,
+    one_home_each,
     redone,
     stored,
     trial,
 )
 from tests.support.histories import restless
+from tests.support.replacements import Trouble, fail, native_and_lesser, servers_of_all_kinds
+from tests.support.router_process import PATIENCE, federation, on_http, post, running
 
 pytestmark = pytest.mark.anyio
 

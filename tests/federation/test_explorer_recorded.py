@@ -21,10 +21,10 @@ from a2m_router.placement.reconciler import Reconciler
 from a2m_router.placement.steps import Step as MoveStep
 from a2m_router.protocol.client.client import Connection
 from a2m_router.tiers.copies import Copies
-from tests.federation.test_rules_restart import CALM, photograph, write_one
 from tests.support.catalogs import strays_left
 from tests.support.clocks import simulated
-from tests.support.federated import Foreign, Steered, Task, Trial, contents, held_by, plant, trial
+from tests.support.crashes import photograph, write_one
+from tests.support.federated import CALM, Foreign, Steered, Task, Trial, contents, held_by, plant, trial
 from tests.verification.explorer.accounts import A, B
 from tests.verification.explorer.recording import TWO_TIERS, Followed, Left, Recorder
 from tests.verification.explorer.recording import record as recording

@@ -26,15 +26,14 @@ from a2m_router.protocol.wire.matching import FIELDS
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.protocol.wire.vectors import similarity
-from tests.federation import test_rules as rules
-from tests.federation.test_principals import EVERYTHING, common_ground, secluded
-from tests.federation.test_rules import bits, examples, moved, raw_records, run
-from tests.federation.test_rules_restart import photograph
 from tests.servers.core_only import CoreOnly
 from tests.servers.habits import HABITS
 from tests.servers.protocol import CAPABILITIES, READS
 from tests.support import histories as h
+from tests.support import properties as rules
 from tests.support import two_worlds as w
+from tests.support.crashes import photograph
+from tests.support.examples import examples, run
 from tests.support.federated import (
     FOUR_TIERS,
     START,
@@ -52,6 +51,8 @@ from tests.support.federated import (
     trial,
 )
 from tests.support.histories import TIERS, History, Run, histories, run_history
+from tests.support.principals import EVERYTHING, common_ground, secluded
+from tests.support.properties import bits, moved, raw_records
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -36,18 +36,14 @@ from a2m_router.conformance.checking import Target, same
 from a2m_router.conformance.client import InProcess, Stdio
 from a2m_router.conformance.running import ALL_CHECKS, State, outcomes
 from a2m_router.protocol.server.server import Caller
-from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.timestamps import UNDATED, parse, render
+from a2m_router.protocol.wire.errors import Code
+from a2m_router.protocol.wire.timestamps import UNDATED, parse
 from a2m_router.reading.mounted import NO_VECTORS, OTHER_WIDTH
-from tests.backends.test_rag import Corpus, Moody, server
 from tests.servers.core_only import CoreOnly
-from tests.support.federated import LOCAL, START, Foreign, Trial, filled, reconnected, settings_of, told_by, trial
+from tests.support.federated import LOCAL, Foreign, filled, reconnected, settings_of, told_by, trial
+from tests.support.mounted import MEMORY, MOUNT, Records, Watched, at, federation
 from tests.support.paths import SERVERS
-
-Records = list[dict[str, Any]]
-
-# what a mount may be told
-READS: Final = {"describe", "recall", "timeline"}
+from tests.support.retrieval import Corpus, Moody, server
 
 # far more than anything here takes; a hang becomes a failure
 PATIENCE = 60
@@ -56,88 +52,7 @@ PATIENCE = 60
 # --- a federation in this process
 
 
-class Told(NamedTuple):
-    """A message that the router has sent to a tier."""
-
-    tier: str
-    method: str
-    params: dict[str, Any]
-
-
-class Watched:
-    """A running federation, and all that its tiers were told."""
-
-    def __init__(self, trial: Trial, told: list[Told]) -> None:
-        self.federation = trial.federation
-        self.servers = trial.servers
-        self.call = trial.call
-        self.told = told
-
-    async def refused(self, method: str, **params: Any) -> A2MError:
-        """The error that one call is answered with."""
-        with pytest.raises(A2MError) as refusal:
-            await self.call(method, **params)
-        return refusal.value
-
-    async def records(self, method: str = "timeline", **params: Any) -> Records:
-        """The records of a read that no tier was missing from."""
-        answer = await self.call(method, **params)
-        assert answer.keys() == {"records"}
-        found: Records = answer["records"]
-        return found
-
-    async def ids(self, method: str = "timeline", **params: Any) -> list[str]:
-        return [record["id"] for record in await self.records(method, **params)]
-
-    def told_to(self, tier: str, *methods: str) -> list[dict[str, Any]]:
-        """The parameters of all calls of these methods that a tier was sent."""
-        return [told.params for told in self.told if told.tier == tier and told.method in methods]
-
-
-@asynccontextmanager
-async def federation(
-    tiers: str,
-    servers: Mapping[str, Foreign | rag.Server],
-    *,
-    folder: Path | None = None,
-    down: Container[str] = (),
-) -> AsyncIterator[Watched]:
-    """A federation with these servers behind its tiers, by their names; where there is none, a store of ours.
-
-    When the block ends, no mount has been told anything but reads.
-
-    Args:
-        folder: where the files are; without, all is in memory.
-        down: tiers that cannot be connected, for as long as they are in it.
-    """
-    told: list[Told] = []
-
-    async def pass_on(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        call = json.loads(message)
-        told.append(Told(tier, call["method"].removeprefix("memory/"), call.get("params") or {}))
-        served = servers.get(tier)
-        return await (served(message, LOCAL) if isinstance(served, rag.Server) else go_on())
-
-    foreign = {name: served for name, served in servers.items() if isinstance(served, Foreign)}
-    async with trial(settings_of(tiers), servers=foreign, weather=pass_on, folder=folder, down=down) as fed:
-        yield Watched(fed, told)
-        for tier in filter(fed.federation.mounts.__contains__, fed.federation.settings.tiers):
-            written = [each for each in told if each.tier == tier.name and each.method not in READS]
-            assert [each for each in written if tier.mount or not _means_nobody(each)] == []
-            assert len(written) <= 1
-
-
-def _means_nobody(told: Told) -> bool:
-    """Whether it is the question whether a server takes writes: a forget of an id that no record has."""
-    return told.method == "forget" and told.params.keys() == {"ids"} and "a2m-router:" in str(told.params["ids"])
-
-
 # --- what is mounted
-
-
-def at(seconds: int) -> str:
-    """A moment, in seconds from when memory begins here; it has passed if they are negative."""
-    return render(START + 1000 * seconds)
 
 
 PAGES: Final[Records] = [
@@ -172,20 +87,6 @@ def retrieval(*pages: dict[str, Any]) -> rag.Server:
 Mounted = Callable[..., Foreign | rag.Server]
 each_kind = pytest.mark.parametrize("manual", [writable, read_only, retrieval])
 
-MEMORY: Final = """
-[tiers.working]
-kind = "working"
-command = ["-"]
-[tiers.notes]
-kind = "semantic"
-command = ["-"]
-"""
-MOUNT: Final = """
-[tiers.handbook]
-kind = "semantic"
-command = ["-"]
-mount = true
-"""
 
 SAID: Final[Records] = [
     {"id": "a", "content": "The storm closed the harbour for us.", "session": "s", "created_at": at(-250)},

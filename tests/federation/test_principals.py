@@ -33,8 +33,8 @@ from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.events import Forgotten, Place, Sight, named
 from a2m_router.protocol.wire.jsonrpc import render_call, render_error
 from a2m_router.protocol.wire.messages import Describe
-from tests.federation.test_rules import examples, run
 from tests.support import two_worlds as w
+from tests.support.examples import examples, run
 from tests.support.federated import (
     FOUR_TIERS,
     START,
@@ -48,33 +48,10 @@ from tests.support.federated import (
     trial,
 )
 from tests.support.histories import restless
-from tests.support.two_worlds import PRIVATE, SECLUDED, SECRET, SHARED, Answer, Call, Step, TwoWorlds, ask, two_worlds
-
-
-def secluded(policy: str = "explicit", *, distil: bool = False) -> Settings:
-    return settings_of(SECLUDED.replace("DISTIL", json.dumps(distil)), policy=policy)
-
-
-def remember(*contents: str, **fields: Any) -> Call:
-    """One record for each content, all with the same further fields."""
-    return Call("remember", {"records": [{"content": content, **fields} for content in contents]})
-
+from tests.support.principals import EVERYTHING, common_ground, remember, secluded
+from tests.support.two_worlds import PRIVATE, SECLUDED, SECRET, SHARED, Answer, Call, Step, ask, two_worlds
 
 # --- nothing that "b" can ask tells two worlds apart
-
-EVERYTHING: Final = (
-    Call("describe", {}),
-    Call("timeline", {"embeddings": True, "prompt": True}),
-    Call("recall", {"limit": 100}),
-    Call("recall", {"query": "alpha beta", "embedding": [1.0, 0.0], "limit": 100}),
-    Call("session/list", {}),
-    *(Call("fetch", {"key": key}) for key in ("k", "k/a", "x")),
-    Call("summarize", {"query": "alpha", "tier": "working"}),
-    Call("session/close", {"session": "s"}),
-    Call("consolidate", {}),
-    Call("forget", {"query": "alpha"}),
-    Call("events", {"cursor": "<cursor:0>"}),
-)
 
 
 # into every tier, or into what is private only
@@ -86,13 +63,6 @@ async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
     """Where "b" may write: a refusal must tell no more than an answer."""
     with patch.dict(w.CALLERS, b=Caller(asserts_owner=False, owner="b", writes=writes)):
         yield
-
-
-async def common_ground(worlds: TwoWorlds) -> None:
-    """The width of vectors is known, since it is one for all; both have looked where the log is."""
-    await worlds.alike("local", remember("alpha", id="n0", embedding=[1.0, 1.0]))
-    await worlds.alike("a", Call("events", {}))
-    await worlds.compare(Call("events", {}))
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

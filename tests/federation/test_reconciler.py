@@ -15,10 +15,10 @@ from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.client.client import Connection
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
-from tests.federation.test_rules_restart import CALM, photograph
 from tests.support.catalogs import strays_left
 from tests.support.clocks import simulated
-from tests.support.federated import Foreign, Mix, Steered, Task, Trial, contents, held_by, plant, redone, trial
+from tests.support.crashes import photograph
+from tests.support.federated import CALM, Foreign, Mix, Steered, Task, Trial, contents, held_by, plant, redone, trial
 
 pytestmark = pytest.mark.anyio
 

@@ -19,24 +19,14 @@ from anyio import wait_all_tasks_blocked
 from a2m_router.catalog.rebuild.salvage import Salvage
 from a2m_router.reading import candidates, lifted
 from a2m_router.tiers.profile import CannotServe
-from tests.federation.test_put_back import (
-    CALM,
-    CATALOG,
-    TIERS,
-    Shared,
-    _leaves,
-    copied,
-    files_of,
-    heal,
-    put_back,
-    ran,
-    refusal,
-)
-from tests.federation.test_short_answers import TellsFew, too_long
 from tests.servers.core_only import CoreOnly
+from tests.support.commands import ran
 from tests.support.disk import Files
-from tests.support.federated import FOUR_TIERS, Foreign, Mix, Trial, contents, settings_of, told_by, trial
+from tests.support.federated import CALM, FOUR_TIERS, Foreign, Mix, Trial, contents, settings_of, told_by, trial
 from tests.support.paths import ROOT
+from tests.support.restored_files import CATALOG, TIERS, copied, files_of, heal, leaves, put_back, refusal
+from tests.support.shared_servers import Shared
+from tests.support.short_answers import TellsFew, too_long
 
 pytestmark = pytest.mark.anyio
 
@@ -266,7 +256,7 @@ def lose_catalog(folder: Path) -> None:
 async def refused_rebuild(folder: Path, mix: Mix, **how: Any) -> str:
     with pytest.raises(BaseExceptionGroup) as refused:
         await heal(folder, mix, **how)
-    [problem] = _leaves(refused.value)
+    [problem] = leaves(refused.value)
     assert isinstance(problem, CannotServe)
     return str(problem)
 

@@ -35,13 +35,12 @@ from a2m_router.storage import snapshots
 from a2m_router.storage.database import Database
 from a2m_store.backups import Backups, State
 from a2m_store.store import Store
-from tests.process.test_last_calls import Said
-from tests.process.test_router_process import PATIENCE, PRINCIPALS, Router, child_of, running, terminate
 from tests.servers.core_only import CoreOnly
-from tests.support.federated import FOUR_TIERS, LOCAL, Foreign, Trial, at_once, settings_of, trial
+from tests.support.backups import METHOD, made
+from tests.support.federated import FOUR_TIERS, LOCAL, Foreign, at_once, settings_of, trial
+from tests.support.router_process import PATIENCE, PRINCIPALS, Router, Said, child_of, running, terminate
 
 A2M: Final = str(Path(sys.executable).with_name("a2m"))
-METHOD: Final = "store/backup"
 
 # small tiers, so that what is written moves at once; and a tier that a batch goes to besides
 FEDERATION: Final = """
@@ -705,19 +704,6 @@ async def test_all_of_a_backup_outlives_a_power_cut_before_it_is_one(
 
 
 # --- the moment, call by call
-
-
-async def made(fed: Trial, folder: Path) -> dict[str, Any]:
-    """A backup, whole."""
-    state = await asked(fed, path=str(folder))
-    while not state["done"]:
-        state = await asked(fed, backup=state["backup"])
-    return state
-
-
-async def asked(fed: Trial, **params: Any) -> dict[str, Any]:
-    state: dict[str, Any] = msgspec.json.decode(await fed.client.call(METHOD, params, timeout=None))
-    return state
 
 
 def contents_of(file: Path) -> set[str]:

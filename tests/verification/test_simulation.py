@@ -17,9 +17,9 @@ import trio
 
 from a2m_chaos.faults import KINDS
 from a2m_router.catalog.claims import id_name
-from tests.federation.test_rules_restart import crash
 from tests.support.catalogs import strays_left
 from tests.support.clocks import jumping
+from tests.support.crashes import crash
 from tests.support.federated import Steered, Task, method_of, retried, settings_of, trial
 from tests.support.paths import ROOT
 from tests.verification.simulation.tiers import FAULTS
