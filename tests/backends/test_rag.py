@@ -104,6 +104,7 @@ def test_a_process_keeps_the_profile_on_stdio(
     assert code == 0, capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_a_process_keeps_the_profile_on_http(
     handbook: FilePath, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -932,6 +933,7 @@ async def test_calls_that_hang_keep_their_threads_and_no_more() -> None:
     assert await threads.run("back again", lambda: 5) == 5
 
 
+@pytest.mark.process
 def test_a_function_that_hangs_does_not_keep_the_process(handbook: FilePath) -> None:
     (handbook / "stuck.py").write_text("import time\ndef search(query, limit):\n    time.sleep(10**6)\n")
     command = [*COMMAND, "python", "stuck:search", "--timeout", "0.05"]

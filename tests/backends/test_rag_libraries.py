@@ -86,6 +86,7 @@ def test_a_library_that_is_missing_is_a_sentence(
         make()
 
 
+@pytest.mark.process
 def test_no_library_is_loaded_that_is_not_used(tmp_path: FilePath) -> None:
     (tmp_path / "loaded.py").write_text(
         "import sys\n"
@@ -387,6 +388,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> FilePath:
     return folder / "db"
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @pytest.mark.parametrize("collection", ["custom", "package", "key"])
 async def test_a_collection_whose_function_is_missing_is_served_by_another(
@@ -400,6 +402,7 @@ async def test_a_collection_whose_function_is_missing_is_served_by_another(
     assert await contents(server, where={"id": "office"}) == ["The office opens at eight."]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("collection", "said"),
     [
@@ -420,6 +423,7 @@ def test_a_collection_whose_function_is_missing_says_what_is_missing(
     assert "--embed MODULE:FUNCTION" in str(refusal.value)
 
 
+@pytest.mark.process
 def test_a_key_that_is_missing_is_named(elsewhere: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(elsewhere.parent))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -447,6 +447,7 @@ def test_a_store_passes_on_stdio(kind: str, tmp_path: Path, capsys: pytest.Captu
     assert report.splitlines()[-1] in README.splitlines()
 
 
+@pytest.mark.process
 def test_a_store_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_http(store(tmp_path)) as url:
         code, report = summary(capsys, "--http", url)
@@ -460,12 +461,14 @@ def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"`{report.splitlines()[-1]}`" in README
 
 
+@pytest.mark.process
 def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_http(federation(tmp_path)) as url:
         code, report = summary(capsys, "--http", url)
     assert code == 0, report
 
 
+@pytest.mark.process
 def test_the_router_passes_on_http_with_principals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -452,6 +452,7 @@ with blocking.connect(url) as memory:
 """
 
 
+@pytest.mark.process
 def test_of_four_processes_with_twenty_increments_each_none_is_lost(tmp_path: Path) -> None:
     with on_http(federation(tmp_path)) as (_, client, _), ExitStack() as ending:
         url = str(client.base_url)
@@ -469,6 +470,7 @@ def test_of_four_processes_with_twenty_increments_each_none_is_lost(tmp_path: Pa
         assert (record["content"], record["revision"]) == ("80", 79)
 
 
+@pytest.mark.process
 def test_a_call_whose_answer_nobody_read_is_repeated_over_http(tmp_path: Path) -> None:
     """Whether it was carried out or not when its caller hung up."""
     with on_http(federation(tmp_path)) as (_, client, _):
@@ -487,6 +489,7 @@ def test_a_call_whose_answer_nobody_read_is_repeated_over_http(tmp_path: Path) -
             assert (record["content"], record["revision"]) == (f"edit {number}", number)
 
 
+@pytest.mark.process
 def test_a_call_whose_router_was_killed_is_repeated_at_the_next_one(tmp_path: Path) -> None:
     config = federation(tmp_path)
     for number in range(4):

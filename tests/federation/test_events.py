@@ -909,6 +909,7 @@ class Restless:
 
 
 # on trio the next one does
+@pytest.mark.rule(n=10)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(25)
 @given(history=h.histories(ledger_operations, first=h.writes | h.groups, most=8))

@@ -512,6 +512,7 @@ async def test_the_file_and_its_programs_see_the_environment_that_is_given(tmp_p
             pass
 
 
+@pytest.mark.process
 async def test_a_store_is_reached_behind_its_command(tmp_path: Path) -> None:
     async with a2m_router.connect_command([*STORE, str(tmp_path / "a.db")]) as memory:
         [id] = await memory.remember("hello", key="k")
@@ -526,6 +527,7 @@ async def test_a_store_is_reached_behind_its_command(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.process
 async def test_events_come_by_themselves_to_the_callback(tmp_path: Path) -> None:
     arrived, events = anyio.create_memory_object_stream[dict[str, Any]](10)
 
@@ -641,6 +643,7 @@ def test_the_blocking_memory_has_the_same_methods_with_the_same_parameters() -> 
         assert inspect.signature(getattr(blocking, name)) == inspect.signature(getattr(a2m_router, name))
 
 
+@pytest.mark.process
 def test_scripts_use_a_store_without_async(tmp_path: Path) -> None:
     with blocking.connect_command([*STORE, str(tmp_path / "a.db")]) as memory:
         alice = memory.for_owner("alice")
@@ -662,6 +665,7 @@ def test_scripts_use_a_federation_without_async(tmp_path: Path) -> None:
         assert memory.describe().name == "federation"
 
 
+@pytest.mark.process
 def test_scripts_watch_without_async() -> None:
     with blocking.connect_command(SMALL, cwd=ROOT) as memory:
         before = memory.events().cursor
@@ -683,6 +687,7 @@ def test_all_that_is_offered_is_there() -> None:
         _ = a2m_router.memory_of_things
 
 
+@pytest.mark.process
 def test_a_part_can_be_used_without_loading_the_whole() -> None:
     program = (
         "import sys\n"

@@ -859,6 +859,7 @@ async def test_a_tier_whose_server_takes_no_writes_becomes_a_mount(caplog: pytes
         assert await fed.ids() == MANUAL
 
 
+@pytest.mark.rule(n=6)
 @pytest.mark.anyio
 async def test_what_would_spill_into_a_tier_that_takes_no_writes_stays_where_it_is() -> None:
     full = 'kind = "working"\ncapacity = 2\nspill_to = "handbook"'
@@ -1261,6 +1262,7 @@ class Hanging:
         return JSONResponse(HITS)
 
 
+@pytest.mark.process
 def test_a_service_that_hangs_is_left_alone_until_it_is_back(tmp_path: Path) -> None:
     site = Hanging()
     with ExitStack() as stack:

@@ -65,6 +65,7 @@ async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.rule(n=14)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans(), writes=rights_to_write)
@@ -90,6 +91,7 @@ def test_whatever_another_does_in_private_nothing_that_can_be_asked_tells_of_it(
 secrets_without_passes = w.private.filter(lambda call: call.method not in ("consolidate", "session/close"))
 
 
+@pytest.mark.rule(n=14)
 @examples(10)
 @given(
     secrets=st.lists(secrets_without_passes, min_size=2, max_size=8),
@@ -277,6 +279,7 @@ async def test_closing_another_s_session_moves_nothing_of_it() -> None:
         assert await his(fed) == before
 
 
+@pytest.mark.rule(n=14)
 @pytest.mark.anyio
 async def test_no_count_of_describe_or_of_a_pass_holds_another_s() -> None:
     async with with_secrets() as fed:
@@ -299,6 +302,7 @@ async def everything_that_is_an_event(fed: Trial) -> None:
     await done(fed, "forget", where={"session": "s"})
 
 
+@pytest.mark.rule(n=14)
 @pytest.mark.anyio
 async def test_no_event_tells_of_another_s_changes() -> None:
     async with with_secrets() as fed:
@@ -647,6 +651,7 @@ async def post(client: httpx.AsyncClient, who: str, method: str, **params: Any) 
     return Answer(answer.content)
 
 
+@pytest.mark.rule(n=14)
 def test_over_http_a_token_shows_what_is_its_owner_s_and_nothing_else() -> None:
     principals = "".join(
         f'[[serve.principals]]\nowner = "{owner}"\ntoken_sha256 = "{sha256(token.encode()).hexdigest()}"\n'

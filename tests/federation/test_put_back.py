@@ -788,6 +788,7 @@ async def test_a_tier_that_has_lost_nothing_is_not_read_through_when_it_is_back(
 # --- as commands
 
 
+@pytest.mark.process
 def test_the_start_is_refused_in_a_sentence_and_the_way_out_that_it_names_works(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     tiers = ("working", "semantic")

@@ -360,6 +360,7 @@ async def test_a_rebuild_that_fails_in_a_scan_leaves_the_old_catalog_and_nothing
 # --- as a command
 
 
+@pytest.mark.process
 def test_the_command_does_its_work_says_what_it_found_and_ends(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     config.write_text(

@@ -88,6 +88,7 @@ async def test_a_record_that_was_just_replaced_can_be_moved_though_its_tier_has_
         assert contents(await fed.timeline()) == {"new": "working"}
 
 
+@pytest.mark.rule(n=12)
 async def test_a_tier_that_hangs_keeps_no_other_tier_from_being_reconciled() -> None:
     steer = Steered()
     async with trial(CALM, weather=steer) as fed:

@@ -55,6 +55,10 @@ from tests.support.properties import (
 # --- all of them together
 
 
+@pytest.mark.rule(n=11)
+@pytest.mark.rule(n=5)
+@pytest.mark.rule(n=2)
+@pytest.mark.rule(n=1)
 @examples(25)
 @given(history=histories())
 def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, history: History) -> None:
@@ -64,28 +68,31 @@ def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, histo
 # --- 1
 
 
+@pytest.mark.rule(n=1)
 @examples(12)
 @given(history=moving)
-def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
+def test_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, all_there))
 
 
 # --- 2
 
 
+@pytest.mark.rule(n=2)
 @examples(12)
 @given(history=replacing)
-def test_2_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
+def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
 
 
 # --- 3
 
 
+@pytest.mark.rule(n=3)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(20)
 @given(records=several_records, path=paths, recalls=st.integers(0, 2))
-def test_3_a_move_changes_nothing_but_the_tier(
+def test_a_move_changes_nothing_but_the_tier(
     anyio_backend: str, records: list[dict[str, Any]], path: list[str], recalls: int
 ) -> None:
     run(anyio_backend, partial(moves_change_nothing, records, path, recalls))
@@ -94,9 +101,10 @@ def test_3_a_move_changes_nothing_but_the_tier(
 # --- 4
 
 
+@pytest.mark.rule(n=4)
 @examples(12)
 @given(history=grouping)
-def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
+def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
 
 
@@ -104,10 +112,11 @@ def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: st
 
 
 # of all together above it holds on both loops
+@pytest.mark.rule(n=5)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(history=filling)
-def test_5_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
+def test_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
     anyio_backend: str, history: History
 ) -> None:
     run(anyio_backend, partial(run_history, history, within_capacity))
@@ -116,20 +125,22 @@ def test_5_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it
 # --- 7
 
 
+@pytest.mark.rule(n=7)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(earning=earnings)
-def test_7_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backend: str, earning: Earning) -> None:
+def test_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backend: str, earning: Earning) -> None:
     run(anyio_backend, partial(promoted_before_spilled, earning))
 
 
 # --- 8
 
 
+@pytest.mark.rule(n=8)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(20)
 @given(written=births, limit=st.integers(1, 15), metadata=st.booleans(), seed=st.integers(0, 2**32))
-def test_8_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
+def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
     anyio_backend: str, written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int
 ) -> None:
     run(anyio_backend, partial(timelines_ascend, written, limit, metadata, seed))
@@ -174,18 +185,20 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
             assert told_ids == [id for id, of in expected.items() if of == conversation]
 
 
+@pytest.mark.rule(n=8)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(turns=turns, lesser=st.booleans())
-def test_8_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
+def test_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
     anyio_backend: str, turns: list[tuple[int, str | None, str | None, int]], lesser: bool
 ) -> None:
     servers = {"working": Foreign(), "episodic": Foreign()} if lesser else ALL_NATIVE
     run(anyio_backend, partial(conversations_are_replayed, turns, servers))
 
 
+@pytest.mark.rule(n=8)
 @pytest.mark.anyio
-async def test_8_a_clock_that_was_set_back_is_told_once_with_how_far(
+async def test_a_clock_that_was_set_back_is_told_once_with_how_far(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -214,6 +227,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
 }
 
 
+@pytest.mark.rule(n=9)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(
@@ -226,7 +240,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
     vector=st.none() | st.just([1.0, 0.5]),
     scales=st.tuples(*(st.sampled_from(list(INCREASING)) for _ in TIERS)),
 )
-def test_9_two_tiers_scores_are_never_compared(
+def test_two_tiers_scores_are_never_compared(
     anyio_backend: str,
     records: list[tuple[str, list[str]]],
     query: str,
@@ -262,9 +276,10 @@ def test_9_two_tiers_scores_are_never_compared(
 # --- 11
 
 
+@pytest.mark.rule(n=11)
 @examples(12)
 @given(clients=doings, seed=st.integers(0, 2**32))
-def test_11_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
+def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
     anyio_backend: str, clients: Doings, seed: int
 ) -> None:
     run(anyio_backend, partial(own_doings_are_seen_at_once, clients, seed))
@@ -328,7 +343,9 @@ garbage = st.lists(
 )
 
 
-def test_13_stdout_carries_json_rpc_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.process
+@pytest.mark.rule(n=13)
+def test_stdout_carries_json_rpc_and_nothing_else(tmp_path: Path) -> None:
     with router_process(tmp_path) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -364,7 +381,8 @@ def is_json_rpc(line: bytes) -> Any:
 # --- 15
 
 
-def test_15_no_uri_is_ever_fetched(anyio_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.rule(n=15)
+def test_no_uri_is_ever_fetched(anyio_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     port = listening.getsockname()[1]

@@ -349,6 +349,7 @@ async def test_a_second_copy_found_by_a_scan_is_a_stray(tmp_path: Path) -> None:
         await one_home_each(fed)
 
 
+@pytest.mark.rule(n=12)
 async def test_a_tier_that_is_down_at_the_start_joins_later(tmp_path: Path) -> None:
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.remember("one", tier="semantic")

@@ -440,6 +440,7 @@ async def test_a_damaged_catalog_tells_what_was_adopted(tmp_path: Path, monkeypa
 # --- as commands
 
 
+@pytest.mark.process
 def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_out_work(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     server = [sys.executable, "-m", "tests.servers.core_only", "--file"]

@@ -416,6 +416,7 @@ async def test_what_fails_names_itself_and_nothing_is_written(tier: str | None, 
         assert_nothing_under_way(fed)
 
 
+@pytest.mark.rule(n=12)
 @anyio_test
 async def test_with_a_tier_down_only_what_needs_it_fails() -> None:
     thinker = Thinker()

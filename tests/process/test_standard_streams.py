@@ -40,6 +40,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.rule(n=13)
 def test_stdout_carries_answers_and_nothing_else(server: list[str]) -> None:
     done = subprocess.run(server, input=b"one\ntwo", capture_output=True, env=ENVIRONMENT, timeout=30, check=True)
     assert done.stdout == b"one\ntwo\nafter\n"

@@ -267,3 +267,12 @@ def test_no_module_imports_a_test_module() -> None:
 )
 def test_an_import_of_a_test_module_is_caught(source: str) -> None:
     assert len(imports_of_test_modules("tests.federation.test_mixes", source)) == 1
+
+
+def test_each_rule_has_a_test_that_is_marked_with_it() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("## Rules that may never break")[2].partition("\n## ")[0]
+    rules = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    marked = {int(n) for source in modules_of_tests().values() for n in re.findall(r"mark\.rule\(n=(\d+)\)", source)}
+    assert rules
+    assert marked == rules

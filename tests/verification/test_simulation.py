@@ -35,6 +35,7 @@ def simulated(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_nothing_is_lost_doubled_or_altered_whatever_dies_and_whenever(part: int) -> None:
     each = _SEEDS // _PARTS
@@ -42,6 +43,7 @@ def test_nothing_is_lost_doubled_or_altered_whatever_dies_and_whenever(part: int
     assert done.returncode == 0, f"{done.stdout[-20_000:]}{done.stderr}"
 
 
+@pytest.mark.process
 def test_a_seed_replays_to_the_byte() -> None:
     one, other = (simulated("--seed", "1") for _ in range(2))
     assert one.stdout == other.stdout

@@ -268,6 +268,7 @@ class Machine:
             subscription.position = due.number + 1
 
 
+@pytest.mark.rule(n=10)
 @examples(150)
 @given(
     retained=st.integers(1, 8),
