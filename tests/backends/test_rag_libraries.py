@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from a2m_rag.thresholds import NearService, Threshold
 from tests.support.addresses import reserved_port
 from tests.support.retrieval import answer, ask, contents, refused
 
-TEXTS = {
+TEXTS: Final[dict[str, tuple[str, list[float], dict[str, Any]]]] = {
     "expenses": ("Expenses are paid on the 15th.", [1.0, 0.0], {"team": "finance", "created_at": "2024-05-01"}),
     "office": ("The office opens at eight.", [0.0, 1.0], {"team": "people"}),
     "tea": ("Tea is in the kitchen.", [0.6, 0.8], {"team": "people", "created_at": 1609459200}),
@@ -217,7 +217,7 @@ def chroma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FilePath,
     from chromadb.config import Settings
 
     path = tmp_path_factory.mktemp("chroma")
-    client = chromadb.PersistentClient(path=str(path), settings=Settings(anonymized_telemetry=False))
+    client: Any = chromadb.PersistentClient(path=str(path), settings=Settings(anonymized_telemetry=False))
     collection = client.create_collection(
         "handbook", embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
     )
@@ -457,7 +457,11 @@ def qdrant(tmp_path_factory: pytest.TempPathFactory) -> str:
     points = list(enumerate(TEXTS.values()))
     client.create_collection("handbook", vectors_config=vectors)
     client.create_collection("two", vectors_config={"words": vectors, "looks": vectors})
-    for name, of in (("handbook", lambda vector: vector), ("two", lambda vector: {"words": vector})):
+    shapes: dict[str, Callable[[Any], Any]] = {
+        "handbook": lambda vector: vector,
+        "two": lambda vector: {"words": vector},
+    }
+    for name, of in shapes.items():
         client.upsert(
             name,
             [
@@ -466,7 +470,7 @@ def qdrant(tmp_path_factory: pytest.TempPathFactory) -> str:
             ],
         )
     client.create_collection("holes", vectors_config=vectors)
-    payloads = {1: {}, 2: {"text": None}, 3: {"text": "a page"}, 4: None}
+    payloads: dict[int, dict[str, Any] | None] = {1: {}, 2: {"text": None}, 3: {"text": "a page"}, 4: None}
     client.upsert(
         "holes",
         [

@@ -754,6 +754,7 @@ def test_how_common_a_word_is_does_not_depend_on_the_filter(asked: Asked) -> Non
         {"content": "common", "owner": "a", "session": "s", "id": "common"},
         {"content": "rare", "owner": "a", "session": "s", "id": "rare"},
     )
-    for owner in ({}, {"owner": "a"}):
-        found = asked("recall", query="rare common", where={"session": "s"}, **owner)["records"]
+    scopes: list[dict[str, Any]] = [{}, {"owner": "a"}]
+    for params in scopes:
+        found = asked("recall", query="rare common", where={"session": "s"}, **params)["records"]
         assert [record["id"] for record in found] == ["rare", "common"]

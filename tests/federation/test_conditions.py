@@ -83,6 +83,7 @@ async def test_it_is_announced_with_the_other_extensions() -> None:
 @servers_of_all_kinds
 async def test_a_page_is_written_only_at_the_revision_that_its_writer_has_seen(servers: Mix) -> None:
     async with trial(CALM, servers=servers) as fed:
+        wanted: int | None
         for wanted in (0, 1, 2**62):
             assert await conflict(write(fed, {**PAGE, "if_revision": wanted})) is None
         [id] = await write(fed, {**PAGE, "if_revision": None, "tier": "semantic"})
@@ -240,7 +241,7 @@ async def test_an_id_names_the_page_or_nothing_that_is_there() -> None:
 
 @servers_of_all_kinds
 async def test_a_call_that_is_repeated_is_done_until_the_page_is_another(servers: Mix) -> None:
-    rich = {"key": "k", "role": "user", "metadata": {"by": "a"}, "embedding": [1.0, 0.5], "uri": "u:1"}
+    rich: dict[str, Any] = {"key": "k", "role": "user", "metadata": {"by": "a"}, "embedding": [1.0, 0.5], "uri": "u:1"}
     edits = [{**rich, "content": "new", "if_revision": None}, {**rich, "content": "newer", "if_revision": 0}]
     async with trial(CALM, servers=servers) as fed:
         for number, record in enumerate(edits):

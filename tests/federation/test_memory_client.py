@@ -3,9 +3,10 @@
 import contextlib
 import inspect
 import json
+import math
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -70,6 +71,7 @@ class Fake:
     def __init__(self, **results: list[Any]) -> None:
         self.lost = anyio.Event()
         self.reason: str | None = None
+        self.heard = -math.inf
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         self._results = {"describe": [EVERYTHING], **results}
 
@@ -314,10 +316,11 @@ async def test_a_server_that_would_ignore_a_condition_is_not_asked(said: object)
     fake = Fake(describe=[{**EVERYTHING, "store": said}], remember=[{"ids": ["a"]}])
     memory = Memory(fake)
     for condition in (0, None):
-        for call in (
+        calls: tuple[Callable[[], Awaitable[object]], ...] = (
             lambda: memory.remember("x", key="k", if_revision=condition),  # noqa: B023
             lambda: memory.remember_all([{"content": "x", "key": "k", "if_revision": condition}]),  # noqa: B023
-        ):
+        )
+        for call in calls:
             with pytest.raises(A2MError, match="it would ignore it, and replace whatever is at the key") as refused:
                 await call()
             assert refused.value.code == Code.CAPABILITY_NOT_SUPPORTED
@@ -334,7 +337,10 @@ async def test_a_condition_is_sent_as_it_is_given_and_none_means_that_there_must
         assert fake.params_of("remember")["records"] == [{"content": "x", "key": "k", "if_revision": condition}]
         fake._results["remember"].insert(0, {"ids": ["a"]})
     fake._results["remember"] = [{"ids": ["a", "b", "c"]}]
-    records = [{"content": "x", "key": "k", "if_revision": None}, NewRecord(content="y", key="l", if_revision=3)]
+    records: list[NewRecord | Mapping[str, Any]] = [
+        {"content": "x", "key": "k", "if_revision": None},
+        NewRecord(content="y", key="l", if_revision=3),
+    ]
     await memory.remember([*records, {"content": "z", "key": "m"}])
     assert [record.get("if_revision", "-") for record in fake.params_of("remember")["records"]] == [None, 3, "-"]
     with pytest.raises(ValueError, match="for one record"):
@@ -720,6 +726,8 @@ async def test_a_program_reads_servers_that_answer_otherwise_than_they_were_give
     async with connect_local(answer) as peer:
         memory = Memory(peer)
         described = await memory.describe()
+        assert described.limits is not None
+        assert described.tiers is not None
         assert (described.limits.max_recall_limit, described.tiers[0].count) == (9, 0)
         [id] = await memory.remember("a light ", session="s", key="k", embedding=[1, 2])
         for found in (await memory.recall("light", embeddings=True), await memory.timeline(embeddings=True)):

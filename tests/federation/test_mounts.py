@@ -285,7 +285,7 @@ def test_where_means_the_same_for_memory_and_manual(manual: Mounted, asked: list
 def test_a_timeline_s_limit_takes_the_newest_of_memory_and_manual(
     manual: Mounted, births: list[int], split: int
 ) -> None:
-    made = [
+    made: list[dict[str, Any]] = [
         {"id": str(number), "content": "x", "created_at": at(seconds), "metadata": {"part": number % 2}}
         for number, seconds in enumerate(births)
     ]
@@ -675,7 +675,8 @@ async def test_a_recall_by_vector_asks_a_mount_that_has_vectors_like_ours() -> N
 async def test_a_mount_s_record_has_its_vector_whether_it_is_shown_or_not() -> None:
     async with federation(MEMORY + MOUNT, {"handbook": vectored(*PAGES)}) as fed:
         await fed.call("remember", records=[{"id": "p", "content": "harbour"}])
-        for params in ({}, {"embeddings": True}):
+        shown: list[dict[str, Any]] = [{}, {"embeddings": True}]
+        for params in shown:
             assert await fed.ids(where={"embedding": None}, **params) == ["p"]
             assert await fed.ids("recall", query="harbour", where={"embedding": None}, **params) == ["p"]
 
@@ -698,11 +699,11 @@ class Boastful(CoreOnly):
     name = "boastful"
     metric = "cosine"
 
-    def describe(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         more = {"embeddings": {"dimensions": 2, "metric": self.metric}, "store": {"similarity": True}}
         return {**super().describe(params), **more}
 
-    def recall(self, params: dict[str, Any]) -> dict[str, Any]:
+    def recall(self, params: Mapping[str, Any]) -> dict[str, Any]:
         far = {"id": "far", "content": "x", "created_at": at(0), "embedding": [-1.0, 0.0]}
         return {"records": [{**far, "similarity": 0.999, "score": 1.0}]}
 
@@ -788,7 +789,11 @@ async def test_a_required_mount_that_cannot_use_a_vector_is_the_caller_s_to_mend
 @pytest.mark.anyio
 async def test_each_of_several_mounts_is_asked_as_it_can_be() -> None:
     tiers = MEMORY + "".join(MOUNT.replace("handbook", name) for name in ("two", "three", "words"))
-    servers = {"two": vectored(*PAGES), "three": vectored(*PAGES, width=3), "words": writable(*PAGES)}
+    servers: dict[str, Foreign | rag.Server] = {
+        "two": vectored(*PAGES),
+        "three": vectored(*PAGES, width=3),
+        "words": writable(*PAGES),
+    }
     async with federation(tiers, servers) as fed:
         await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0]}])
         answer = await fed.call("recall", embedding=[1.0, 0.5], limit=50)
@@ -951,7 +956,7 @@ any_params = st.fixed_dictionaries(
 @pytest.mark.parametrize("tiers", [MOUNT, UNDECLARED], ids=["declared", "found out"])
 def test_a_federation_of_mounts_passes_the_read_only_profile(tiers: str) -> None:
     both = tiers + tiers.replace("handbook", "almanac")
-    servers = {"handbook": read_only(*PAGES), "almanac": retrieval(*PAGES)}
+    servers: dict[str, Foreign | rag.Server] = {"handbook": read_only(*PAGES), "almanac": retrieval(*PAGES)}
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(federation(both, servers)) as fed:
         target = Target(InProcess(lambda message: portal.call(fed.federation.answer, message, LOCAL)))
         target.meet()
@@ -1067,7 +1072,7 @@ def listening(*routes: Route) -> Iterator[str]:
 def collection(path: Path) -> Iterator[Any]:
     """The collection `pages` of a Chroma database, made if it is not there, opened by a client of its own."""
     import chromadb
-    from chromadb.api.client import SharedSystemClient
+    from chromadb.api.shared_system_client import SharedSystemClient
     from chromadb.config import Settings
 
     try:

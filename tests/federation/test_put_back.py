@@ -276,6 +276,7 @@ async def test_a_stray_copy_at_a_lesser_server_stays_if_a_later_router_has_writt
         lost.forget(["t"], Scope(), 1)
         server = fed.servers["working"]
         [told] = [record for record in told_by(server) if record.id == "t"]
+        assert isinstance(told.metadata, msgspec.Raw)
         rider = msgspec.json.decode(msgspec.json.decode(bytes(told.metadata))["a2m-router"])
         rider["epoch"] = "of a later start"
         metadata = {"a2m-router": msgspec.json.encode(rider).decode()}
@@ -939,7 +940,8 @@ def test_a_store_over_http_takes_nobodys_word_for_whose_it_is() -> None:
 
 
 def test_each_start_has_an_epoch_and_the_federation_keeps_its_id(tmp_path: Path) -> None:
-    epochs, federations = [], []
+    epochs: list[str] = []
+    federations: list[str] = []
     for _ in range(3):
         catalog = opened(tmp_path / "router.db")
         assert all(map(catalog.lineage.knows_epoch, [*epochs, catalog.lineage.epoch, None]))
@@ -952,7 +954,7 @@ def test_each_start_has_an_epoch_and_the_federation_keeps_its_id(tmp_path: Path)
 
 
 def test_a_store_is_set_back_if_it_has_held_a_later_epoch(tmp_path: Path) -> None:
-    epochs = []
+    epochs: list[str] = []
     for _ in range(3):
         catalog = opened(tmp_path / "router.db")
         assert not catalog.lineage.is_set_back("working", epochs[-1] if epochs else None)

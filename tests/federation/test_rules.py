@@ -160,7 +160,7 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
     is in it is ever dated otherwise than by the clock."""
     clock = Clock()
     newest: dict[tuple[str | None, str], int] = {}
-    expected: dict[str, str] = {}
+    expected: dict[str, str | None] = {}
     async with trial(settings_of(policy="background"), servers=servers, clock=clock) as fed:
         for number, (step, session, owner, count) in enumerate(turns):
             clock.now += step
@@ -178,7 +178,7 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
             if session is not None:
                 newest[owner, session] = max(moments)
             expected.update(dict.fromkeys(ids, session and f"{session} {owner}"))
-        for conversation in set(expected.values()) - {None}:
+        for conversation in {each for each in expected.values() if each is not None}:
             session, owner = conversation.split()
             where = {"session": session, "owner": None if owner == "None" else owner}
             told_ids = [record["id"] for record in await fed.timeline(where=where)]

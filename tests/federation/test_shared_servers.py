@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -93,7 +93,8 @@ async def assert_all_is_found(fed: Trial, ids: list[str]) -> None:
     assert len((await fed.call("recall", query="apple", limit=8))["records"]) == 8
     assert {record["id"] for record in await fed.timeline()} == set(ids)
     assert {record["content"] for record in await fed.timeline(where={"content": OURS[:9]})} == set(OURS[:9])
-    found, after = [], None
+    found: list[dict[str, Any]] = []
+    after = None
     while after or not found:
         page = await fed.call("timeline", page=7, **({} if after is None else {"after": after}))
         found, after = found + page["records"], page["next"]
@@ -225,17 +226,18 @@ async def test_a_server_that_answers_others_records_for_the_ids_of_ours_has_lost
     class IgnoresWhere(CoreOnly):
         ignores = False
 
-        def recall(self, params: dict[str, Any]) -> dict[str, Any]:
+        def recall(self, params: Mapping[str, Any]) -> dict[str, Any]:
             if self.ignores:
                 params = {name: value for name, value in params.items() if name != "where"}
             return super().recall(params)
 
-    shared = Shared(IgnoresWhere(tmp_path / "shared.db"))
+    server = IgnoresWhere(tmp_path / "shared.db")
+    shared = Shared(server)
     await begin_empty(tmp_path, shared.mix())
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "ours") as fed:
         ids = await fed.remember("a", "b", tier="semantic")
     await write_theirs(tmp_path, shared.mix())
-    shared.server.ignores = True
+    server.ignores = True
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "ours") as fed:
         [degraded] = (await fed.call("timeline"))["degraded"]
         assert "answered a read by id with other records" in degraded["reason"]
@@ -466,8 +468,8 @@ def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_o
     for arguments in ((), ("--check",)):
         told = re.fullmatch(sentence, run("a2m-router", *arguments, code=1).stderr.splitlines()[-1])
         assert told is not None
-    theirs, ours, named = told.groups()
-    assert theirs != ours == named
+        theirs, ours, named = told.groups()
+        assert theirs != ours == named
     run("a2m", "timeline", code=1)
     assert "goes with --rebuild" in run("a2m-router", "--federation", ours, code=2).stderr
     run("a2m-router", "--rebuild", "--federation", ours)

@@ -1,6 +1,7 @@
 """An answer of a tier that may be shorter than the truth is not taken for the whole: one that is cut at what a message
 or a call may hold, and one of a tier that has lost what it should hold."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ async def test_a_tier_is_not_accounted_for_where_a_session_is_cut_at_what_its_se
             ]
             self._make_true({"put": made})
 
-        def timeline(self, params: dict[str, Any]) -> dict[str, Any]:
+        def timeline(self, params: Mapping[str, Any]) -> dict[str, Any]:
             return {"records": super().timeline(params)["records"][-15:]}
 
     server = Foreign(kind=InSessions, capabilities=("sessions",), limits={"max_recall_limit": 15})

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -561,7 +561,11 @@ def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
         with closing(store), store.transaction() as connection:
             connection.execute("CREATE TABLE large AS SELECT zeroblob(20000000)")
         async with anyio.create_task_group() as tasks:
-            backups = Backups(store, tasks.start_soon, threads=False)
+
+            def spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+                tasks.start_soon(work)
+
+            backups = Backups(store, spawn, threads=False)
 
             async def asked(**params: Any) -> State:
                 return await backups.backup(Backup(**params), LOCAL)

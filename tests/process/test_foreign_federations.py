@@ -240,12 +240,11 @@ class Witness:
 
     async def ask(self, method: str, **params: Any) -> Any:
         """The result; None for an error, which is never a fault of the router."""
+        refusal: A2MError | None = None
         try:
             answer = await self._fed.call(method, **params)
         except A2MError as error:
             refusal = error
-        else:
-            refusal = None
         if refusal is not None:
             assert refusal.code == Code.INTERNAL_ERROR
             assert "the server failed in" not in refusal.message

@@ -72,7 +72,13 @@ async def test_what_was_written_elsewhere_keeps_its_moment_in_utc(way: str, tmp_
 
 def a2m(folder: Path, *arguments: str) -> str:
     programs = Path(sys.executable).parent
-    command = [programs / "a2m", "--stdio", f"{programs / 'a2m-store'} {folder / 'notes.db'}", "--json", *arguments]
+    command = [
+        str(programs / "a2m"),
+        "--stdio",
+        f"{programs / 'a2m-store'} {folder / 'notes.db'}",
+        "--json",
+        *arguments,
+    ]
     ended = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -260,11 +260,12 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
         first.popen.kill()
         first.popen.wait()
     assert found[1] in (tmp_path / "router.db.lock").read_text()
-    with running(config) as second:
-        second.ask("describe")
+    with running(config) as next_one:
+        next_one.ask("describe")
         third = here("--config", str(config), "--check", "--log-level", "error")
-        assert f"(process {second.popen.pid}). One process has a file at a time, and that one serves its own stdin" in (
-            third.stderr
+        assert (
+            f"(process {next_one.popen.pid}). One process has a file at a time, and that one serves its own stdin"
+            in (third.stderr)
         )
         assert found[1] not in third.stderr
 

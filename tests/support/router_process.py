@@ -112,7 +112,7 @@ def child_of(router: Router, program: str) -> int:
     """The child whose command line mentions `program`."""
     for child in psutil.Process(router.popen.pid).children():
         if any(program in argument for argument in child.cmdline()):
-            return child.pid
+            return int(child.pid)
     raise AssertionError(f"no child runs {program}")
 
 

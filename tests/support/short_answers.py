@@ -1,6 +1,6 @@
 """Answers that hold less than was asked for: of a server that sends few records, or because a message is too long."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -29,8 +29,8 @@ def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], boo
 class TellsFew(CoreOnly):
     """Tells at most 20 records at once, and does not say so."""
 
-    def recall(self, params: dict[str, Any]) -> dict[str, Any]:
+    def recall(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return super().recall({**params, "limit": min(params.get("limit", 8), 20)})
 
-    def timeline(self, params: dict[str, Any]) -> dict[str, Any]:
+    def timeline(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {"records": super().timeline(params)["records"][-20:]}

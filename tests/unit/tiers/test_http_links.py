@@ -400,8 +400,11 @@ async def test_an_answer_of_just_the_longest_length_is_taken() -> None:
     async def reply(request: Request) -> bytes:
         return request.answer("x" * 1000)
 
+    async def unused(part: bytes) -> None:
+        raise AssertionError("nothing is sent")
+
     async with served(reply) as server:
-        length = len(Request("", {}, b'{"id": 1}', 1, anyio.sleep).answer("x" * 1000).partition(b"\r\n\r\n")[2])
+        length = len(Request("", {}, b'{"id": 1}', 1, unused).answer("x" * 1000).partition(b"\r\n\r\n")[2])
         async with connect_http(server.url, max_message=length) as client:
             assert await asked(client) == "x" * 1000
         async with connect_http(server.url, max_message=length - 1) as client:
@@ -717,7 +720,7 @@ async def test_a_token_is_in_no_error_log_or_repr(
     certificates: Certificates, modern: Modern, http2: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    replies = [
+    replies: list[Callable[[Request], bytes | None]] = [
         lambda request: request.answer("fine"),
         lambda request: http(json.dumps(dict(request.headers)).encode(), "401 Unauthorized"),
         lambda request: http(f"<p>Bearer  {TOKEN}</p>".encode(), "500 Internal Server Error"),
@@ -728,7 +731,7 @@ async def test_a_token_is_in_no_error_log_or_repr(
     async def reply(request: Request) -> Any:
         return replies.pop(0)(request)
 
-    options = {"headers": {"Authorization": f"Bearer {TOKEN}"}, "http2": http2}
+    options: dict[str, Any] = {"headers": {"Authorization": f"Bearer {TOKEN}"}, "http2": http2}
     problems: list[BaseException] = []
     async with served(reply, certificates.server()) as server:
         async with connect_http(server.url, ca_file=certificates.ca_file, **options) as client:
