@@ -23,7 +23,11 @@ FROM_CALL_TO_CALL: Final = frozenset(
         *("test_rag", "test_rag_http", "test_rag_libraries", "test_round_trip", "test_summaries"),
     }
 )
+TESTS: Final = Path(__file__).parent
 BACKENDS: Final = ("asyncio", "trio")
+
+# an assertion that fails there, too, shows its values
+pytest.register_assert_rewrite("tests.support")
 
 # The tests start hundreds of processes of ours. Where Python is told to write no bytecode, as container images like to,
 # each of them would compile all that it imports anew, and that is a third of what it costs to start one.
@@ -37,13 +41,26 @@ settings.register_profile("here", settings.default, deadline=None, suppress_heal
 settings.load_profile("here")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that would be run on both loops, where one is enough, the same one is left each time. A test that is
-    asked for by its name is run as it is named."""
+    """Mark what starts processes, and choose the loops that tests are run on.
+
+    Of a test that would be run on both loops, where one is enough, the same one is left each time. A test that is asked
+    for by its name is run as it is named.
+    """
+    for item in items:
+        if _starts_processes(item.path):
+            item.add_marker(pytest.mark.process)
     if float(os.environ.get("A2M_EXAMPLES", "1")) >= 2:
         return
     named = {item.nodeid for item in items}
     items[:] = [item for item in items if not _is_enough_without(item, named)]
+
+
+def _starts_processes(module: Path) -> bool:
+    """Return whether all tests of a module start processes: it says so itself by its folder or its name."""
+    folder = module.relative_to(TESTS).parts[0]
+    return folder == "process" or (folder == "backends" and module.stem.endswith("_process"))
 
 
 def _is_enough_without(item: pytest.Item, named: set[str]) -> bool:

@@ -347,6 +347,7 @@ STORIES = [
 TOLD = [(front, story) for story in STORIES for front in story.over.split()]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("front", "story"), TOLD, ids=[f"{front}-{story.fault}" for front, story in TOLD])
 async def test_a_write_into_a_tier_in_trouble(front: str, story: Story, shared: Shared) -> None:
     seen = await shared.begin(front)
@@ -409,6 +410,7 @@ MOVES = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("move", MOVES, ids=[f"{move.front}-{move.fault}" for move in MOVES])
 async def test_a_spill_into_a_tier_in_trouble(move: Move, shared: Shared) -> None:
     seen = await shared.begin(move.front)
@@ -435,6 +437,7 @@ async def test_a_spill_into_a_tier_in_trouble(move: Move, shared: Shared) -> Non
     assert seen.held(name) == []
 
 
+@pytest.mark.process
 async def test_a_spill_is_not_taken_for_done_by_a_tier_that_reads_back_another_record(tmp_path: Path, log: Log) -> None:
     turns = [f"turn {number}" for number in range(3)]
     async with world(tmp_path, "stdio", planned('do = "alter-record"', "memory/recall"), log) as seen:
@@ -451,6 +454,7 @@ async def test_a_spill_is_not_taken_for_done_by_a_tier_that_reads_back_another_r
 # --- tiers that lie
 
 
+@pytest.mark.process
 async def test_a_write_that_was_acknowledged_and_lost_is_missed_when_it_is_read(tmp_path: Path, log: Log) -> None:
     async with world(tmp_path, "stdio", planned('do = "lose-write"'), log) as seen:
         await seen.write("before")
@@ -464,6 +468,7 @@ async def test_a_write_that_was_acknowledged_and_lost_is_missed_when_it_is_read(
     assert seen.held() == ["before", "in trouble"]
 
 
+@pytest.mark.process
 async def test_what_was_acknowledged_before_it_was_on_disk_is_missed_after_the_crash(tmp_path: Path, log: Log) -> None:
     plan = planned('having = "not on disk"\ndo = "lose-at-crash"') + planned(
         'having = "last"\ndo = "exit-after-answer"'
@@ -492,6 +497,7 @@ def bring_back(folder: Path) -> None:
         path.rename(folder / path.name)
 
 
+@pytest.mark.process
 async def test_a_tier_that_starts_again_with_nothing_takes_no_part_until_somebody_says_so(
     tmp_path: Path, log: Log
 ) -> None:
@@ -516,6 +522,7 @@ async def test_a_tier_that_starts_again_with_nothing_takes_no_part_until_somebod
         assert await seen.write("afterwards") is None
 
 
+@pytest.mark.process
 async def test_what_a_tier_only_claims_to_have_forgotten_is_gone_at_once_and_in_the_end_from_the_tier_too(
     tmp_path: Path, log: Log
 ) -> None:
@@ -531,6 +538,7 @@ async def test_what_a_tier_only_claims_to_have_forgotten_is_gone_at_once_and_in_
     assert seen.held() == ["a"]
 
 
+@pytest.mark.process
 async def test_a_tier_that_answers_a_read_with_another_record_is_taken_at_its_word(tmp_path: Path, log: Log) -> None:
     async with world(tmp_path, "stdio", planned('do = "alter-record"', "memory/recall"), log) as seen:
         await seen.write("pears")
@@ -545,6 +553,7 @@ async def test_a_tier_that_answers_a_read_with_another_record_is_taken_at_its_wo
 # --- reads
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("front", "fault", "reason"),
     [
@@ -576,6 +585,7 @@ async def test_a_tier_in_trouble_is_named_and_the_others_answer(
 # --- over HTTP, later than anybody waits
 
 
+@pytest.mark.process
 async def test_a_write_that_lands_when_nobody_expects_it_any_more_is_shown_to_nobody(tmp_path: Path, log: Log) -> None:
     plan = planned('do = "apply-late"\nwait = "3s"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:
@@ -592,6 +602,7 @@ async def test_a_write_that_lands_when_nobody_expects_it_any_more_is_shown_to_no
     assert seen.held() == ["before", "in trouble", "afterwards"]
 
 
+@pytest.mark.process
 async def test_a_write_that_was_refused_and_lands_late_does_not_come_back_with_a_restart(
     tmp_path: Path, log: Log
 ) -> None:
@@ -610,6 +621,7 @@ async def test_a_write_that_was_refused_and_lands_late_does_not_come_back_with_a
         assert await seen.write("in trouble") is None
 
 
+@pytest.mark.process
 async def test_an_answer_that_comes_twice_is_not_taken_for_the_next_ones(tmp_path: Path, log: Log) -> None:
     plan = planned('do = "answer-twice"\nwait = "100ms"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:

@@ -136,6 +136,7 @@ def test_a_server_passes_over_http() -> None:
         assert failures(Http(url)) == {}
 
 
+@pytest.mark.process
 def test_the_command_passes_over_http() -> None:
     command = [*IN_PYTHON, "--http", "127.0.0.1:0", "--where-on-timeline"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -356,6 +357,7 @@ values = st.recursive(st.one_of(numbers, strings, words), nested, max_leaves=12)
 almost = st.text('{}[]",:0123456789.eE+-\\untrfals \u2028\x1f', max_size=12)
 
 
+@pytest.mark.process
 @needs_node
 @settings(max_examples=50)
 @given(texts=st.lists(values | almost, min_size=1, max_size=8))
@@ -428,6 +430,7 @@ def test_a_server_in_python_keeps_long_integers_and_refuses_what_is_no_double() 
 # --- they lose nothing
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", EITHER)
 def test_what_was_acknowledged_survives_a_kill(command: list[str], tmp_path: Path) -> None:
     command = [*command, "--file", str(tmp_path / "records")]

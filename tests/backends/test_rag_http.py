@@ -30,8 +30,8 @@ from a2m_rag.mapping import Path, Paths
 from a2m_rag.over_http import Endpoint, HttpService, connect_http
 from a2m_rag.server import SearchLimits, Server
 from a2m_router.protocol.server.stdio import LOCAL
-from tests.backends.test_rag import answer, contents, refused
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server
+from tests.support.retrieval import answer, contents, refused
 
 PATIENCE = 60
 COMMAND = [sys.executable, "-m", "a2m_rag.cli", "http"]
@@ -198,6 +198,7 @@ def talk(arguments: list[str], *calls: tuple[str, dict[str, Any]], environment: 
     return [answers[number] for number in range(len(calls))]
 
 
+@pytest.mark.process
 def test_one_line_makes_a_server_of_an_endpoint(endpoints: Endpoints) -> None:
     endpoints.asked.clear()
     described, recalled, listed, filtered = talk(
@@ -238,6 +239,7 @@ def test_one_line_makes_a_server_of_an_endpoint(endpoints: Endpoints) -> None:
     assert {headers["authorization"] for _, headers in endpoints.asked} == {f"Bearer {TOKEN}"}
 
 
+@pytest.mark.process
 def test_a_file_says_the_same_and_the_command_line_wins(endpoints: Endpoints, tmp_path: FilePath) -> None:
     endpoints.asked.clear()
     (tmp_path / "handbook.toml").write_text(
@@ -266,6 +268,7 @@ def test_a_file_says_the_same_and_the_command_line_wins(endpoints: Endpoints, tm
     assert endpoints.asked[0][1]["authorization"] == f"Bearer {TOKEN}"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("where", ["line", "file"])
 def test_a_threshold_leaves_out_what_is_not_near(where: str, endpoints: Endpoints, tmp_path: FilePath) -> None:
     scores = b'"a": 0.8300000131130218507, "b": 0.2, "c": 7.5e-1'

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -24,10 +24,10 @@ from a2m_rag.server import SearchLimits, Server
 from a2m_rag.service import CannotStart, Service
 from a2m_rag.threads import Threads
 from a2m_rag.thresholds import NearService, Threshold
-from tests.backends.test_rag import answer, ask, contents, refused
 from tests.support.addresses import reserved_port
+from tests.support.retrieval import answer, ask, contents, refused
 
-TEXTS = {
+TEXTS: Final[dict[str, tuple[str, list[float], dict[str, Any]]]] = {
     "expenses": ("Expenses are paid on the 15th.", [1.0, 0.0], {"team": "finance", "created_at": "2024-05-01"}),
     "office": ("The office opens at eight.", [0.0, 1.0], {"team": "people"}),
     "tea": ("Tea is in the kitchen.", [0.6, 0.8], {"team": "people", "created_at": 1609459200}),
@@ -86,6 +86,7 @@ def test_a_library_that_is_missing_is_a_sentence(
         make()
 
 
+@pytest.mark.process
 def test_no_library_is_loaded_that_is_not_used(tmp_path: FilePath) -> None:
     (tmp_path / "loaded.py").write_text(
         "import sys\n"
@@ -216,7 +217,7 @@ def chroma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FilePath,
     from chromadb.config import Settings
 
     path = tmp_path_factory.mktemp("chroma")
-    client = chromadb.PersistentClient(path=str(path), settings=Settings(anonymized_telemetry=False))
+    client: Any = chromadb.PersistentClient(path=str(path), settings=Settings(anonymized_telemetry=False))
     collection = client.create_collection(
         "handbook", embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
     )
@@ -387,6 +388,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> FilePath:
     return folder / "db"
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @pytest.mark.parametrize("collection", ["custom", "package", "key"])
 async def test_a_collection_whose_function_is_missing_is_served_by_another(
@@ -400,6 +402,7 @@ async def test_a_collection_whose_function_is_missing_is_served_by_another(
     assert await contents(server, where={"id": "office"}) == ["The office opens at eight."]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("collection", "said"),
     [
@@ -420,6 +423,7 @@ def test_a_collection_whose_function_is_missing_says_what_is_missing(
     assert "--embed MODULE:FUNCTION" in str(refusal.value)
 
 
+@pytest.mark.process
 def test_a_key_that_is_missing_is_named(elsewhere: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(elsewhere.parent))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -453,7 +457,11 @@ def qdrant(tmp_path_factory: pytest.TempPathFactory) -> str:
     points = list(enumerate(TEXTS.values()))
     client.create_collection("handbook", vectors_config=vectors)
     client.create_collection("two", vectors_config={"words": vectors, "looks": vectors})
-    for name, of in (("handbook", lambda vector: vector), ("two", lambda vector: {"words": vector})):
+    shapes: dict[str, Callable[[Any], Any]] = {
+        "handbook": lambda vector: vector,
+        "two": lambda vector: {"words": vector},
+    }
+    for name, of in shapes.items():
         client.upsert(
             name,
             [
@@ -462,7 +470,7 @@ def qdrant(tmp_path_factory: pytest.TempPathFactory) -> str:
             ],
         )
     client.create_collection("holes", vectors_config=vectors)
-    payloads = {1: {}, 2: {"text": None}, 3: {"text": "a page"}, 4: None}
+    payloads: dict[int, dict[str, Any] | None] = {1: {}, 2: {"text": None}, 3: {"text": "a page"}, 4: None}
     client.upsert(
         "holes",
         [

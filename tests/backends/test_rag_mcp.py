@@ -33,9 +33,9 @@ from a2m_rag.server import SearchLimits, Server
 from a2m_rag.service import CannotStart, ServiceFailure
 from a2m_router.conformance.__main__ import main as conformance
 from a2m_router.protocol.client.child import StderrLines
-from tests.backends.test_rag import ask, contents, refused, unanswered
 from tests.support.addresses import reserved_port
 from tests.support.paths import SERVERS
+from tests.support.retrieval import ask, contents, refused, unanswered
 
 PATIENCE = 60
 
@@ -101,6 +101,7 @@ async def served(
 # --- answers
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 @pytest.mark.parametrize(
@@ -133,6 +134,7 @@ async def test_answers_of_every_shape_are_results(
         assert await contents(server, "timeline") == await contents(server) == []
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 @pytest.mark.parametrize(
@@ -162,6 +164,7 @@ async def test_an_answer_without_a_list_names_what_it_has(tool: str, results: st
     assert said in sentence
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_an_embedded_resource_is_a_result_with_its_uri(url: str) -> None:
@@ -200,6 +203,7 @@ def test_whatever_a_tool_answers_is_results_or_a_sentence(structured: Any, texts
 # --- arguments
 
 
+@pytest.mark.process
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=5))
 def test_nothing_in_a_query_leaves_its_place(queries: list[str], url: str) -> None:
@@ -211,6 +215,7 @@ def test_nothing_in_a_query_leaves_its_place(queries: list[str], url: str) -> No
     anyio.run(scenario)
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("tool", "call", "expected"),
@@ -296,6 +301,7 @@ def started(folder: FilePath) -> int:
     return len(list(folder.glob("started-*")))
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_server_that_dies_is_started_anew(tmp_path: FilePath) -> None:
@@ -314,6 +320,7 @@ async def test_a_server_that_dies_is_started_anew(tmp_path: FilePath) -> None:
     assert not any(map(alive, pids(tmp_path)))
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 async def test_questions_that_a_server_dies_of_together_start_it_once(tmp_path: FilePath) -> None:
     found: list[list[str]] = []
@@ -342,6 +349,7 @@ def alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_server_that_cannot_be_started_again_is_a_sentence(tmp_path: FilePath) -> None:
@@ -366,6 +374,7 @@ async def test_a_server_that_cannot_be_started_again_is_a_sentence(tmp_path: Fil
 DEAD: Final = "import sys; sys.exit('the index is gone')"
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_command_that_is_dead_is_silence(tmp_path: FilePath) -> None:
@@ -390,6 +399,7 @@ async def test_a_command_that_is_dead_is_silence(tmp_path: FilePath) -> None:
         assert await unanswered(server, query="x") == 1
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_an_address_that_cannot_be_reached_is_silence() -> None:
@@ -410,6 +420,7 @@ async def test_an_address_that_cannot_be_reached_is_silence() -> None:
             await serving.__aexit__(None, None, None)
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 @pytest.mark.parametrize(("status", "state"), [(500, "down"), (503, "down"), (401, "up"), (403, "up")])
@@ -426,6 +437,7 @@ async def test_a_server_that_fails_by_itself_is_silence_and_one_that_refuses_is_
             await serving.__aexit__(None, None, None)
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_tool_that_is_gone_when_the_server_comes_back_is_no_silence(tmp_path: FilePath) -> None:
@@ -486,6 +498,7 @@ server.run("stdio")
 """
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_slow_answer_does_not_cost_the_server(tmp_path: FilePath) -> None:
@@ -524,6 +537,7 @@ class Fake:
             tasks.cancel_scope.cancel()
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 async def test_nobody_waits_until_a_question_is_given_up() -> None:
     let_go = anyio.Event()
@@ -538,6 +552,7 @@ async def test_nobody_waits_until_a_question_is_given_up() -> None:
         let_go.set()
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("problem", "said", "opened"),
@@ -573,6 +588,7 @@ async def test_a_query_that_is_no_text_costs_no_connection(tmp_path: FilePath) -
     assert started(tmp_path) == 1
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_server_at_an_address_may_go_and_come_back() -> None:
@@ -594,6 +610,7 @@ async def test_a_server_at_an_address_may_go_and_come_back() -> None:
             await serving.__aexit__(None, None, None)
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_tool_that_fails_is_quoted(tmp_path: FilePath) -> None:
@@ -629,6 +646,7 @@ def answering(status: int, body: str, media_type: str, port: int = 0) -> Iterato
             http.shutdown()
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 @pytest.mark.parametrize(
@@ -655,6 +673,7 @@ async def test_an_address_with_something_else_is_a_sentence(status: int, body: s
     assert sentence.isprintable()
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_what_never_answers_is_no_mcp_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -689,6 +708,7 @@ def talk(arguments: list[str], calls: int = 1, **environment: str) -> tuple[list
     return [json.loads(line)["result"]["records"] for line in done.stdout.splitlines()], done.stderr.decode()
 
 
+@pytest.mark.process
 def test_one_line_makes_a_mount_of_a_command(tmp_path: FilePath) -> None:
     (tmp_path / "print").touch()
     [records], said = talk(
@@ -716,6 +736,7 @@ def test_one_line_makes_a_mount_of_a_command(tmp_path: FilePath) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.process
 def test_a_command_has_the_environment_and_all_that_comes_after_the_dashes(tmp_path: FilePath) -> None:
     (tmp_path / "asked.py").write_text(
         "import os, sys\n"
@@ -747,6 +768,7 @@ server.run('stdio')
 """
 
 
+@pytest.mark.process
 def test_a_stderr_that_nobody_reads_stops_no_server(tmp_path: FilePath) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
     arguments = ["--tool", "search", "--", sys.executable, str(tmp_path / "loud.py")]
@@ -766,6 +788,7 @@ def test_a_stderr_that_nobody_reads_stops_no_server(tmp_path: FilePath) -> None:
     assert [record["content"] for record in json.loads(answer)["result"]["records"]] == ["x"]
 
 
+@pytest.mark.process
 def test_whoever_starts_it_is_told_why_its_server_is_dead() -> None:
     rag = shlex.join([*COMMAND, "--tool", "search", "--", sys.executable, "-c", DEAD])
     done = subprocess.run(
@@ -778,6 +801,7 @@ def test_whoever_starts_it_is_told_why_its_server_is_dead() -> None:
     assert f"{sys.executable}: the MCP server has ended: the index is gone" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.process
 def test_an_address_is_asked_with_headers_from_the_environment(url: str) -> None:
     arguments = ["--tool", "search", "--url", url, "--header", "Authorization: Bearer ${HANDBOOK_TOKEN}"]
     [records], said = talk(arguments, HANDBOOK_TOKEN=TOKEN)
@@ -791,6 +815,7 @@ def test_a_process_keeps_the_profile_on_stdio(capsys: pytest.CaptureFixture[str]
     assert code == 0, capsys.readouterr().out
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -835,6 +860,7 @@ def test_mistakes_at_the_start_are_sentences(
     assert "Traceback" not in told
 
 
+@pytest.mark.process
 @pytest.mark.anyio
 @on_one_loop
 async def test_an_sdk_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,10 @@
 """a2m-store's methods, as a caller sees them."""
 
-import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +17,7 @@ from a2m_store.batch import carry_out
 from a2m_store.drafts import StoreLimits
 from a2m_store.filters import beneath
 from a2m_store.store import Store
+from tests.support.older_stores import set_back
 from tests.support.store_calls import ANYBODY, START, Asked
 
 
@@ -728,31 +727,6 @@ def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
     among.store.close()
 
 
-def set_back(path: Path, version: int) -> None:
-    """Make a store's file what one of an earlier schema is, with a record that was deleted as it was then: what that
-    held stays in the file."""
-    with contextlib.closing(apsw.Connection(str(path))) as old:
-        for step in (
-            "CREATE TEMP TABLE words AS SELECT rowid AS doc, tokens FROM lexical",
-            "DROP TABLE occurrence; DROP TABLE lexical",
-            "CREATE VIRTUAL TABLE lexical USING fts5(tokens, content='', contentless_delete=1, tokenize='ascii')",
-            "INSERT INTO lexical (rowid, tokens) SELECT doc, tokens FROM words",
-            "INSERT INTO lexical (rowid, tokens) VALUES (1000, 'oldsecretword')",
-            "DELETE FROM lexical WHERE rowid = 1000",
-            "INSERT INTO access VALUES (1000, 1, 1); CREATE TABLE secret (text)",
-            f"INSERT INTO secret VALUES ('{'oldsecrettext ' * 500}'); DELETE FROM access WHERE record = 1000",
-            "DROP TABLE secret; ALTER TABLE store ADD COLUMN newest INTEGER NOT NULL DEFAULT 0",
-            "ALTER TABLE store DROP COLUMN federation; ALTER TABLE store DROP COLUMN epoch",
-        ):
-            old.execute(step)
-        if version == 1:
-            old.execute("DROP TABLE share; ALTER TABLE record DROP COLUMN tokens")
-        else:
-            old.execute("CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance')")
-        old.pragma("user_version", version)
-    assert b"oldsecrettext" in path.read_bytes()
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_file_of_an_earlier_schema_is_brought_up_to_date(version: int, tmp_path: Path) -> None:
     path = tmp_path / "old.db"
@@ -780,6 +754,7 @@ def test_how_common_a_word_is_does_not_depend_on_the_filter(asked: Asked) -> Non
         {"content": "common", "owner": "a", "session": "s", "id": "common"},
         {"content": "rare", "owner": "a", "session": "s", "id": "rare"},
     )
-    for owner in ({}, {"owner": "a"}):
-        found = asked("recall", query="rare common", where={"session": "s"}, **owner)["records"]
+    scopes: list[dict[str, Any]] = [{}, {"owner": "a"}]
+    for params in scopes:
+        found = asked("recall", query="rare common", where={"session": "s"}, **params)["records"]
         assert [record["id"] for record in found] == ["rare", "common"]

@@ -31,7 +31,8 @@ from a2m_router.protocol.server.stdio import LOCAL
 from a2m_router.tiers.link_factory import links_for
 from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
-from tests.support.paths import ROOT
+from tests.support.judging import judged, store
+from tests.support.paths import PROGRAMS, ROOT
 
 PACKAGE = ROOT / "tests/conformance"
 README = (ROOT / "README.md").read_text()
@@ -111,12 +112,6 @@ def reached(server: type[Server], binding: str) -> Iterator[tuple[Client, Client
             one, another = (Http(url, token) for token in TOKENS)
             yield one, another
             http.shutdown()
-
-
-def judged(client: Client, other: Client | None = None) -> list[Outcome]:
-    target = Target(client, other)
-    target.meet()
-    return list(outcomes(target))
 
 
 def failures(came: list[Outcome]) -> dict[str, str]:
@@ -411,13 +406,6 @@ def test_a_command_line_that_names_no_server_is_a_sentence(
 # --- our servers
 
 
-COMMANDS = Path(sys.executable).parent
-
-
-def store(folder: Path, kind: str = "episodic") -> list[str]:
-    return [str(COMMANDS / "a2m-store"), str(folder / f"{kind}.db"), "--kind", kind, "--durability", "normal"]
-
-
 def federation(folder: Path, head: str = "") -> list[str]:
     """A router's command, with four stores as its tiers."""
     ways = {
@@ -429,7 +417,7 @@ def federation(folder: Path, head: str = "") -> list[str]:
     tiers = [f'[tiers.{kind}]\nkind = "{kind}"\ncommand = {store(folder, kind)}\n{way}' for kind, way in ways.items()]
     path = folder / "federation.toml"
     path.write_text("\n".join([f"state = '{folder / 'router.db'}'", head, *tiers]))
-    return [str(COMMANDS / "a2m-router"), "--config", str(path), "--log-level", "warning"]
+    return [str(PROGRAMS / "a2m-router"), "--config", str(path), "--log-level", "warning"]
 
 
 def summary(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -459,6 +447,7 @@ def test_a_store_passes_on_stdio(kind: str, tmp_path: Path, capsys: pytest.Captu
     assert report.splitlines()[-1] in README.splitlines()
 
 
+@pytest.mark.process
 def test_a_store_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_http(store(tmp_path)) as url:
         code, report = summary(capsys, "--http", url)
@@ -472,12 +461,14 @@ def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"`{report.splitlines()[-1]}`" in README
 
 
+@pytest.mark.process
 def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_http(federation(tmp_path)) as url:
         code, report = summary(capsys, "--http", url)
     assert code == 0, report
 
 
+@pytest.mark.process
 def test_the_router_passes_on_http_with_principals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,10 @@ from typing import Final
 import pytest
 
 from a2m_router.protocol.wire.errors import A2MError, Code
-from tests.process.test_last_calls import Said
-from tests.process.test_router_process import PATIENCE, running
 from tests.servers.core_only import CoreOnly
 from tests.support.federated import FOUR_TIERS, Foreign, Mix, Steered, method_of, settings_of, trial
 from tests.support.paths import ROOT
+from tests.support.router_process import PATIENCE, Said, running
 
 README: Final = (ROOT / "README.md").read_text()
 
@@ -68,6 +67,7 @@ async def test_an_id_of_another_owner_is_refused_and_nothing_else_is_told_of_it(
         assert (await fed.call("forget", ids=["diary"], owner="bob"))["forgotten"] == 0
 
 
+@pytest.mark.process
 def test_a_backup_is_restored_as_the_manual_says(tmp_path: Path) -> None:
     """Over what a router has left that was killed: its logs must not be taken for those of the restored files."""
     shutil.copy(ROOT / "federation.toml", tmp_path)

@@ -11,8 +11,8 @@ import pytest
 
 from a2m_router.conformance.client import Stdio
 from a2m_router.conformance.running import State, judged
-from tests.process.test_router_process import PATIENCE, federation, on_http, post
 from tests.support.paths import ROOT
+from tests.support.router_process import PATIENCE, federation, on_http, post
 
 README = (ROOT / "README.md").read_text()
 
@@ -53,6 +53,7 @@ def asked(program: Path, journal: Path, method: str, params: dict[str, Any]) -> 
         client.close()
 
 
+@pytest.mark.process
 def test_the_page_that_is_edited_from_python_has_every_edit(tmp_path: Path) -> None:
     [shown] = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "if_revision" in code]
     with on_http(federation(tmp_path)) as (_, client, _):
@@ -65,6 +66,7 @@ def test_the_page_that_is_edited_from_python_has_every_edit(tmp_path: Path) -> N
         assert record["revision"] == 2
 
 
+@pytest.mark.process
 def test_the_check_that_is_shown_is_what_comes(tmp_path: Path) -> None:
     shutil.copy(ROOT / "federation.toml", tmp_path)
     command = [sys.executable, "-m", "a2m_router.daemon.cli", "--config", str(tmp_path / "federation.toml"), "--check"]

@@ -662,6 +662,7 @@ def conversation(command: list[str], sent: list[bytes]) -> list[Any]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", [router, store])
 def test_a_stream_goes_on_after_every_bad_line(command: Any, federation: Path) -> None:
     sent = [line for bad in LINES for line in (bad, b"", call("describe", "{}"))]
@@ -671,6 +672,7 @@ def test_a_stream_goes_on_after_every_bad_line(command: Any, federation: Path) -
     assert by_text(summed_up([a for a in answers if "error" in a])) == by_text(expected(LINES))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", [router, store])
 def test_a_stream_goes_on_after_a_line_of_fifty_megabytes(command: Any, federation: Path) -> None:
     content = "x" * 50_000_000
@@ -705,6 +707,7 @@ def over_http(command: list[str]) -> Iterator[httpx.Client]:
         process.communicate()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", [router, store])
 def test_a_bad_body_is_an_answer_and_a_bad_request_is_none(command: Any, federation: Path) -> None:
     json_type = {"Content-Type": "application/json"}

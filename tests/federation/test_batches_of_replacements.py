@@ -15,10 +15,11 @@ from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.protocol.wire.errors import A2MError, Code
-from tests.federation.test_rules_restart import CALM, one_home_each, photograph
 from tests.support.clocks import simulated
+from tests.support.crashes import photograph
 from tests.support.federated import (
     ALL_NATIVE,
+    CALM,
     Foreign,
     Mix,
     Steered,
@@ -26,6 +27,7 @@ from tests.support.federated import (
     Trial,
     contents,
     method_of,
+    one_home_each,
     stored,
     trial,
 )

@@ -19,23 +19,26 @@ from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.protocol.wire.errors import A2MError, Code
-from tests.federation.test_replacing import Trouble, fail, native_and_lesser, servers_of_all_kinds
-from tests.federation.test_rules_restart import CALM, joined, one_home_each, photograph
-from tests.process.test_router_process import PATIENCE, federation, on_http, post, running
 from tests.support.clocks import simulated
+from tests.support.crashes import photograph
 from tests.support.federated import (
+    CALM,
     Mix,
     Steered,
     Task,
     Trial,
     assert_nothing_under_way,
     at_once,
+    joined,
     lose,
+    one_home_each,
     redone,
     stored,
     trial,
 )
 from tests.support.histories import restless
+from tests.support.replacements import Trouble, fail, native_and_lesser, servers_of_all_kinds
+from tests.support.router_process import PATIENCE, federation, on_http, post, running
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +83,7 @@ async def test_it_is_announced_with_the_other_extensions() -> None:
 @servers_of_all_kinds
 async def test_a_page_is_written_only_at_the_revision_that_its_writer_has_seen(servers: Mix) -> None:
     async with trial(CALM, servers=servers) as fed:
+        wanted: int | None
         for wanted in (0, 1, 2**62):
             assert await conflict(write(fed, {**PAGE, "if_revision": wanted})) is None
         [id] = await write(fed, {**PAGE, "if_revision": None, "tier": "semantic"})
@@ -237,7 +241,7 @@ async def test_an_id_names_the_page_or_nothing_that_is_there() -> None:
 
 @servers_of_all_kinds
 async def test_a_call_that_is_repeated_is_done_until_the_page_is_another(servers: Mix) -> None:
-    rich = {"key": "k", "role": "user", "metadata": {"by": "a"}, "embedding": [1.0, 0.5], "uri": "u:1"}
+    rich: dict[str, Any] = {"key": "k", "role": "user", "metadata": {"by": "a"}, "embedding": [1.0, 0.5], "uri": "u:1"}
     edits = [{**rich, "content": "new", "if_revision": None}, {**rich, "content": "newer", "if_revision": 0}]
     async with trial(CALM, servers=servers) as fed:
         for number, record in enumerate(edits):
@@ -449,6 +453,7 @@ with blocking.connect(url) as memory:
 """
 
 
+@pytest.mark.process
 def test_of_four_processes_with_twenty_increments_each_none_is_lost(tmp_path: Path) -> None:
     with on_http(federation(tmp_path)) as (_, client, _), ExitStack() as ending:
         url = str(client.base_url)
@@ -466,6 +471,7 @@ def test_of_four_processes_with_twenty_increments_each_none_is_lost(tmp_path: Pa
         assert (record["content"], record["revision"]) == ("80", 79)
 
 
+@pytest.mark.process
 def test_a_call_whose_answer_nobody_read_is_repeated_over_http(tmp_path: Path) -> None:
     """Whether it was carried out or not when its caller hung up."""
     with on_http(federation(tmp_path)) as (_, client, _):
@@ -484,6 +490,7 @@ def test_a_call_whose_answer_nobody_read_is_repeated_over_http(tmp_path: Path) -
             assert (record["content"], record["revision"]) == (f"edit {number}", number)
 
 
+@pytest.mark.process
 def test_a_call_whose_router_was_killed_is_repeated_at_the_next_one(tmp_path: Path) -> None:
     config = federation(tmp_path)
     for number in range(4):

@@ -16,9 +16,8 @@ import a2m_router.placement.passes
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.records import Record
 from a2m_router.summaries.rendering import extract, summary_budget
-from tests.federation.test_rules_restart import photograph
-from tests.federation.test_summaries import Thinker, kept, naming, thinking
 from tests.support.clocks import simulated
+from tests.support.crashes import photograph
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -27,11 +26,13 @@ from tests.support.federated import (
     Trial,
     assert_nothing_under_way,
     contents,
+    kept,
     plant,
     settings_of,
     stored,
     trial,
 )
+from tests.support.summarizers import Thinker, naming, thinking
 
 anyio_test = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ import pytest
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.tiers.lifting import RESERVED, VERSION
 from tests.servers.core_only import CoreOnly
-from tests.servers.habits import HABITS
+from tests.servers.habits import InventsGroups
 from tests.support.federated import Foreign, Mix, settings_of, trial
 from tests.support.paths import ROOT
 
@@ -96,7 +96,7 @@ async def test_a_role_or_group_that_the_server_has_come_to_invent_is_seen(
 ) -> None:
     """It is not in the rider, and not as the catalog's digest says: the record is not moved, and not lost."""
 
-    class Upgraded(HABITS["InventsGroups"]):  # type: ignore[misc]  # a class that is looked up
+    class Upgraded(InventsGroups):
         pass
 
     Upgraded.name = CoreOnly.name  # it is who it was

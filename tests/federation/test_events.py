@@ -35,10 +35,9 @@ from a2m_router.protocol.wire.events import Consolidated, Event, Forgotten, Plac
 from a2m_router.protocol.wire.method_params import Params
 from a2m_store.server import serving
 from a2m_store.store import Store
-from tests.federation.test_late_landings import forget_what_was_reserved
-from tests.federation.test_rules_restart import joined, photograph
 from tests.support import histories as h
 from tests.support.clocks import Pace, jumping, simulated
+from tests.support.crashes import forget_what_was_reserved, photograph
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -47,6 +46,7 @@ from tests.support.federated import (
     Task,
     Trial,
     at_once,
+    joined,
     method_of,
     settings_of,
     trial,
@@ -909,6 +909,7 @@ class Restless:
 
 
 # on trio the next one does
+@pytest.mark.rule(n=10)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(25)
 @given(history=h.histories(ledger_operations, first=h.writes | h.groups, most=8))

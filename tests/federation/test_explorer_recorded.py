@@ -18,13 +18,14 @@ from a2m_router.catalog.records import Records
 from a2m_router.placement import moves
 from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.reconciler import Reconciler
+from a2m_router.placement.steps import MOVE
 from a2m_router.placement.steps import Step as MoveStep
 from a2m_router.protocol.client.client import Connection
 from a2m_router.tiers.gateway import TierGateway
-from tests.federation.test_rules_restart import CALM, photograph, write_one
 from tests.support.catalogs import strays_left
 from tests.support.clocks import simulated
-from tests.support.federated import Foreign, Steered, Task, Trial, contents, held_by, plant, trial
+from tests.support.crashes import photograph, write_one
+from tests.support.federated import CALM, Foreign, Steered, Task, Trial, contents, held_by, plant, trial
 from tests.verification.explorer.accounts import A, B
 from tests.verification.explorer.recording import TWO_TIERS, Followed, Left, Recorder
 from tests.verification.explorer.recording import record as recording
@@ -315,7 +316,7 @@ OTHERWISE: dict[str, tuple[Any, str, Any, Scenario, Act, Act | None, Step]] = {
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
     ),
     "notes that are not durable": (
-        *(moves, "MOVE", [[step for step in row if step != MoveStep.SYNC] for row in moves.MOVE]),
+        *(moves, "MOVE", [[step for step in row if step != MoveStep.SYNC] for row in MOVE]),
         *(Scenario(name="a move"), move, None, ("target", "remember", True)),
     ),
     "a reconciler that does not wait for readers": (

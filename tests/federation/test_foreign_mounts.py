@@ -4,12 +4,12 @@ from typing import Any, Final
 
 import pytest
 
-from tests.federation.test_mounts import MEMORY, MOUNT, at, federation
-from tests.federation.test_summaries import Thinker, thinking
 from tests.servers.core_only import CoreOnly, Result
 from tests.servers.habits import Habitual
 from tests.servers.protocol import Params, Record
 from tests.support.federated import Foreign, filled, settings_of
+from tests.support.mounted import MEMORY, MOUNT, at, federation
+from tests.support.summarizers import Thinker, thinking
 
 pytestmark = pytest.mark.anyio
 

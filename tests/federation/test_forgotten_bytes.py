@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from a2m_router.protocol.wire.records import vector_bytes
 from a2m_router.protocol.wire.vectors import indexed
-from tests.federation.test_rules import examples, run
+from tests.support.examples import examples, run
 from tests.support.federated import Foreign, settings_of, trial
 
 # two tiers of our own, and one whose vectors and replacements are in the catalog until its server has them

@@ -14,9 +14,9 @@ from msgspec import Raw
 
 from a2m_router.catalog.entries import entry_of
 from a2m_router.protocol.wire.errors import NOT_AS_WRITTEN, A2MError, Code
-from tests.federation.test_put_back import CALM, Shared, copied, put_back
 from tests.servers.core_only import CoreOnly
 from tests.support.federated import (
+    CALM,
     Foreign,
     Mix,
     Steered,
@@ -31,6 +31,8 @@ from tests.support.federated import (
     told_by,
     trial,
 )
+from tests.support.restored_files import copied, put_back
+from tests.support.shared_servers import Shared
 from tests.support.two_worlds import ask
 
 pytestmark = pytest.mark.anyio

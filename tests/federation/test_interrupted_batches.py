@@ -18,10 +18,10 @@ from a2m_router.catalog.schema import SCHEMA
 from a2m_router.placement.delivering import Delivering
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.tiers.gateway import TierGateway
-from tests.federation.test_rebuild import rebuilt
-from tests.federation.test_rules_restart import CALM, crash, joined, one_home_each
+from tests.support.crashes import crash
 from tests.support.disk import Disk, Fate, Files, Moment, Photograph, laid
-from tests.support.federated import Foreign, Mix, trial
+from tests.support.federated import CALM, Foreign, Mix, joined, one_home_each, trial
+from tests.support.rebuilding import rebuilt
 
 pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 

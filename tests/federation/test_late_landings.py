@@ -1,9 +1,7 @@
 """A router died while a call of its was under way at a tier that is reached over HTTP: it may land when the next router
 runs. Time is simulated, and jumps."""
 
-import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ from a2m_router.protocol.client.http_client import SETTLING
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.jsonrpc import parse_request, read_params
 from a2m_router.protocol.wire.method_params import Remember
-from tests.federation.test_rules_restart import photograph
 from tests.support.clocks import simulated
+from tests.support.crashes import forget_what_was_reserved, photograph
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -77,13 +75,6 @@ async def test_a_copy_that_lands_after_the_start_is_removed_all_the_same(tmp_pat
         await fed.settled()
         assert fed.copies() == {"x": ["semantic"]}
         assert_nothing_under_way(fed)
-
-
-def forget_what_was_reserved(folder: Path) -> None:
-    """As a power cut leaves it that comes before the reservation was durable."""
-    with closing(sqlite3.connect(folder / "router.db")) as catalog, catalog:
-        catalog.execute("DELETE FROM strays WHERE id IN (SELECT id FROM records WHERE home IS NULL)")
-        assert catalog.execute("DELETE FROM records WHERE home IS NULL").rowcount == 1
 
 
 @simulated

@@ -14,12 +14,11 @@ from anyio import wait_all_tasks_blocked
 import a2m_router.placement.recovery
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.tiers.profile import CannotServe
-from tests.federation.test_put_back import ANEW, CALM, TIERS, Shared, T, _leaves, copied, held, is_refused, put_back
-from tests.federation.test_rules_restart import joined
 from tests.servers.core_only import CoreOnly
 from tests.support.clocks import simulated
 from tests.support.disk import Files
 from tests.support.federated import (
+    CALM,
     FOUR_TIERS,
     Clock,
     Foreign,
@@ -28,11 +27,14 @@ from tests.support.federated import (
     Task,
     Trial,
     contents,
+    joined,
     lose,
     plant,
     settings_of,
     trial,
 )
+from tests.support.restored_files import ANEW, TIERS, T, copied, held, is_refused, leaves, put_back
+from tests.support.shared_servers import Shared
 
 pytestmark = pytest.mark.anyio
 
@@ -184,7 +186,7 @@ async def test_a_refused_start_has_changed_nothing_though_a_look_failed_before(
     with pytest.raises(BaseExceptionGroup) as refused:
         async with trial(CALM, servers=mix, folder=tmp_path, weather=weather):
             pass
-    [problem] = _leaves(refused.value)
+    [problem] = leaves(refused.value)
     assert isinstance(problem, CannotServe)
     assert "--rebuild" in str(problem)
     assert held(tmp_path) == before
@@ -253,7 +255,7 @@ async def test_a_tier_that_does_not_answer_the_look_hides_no_other_that_is_later
     with pytest.raises(BaseExceptionGroup) as refused:
         async with trial(patient, servers=mix, folder=tmp_path, weather=slow):
             pass
-    [problem] = _leaves(refused.value)
+    [problem] = leaves(refused.value)
     assert str(problem).startswith("tiers.semantic: the catalog is older")
     assert held(tmp_path) == before
 

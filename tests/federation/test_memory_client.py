@@ -3,9 +3,10 @@
 import contextlib
 import inspect
 import json
+import math
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -70,6 +71,7 @@ class Fake:
     def __init__(self, **results: list[Any]) -> None:
         self.lost = anyio.Event()
         self.reason: str | None = None
+        self.heard = -math.inf
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         self._results = {"describe": [EVERYTHING], **results}
 
@@ -314,10 +316,11 @@ async def test_a_server_that_would_ignore_a_condition_is_not_asked(said: object)
     fake = Fake(describe=[{**EVERYTHING, "store": said}], remember=[{"ids": ["a"]}])
     memory = Memory(fake)
     for condition in (0, None):
-        for call in (
+        calls: tuple[Callable[[], Awaitable[object]], ...] = (
             lambda: memory.remember("x", key="k", if_revision=condition),  # noqa: B023
             lambda: memory.remember_all([{"content": "x", "key": "k", "if_revision": condition}]),  # noqa: B023
-        ):
+        )
+        for call in calls:
             with pytest.raises(A2MError, match="it would ignore it, and replace whatever is at the key") as refused:
                 await call()
             assert refused.value.code == Code.CAPABILITY_NOT_SUPPORTED
@@ -334,7 +337,10 @@ async def test_a_condition_is_sent_as_it_is_given_and_none_means_that_there_must
         assert fake.params_of("remember")["records"] == [{"content": "x", "key": "k", "if_revision": condition}]
         fake._results["remember"].insert(0, {"ids": ["a"]})
     fake._results["remember"] = [{"ids": ["a", "b", "c"]}]
-    records = [{"content": "x", "key": "k", "if_revision": None}, NewRecord(content="y", key="l", if_revision=3)]
+    records: list[NewRecord | Mapping[str, Any]] = [
+        {"content": "x", "key": "k", "if_revision": None},
+        NewRecord(content="y", key="l", if_revision=3),
+    ]
     await memory.remember([*records, {"content": "z", "key": "m"}])
     assert [record.get("if_revision", "-") for record in fake.params_of("remember")["records"]] == [None, 3, "-"]
     with pytest.raises(ValueError, match="for one record"):
@@ -512,6 +518,7 @@ async def test_the_file_and_its_programs_see_the_environment_that_is_given(tmp_p
             pass
 
 
+@pytest.mark.process
 async def test_a_store_is_reached_behind_its_command(tmp_path: Path) -> None:
     async with a2m_router.connect_command([*STORE, str(tmp_path / "a.db")]) as memory:
         [id] = await memory.remember("hello", key="k")
@@ -526,6 +533,7 @@ async def test_a_store_is_reached_behind_its_command(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.process
 async def test_events_come_by_themselves_to_the_callback(tmp_path: Path) -> None:
     arrived, events = anyio.create_memory_object_stream[dict[str, Any]](10)
 
@@ -641,6 +649,7 @@ def test_the_blocking_memory_has_the_same_methods_with_the_same_parameters() -> 
         assert inspect.signature(getattr(blocking, name)) == inspect.signature(getattr(a2m_router, name))
 
 
+@pytest.mark.process
 def test_scripts_use_a_store_without_async(tmp_path: Path) -> None:
     with blocking.connect_command([*STORE, str(tmp_path / "a.db")]) as memory:
         alice = memory.for_owner("alice")
@@ -662,6 +671,7 @@ def test_scripts_use_a_federation_without_async(tmp_path: Path) -> None:
         assert memory.describe().name == "federation"
 
 
+@pytest.mark.process
 def test_scripts_watch_without_async() -> None:
     with blocking.connect_command(SMALL, cwd=ROOT) as memory:
         before = memory.events().cursor
@@ -683,6 +693,7 @@ def test_all_that_is_offered_is_there() -> None:
         _ = a2m_router.memory_of_things
 
 
+@pytest.mark.process
 def test_a_part_can_be_used_without_loading_the_whole() -> None:
     program = (
         "import sys\n"
@@ -715,6 +726,8 @@ async def test_a_program_reads_servers_that_answer_otherwise_than_they_were_give
     async with connect_local(answer) as peer:
         memory = Memory(peer)
         described = await memory.describe()
+        assert described.limits is not None
+        assert described.tiers is not None
         assert (described.limits.max_recall_limit, described.tiers[0].count) == (9, 0)
         [id] = await memory.remember("a light ", session="s", key="k", embedding=[1, 2])
         for found in (await memory.recall("light", embeddings=True), await memory.timeline(embeddings=True)):

@@ -26,15 +26,14 @@ from a2m_router.protocol.wire.matching import FIELDS
 from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.protocol.wire.vectors import similarity
-from tests.federation import test_rules as rules
-from tests.federation.test_principals import EVERYTHING, common_ground, secluded
-from tests.federation.test_rules import bits, examples, moved, raw_records, run
-from tests.federation.test_rules_restart import photograph
 from tests.servers.core_only import CoreOnly
 from tests.servers.habits import HABITS
 from tests.servers.protocol import CAPABILITIES, READS
 from tests.support import histories as h
+from tests.support import properties as rules
 from tests.support import two_worlds as w
+from tests.support.crashes import photograph
+from tests.support.examples import examples, run
 from tests.support.federated import (
     FOUR_TIERS,
     START,
@@ -52,6 +51,8 @@ from tests.support.federated import (
     trial,
 )
 from tests.support.histories import TIERS, History, Run, histories, run_history
+from tests.support.principals import EVERYTHING, common_ground, secluded
+from tests.support.properties import bits, moved, raw_records
 
 pytestmark = pytest.mark.anyio
 
@@ -93,39 +94,45 @@ def test_every_answer_is_true_whatever_happens_at_once(history: History, mix: Mi
 # --- 1, 2, 4, 5
 
 
+@pytest.mark.rule(n=1)
 @examples(4)
 @given(history=rules.moving, mix=mixes(), loop=loops)
-def test_1_an_acknowledged_record_stays_readable_while_everything_moves(history: History, mix: Mix, loop: str) -> None:
+def test_an_acknowledged_record_stays_readable_while_everything_moves(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, rules.all_there, mix))
 
 
+@pytest.mark.rule(n=2)
 @examples(4)
 @given(history=rules.replacing, mix=mixes(), loop=loops)
-def test_2_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(history: History, mix: Mix, loop: str) -> None:
+def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, servers=mix))
 
 
+@pytest.mark.rule(n=4)
 @examples(4)
 @given(history=rules.grouping, mix=mixes(), loop=loops)
-def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(history: History, mix: Mix, loop: str) -> None:
+def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, servers=mix))
 
 
+@pytest.mark.rule(n=5)
 @examples(3)
 @given(history=rules.filling, mix=mixes(), loop=loops)
-def test_5_after_a_pass_no_bucket_is_over_its_capacity(history: History, mix: Mix, loop: str) -> None:
+def test_after_a_pass_no_bucket_is_over_its_capacity(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, rules.within_capacity, mix))
 
 
 # --- 7, 8, 11
 
 
+@pytest.mark.rule(n=7)
 @examples(5)
 @given(earning=rules.earnings, mix=mixes(["working", "attic", "honours"]), loop=loops)
-def test_7_what_is_due_is_promoted_and_not_spilled(earning: rules.Earning, mix: Mix, loop: str) -> None:
+def test_what_is_due_is_promoted_and_not_spilled(earning: rules.Earning, mix: Mix, loop: str) -> None:
     run(loop, partial(rules.promoted_before_spilled, earning, mix))
 
 
+@pytest.mark.rule(n=8)
 @examples(8)
 @given(
     written=rules.births,
@@ -135,15 +142,16 @@ def test_7_what_is_due_is_promoted_and_not_spilled(earning: rules.Earning, mix: 
     mix=mixes(),
     loop=loops,
 )
-def test_8_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
+def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
     written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int, mix: Mix, loop: str
 ) -> None:
     run(loop, partial(rules.timelines_ascend, written, limit, metadata, seed, mix))
 
 
+@pytest.mark.rule(n=11)
 @examples(5)
 @given(clients=rules.doings, seed=st.integers(0, 2**32), mix=mixes(), loop=loops)
-def test_11_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
+def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
     clients: rules.Doings, seed: int, mix: Mix, loop: str
 ) -> None:
     run(loop, partial(rules.own_doings_are_seen_at_once, clients, seed, mix))
@@ -257,19 +265,21 @@ def unlike(one: Record, other: Record) -> list[str]:
     return [name for name in differing if name != "tier"] + ["bits"] * (bits(one) != bits(other))
 
 
+@pytest.mark.rule(n=3)
 @pytest.mark.parametrize(("left", "right"), PAIRS)
 @examples(1)
 @example(records=ALL_THAT_IS_NASTY, loop="asyncio")
 @given(records=st.lists(nasty, min_size=1, max_size=3), loop=loops)
-def test_3_between_every_two_kinds_of_tiers_a_move_changes_nothing(
+def test_between_every_two_kinds_of_tiers_a_move_changes_nothing(
     left: str, right: str, records: list[dict[str, Any]], loop: str
 ) -> None:
     run(loop, partial(a_spill_and_the_way_back_change_nothing, records, behind(left=left, right=right)))
 
 
+@pytest.mark.rule(n=3)
 @examples(4)
 @given(records=rules.several_records, path=rules.paths, recalls=st.integers(0, 2), mix=mixes(), loop=loops)
-def test_3_a_move_changes_nothing_but_the_tier(
+def test_a_move_changes_nothing_but_the_tier(
     records: list[dict[str, Any]], path: list[str], recalls: int, mix: Mix, loop: str
 ) -> None:
     run(loop, partial(rules.moves_change_nothing, records, path, recalls, mix))
@@ -316,9 +326,10 @@ beside_a_mount = histories(
 )
 
 
+@pytest.mark.rule(n=6)
 @examples(8)
 @given(history=beside_a_mount, mix=mixes(), loop=loops)
-def test_6_nothing_spills_into_procedural_and_nothing_is_written_to_a_mount(
+def test_nothing_spills_into_procedural_and_nothing_is_written_to_a_mount(
     history: History, mix: Mix, loop: str
 ) -> None:
     async def as_it_was(run: Run) -> None:
@@ -339,9 +350,10 @@ def test_6_nothing_spills_into_procedural_and_nothing_is_written_to_a_mount(
 # --- 14
 
 
+@pytest.mark.rule(n=14)
 @examples(5)
 @given(history=st.lists(w.steps, min_size=1, max_size=3), mix=mixes(), loop=loops)
-def test_14_nothing_that_can_be_asked_tells_what_another_does_in_private(
+def test_nothing_that_can_be_asked_tells_what_another_does_in_private(
     history: list[w.Step], mix: Mix, loop: str
 ) -> None:
     async def scenario() -> None:

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -36,18 +36,14 @@ from a2m_router.conformance.checking import Target, same
 from a2m_router.conformance.client import InProcess, Stdio
 from a2m_router.conformance.running import ALL_CHECKS, State, outcomes
 from a2m_router.protocol.server.server import Caller
-from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.timestamps import UNDATED, parse, render
+from a2m_router.protocol.wire.errors import Code
+from a2m_router.protocol.wire.timestamps import UNDATED, parse
 from a2m_router.reading.mounted import NO_VECTORS, OTHER_WIDTH
-from tests.backends.test_rag import Corpus, Moody, server
 from tests.servers.core_only import CoreOnly
-from tests.support.federated import LOCAL, START, Foreign, Trial, filled, reconnected, settings_of, told_by, trial
+from tests.support.federated import LOCAL, Foreign, filled, reconnected, settings_of, told_by, trial
+from tests.support.mounted import MEMORY, MOUNT, Records, Watched, at, federation
 from tests.support.paths import SERVERS
-
-Records = list[dict[str, Any]]
-
-# what a mount may be told
-READS: Final = {"describe", "recall", "timeline"}
+from tests.support.retrieval import Corpus, Moody, server
 
 # far more than anything here takes; a hang becomes a failure
 PATIENCE = 60
@@ -56,88 +52,7 @@ PATIENCE = 60
 # --- a federation in this process
 
 
-class Told(NamedTuple):
-    """A message that the router has sent to a tier."""
-
-    tier: str
-    method: str
-    params: dict[str, Any]
-
-
-class Watched:
-    """A running federation, and all that its tiers were told."""
-
-    def __init__(self, trial: Trial, told: list[Told]) -> None:
-        self.federation = trial.federation
-        self.servers = trial.servers
-        self.call = trial.call
-        self.told = told
-
-    async def refused(self, method: str, **params: Any) -> A2MError:
-        """The error that one call is answered with."""
-        with pytest.raises(A2MError) as refusal:
-            await self.call(method, **params)
-        return refusal.value
-
-    async def records(self, method: str = "timeline", **params: Any) -> Records:
-        """The records of a read that no tier was missing from."""
-        answer = await self.call(method, **params)
-        assert answer.keys() == {"records"}
-        found: Records = answer["records"]
-        return found
-
-    async def ids(self, method: str = "timeline", **params: Any) -> list[str]:
-        return [record["id"] for record in await self.records(method, **params)]
-
-    def told_to(self, tier: str, *methods: str) -> list[dict[str, Any]]:
-        """The parameters of all calls of these methods that a tier was sent."""
-        return [told.params for told in self.told if told.tier == tier and told.method in methods]
-
-
-@asynccontextmanager
-async def federation(
-    tiers: str,
-    servers: Mapping[str, Foreign | rag.Server],
-    *,
-    folder: Path | None = None,
-    down: Container[str] = (),
-) -> AsyncIterator[Watched]:
-    """A federation with these servers behind its tiers, by their names; where there is none, a store of ours.
-
-    When the block ends, no mount has been told anything but reads.
-
-    Args:
-        folder: where the files are; without, all is in memory.
-        down: tiers that cannot be connected, for as long as they are in it.
-    """
-    told: list[Told] = []
-
-    async def pass_on(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        call = json.loads(message)
-        told.append(Told(tier, call["method"].removeprefix("memory/"), call.get("params") or {}))
-        served = servers.get(tier)
-        return await (served(message, LOCAL) if isinstance(served, rag.Server) else go_on())
-
-    foreign = {name: served for name, served in servers.items() if isinstance(served, Foreign)}
-    async with trial(settings_of(tiers), servers=foreign, weather=pass_on, folder=folder, down=down) as fed:
-        yield Watched(fed, told)
-        for tier in filter(fed.federation.mounts.__contains__, fed.federation.settings.tiers):
-            written = [each for each in told if each.tier == tier.name and each.method not in READS]
-            assert [each for each in written if tier.mount or not _means_nobody(each)] == []
-            assert len(written) <= 1
-
-
-def _means_nobody(told: Told) -> bool:
-    """Whether it is the question whether a server takes writes: a forget of an id that no record has."""
-    return told.method == "forget" and told.params.keys() == {"ids"} and "a2m-router:" in str(told.params["ids"])
-
-
 # --- what is mounted
-
-
-def at(seconds: int) -> str:
-    """A moment, in seconds from when memory begins here; it has passed if they are negative."""
-    return render(START + 1000 * seconds)
 
 
 PAGES: Final[Records] = [
@@ -172,20 +87,6 @@ def retrieval(*pages: dict[str, Any]) -> rag.Server:
 Mounted = Callable[..., Foreign | rag.Server]
 each_kind = pytest.mark.parametrize("manual", [writable, read_only, retrieval])
 
-MEMORY: Final = """
-[tiers.working]
-kind = "working"
-command = ["-"]
-[tiers.notes]
-kind = "semantic"
-command = ["-"]
-"""
-MOUNT: Final = """
-[tiers.handbook]
-kind = "semantic"
-command = ["-"]
-mount = true
-"""
 
 SAID: Final[Records] = [
     {"id": "a", "content": "The storm closed the harbour for us.", "session": "s", "created_at": at(-250)},
@@ -384,7 +285,7 @@ def test_where_means_the_same_for_memory_and_manual(manual: Mounted, asked: list
 def test_a_timeline_s_limit_takes_the_newest_of_memory_and_manual(
     manual: Mounted, births: list[int], split: int
 ) -> None:
-    made = [
+    made: list[dict[str, Any]] = [
         {"id": str(number), "content": "x", "created_at": at(seconds), "metadata": {"part": number % 2}}
         for number, seconds in enumerate(births)
     ]
@@ -774,7 +675,8 @@ async def test_a_recall_by_vector_asks_a_mount_that_has_vectors_like_ours() -> N
 async def test_a_mount_s_record_has_its_vector_whether_it_is_shown_or_not() -> None:
     async with federation(MEMORY + MOUNT, {"handbook": vectored(*PAGES)}) as fed:
         await fed.call("remember", records=[{"id": "p", "content": "harbour"}])
-        for params in ({}, {"embeddings": True}):
+        shown: list[dict[str, Any]] = [{}, {"embeddings": True}]
+        for params in shown:
             assert await fed.ids(where={"embedding": None}, **params) == ["p"]
             assert await fed.ids("recall", query="harbour", where={"embedding": None}, **params) == ["p"]
 
@@ -797,11 +699,11 @@ class Boastful(CoreOnly):
     name = "boastful"
     metric = "cosine"
 
-    def describe(self, params: dict[str, Any]) -> dict[str, Any]:
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         more = {"embeddings": {"dimensions": 2, "metric": self.metric}, "store": {"similarity": True}}
         return {**super().describe(params), **more}
 
-    def recall(self, params: dict[str, Any]) -> dict[str, Any]:
+    def recall(self, params: Mapping[str, Any]) -> dict[str, Any]:
         far = {"id": "far", "content": "x", "created_at": at(0), "embedding": [-1.0, 0.0]}
         return {"records": [{**far, "similarity": 0.999, "score": 1.0}]}
 
@@ -887,7 +789,11 @@ async def test_a_required_mount_that_cannot_use_a_vector_is_the_caller_s_to_mend
 @pytest.mark.anyio
 async def test_each_of_several_mounts_is_asked_as_it_can_be() -> None:
     tiers = MEMORY + "".join(MOUNT.replace("handbook", name) for name in ("two", "three", "words"))
-    servers = {"two": vectored(*PAGES), "three": vectored(*PAGES, width=3), "words": writable(*PAGES)}
+    servers: dict[str, Foreign | rag.Server] = {
+        "two": vectored(*PAGES),
+        "three": vectored(*PAGES, width=3),
+        "words": writable(*PAGES),
+    }
     async with federation(tiers, servers) as fed:
         await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0]}])
         answer = await fed.call("recall", embedding=[1.0, 0.5], limit=50)
@@ -958,6 +864,7 @@ async def test_a_tier_whose_server_takes_no_writes_becomes_a_mount(caplog: pytes
         assert await fed.ids() == MANUAL
 
 
+@pytest.mark.rule(n=6)
 @pytest.mark.anyio
 async def test_what_would_spill_into_a_tier_that_takes_no_writes_stays_where_it_is() -> None:
     full = 'kind = "working"\ncapacity = 2\nspill_to = "handbook"'
@@ -1049,7 +956,7 @@ any_params = st.fixed_dictionaries(
 @pytest.mark.parametrize("tiers", [MOUNT, UNDECLARED], ids=["declared", "found out"])
 def test_a_federation_of_mounts_passes_the_read_only_profile(tiers: str) -> None:
     both = tiers + tiers.replace("handbook", "almanac")
-    servers = {"handbook": read_only(*PAGES), "almanac": retrieval(*PAGES)}
+    servers: dict[str, Foreign | rag.Server] = {"handbook": read_only(*PAGES), "almanac": retrieval(*PAGES)}
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(federation(both, servers)) as fed:
         target = Target(InProcess(lambda message: portal.call(fed.federation.answer, message, LOCAL)))
         target.meet()
@@ -1165,7 +1072,7 @@ def listening(*routes: Route) -> Iterator[str]:
 def collection(path: Path) -> Iterator[Any]:
     """The collection `pages` of a Chroma database, made if it is not there, opened by a client of its own."""
     import chromadb
-    from chromadb.api.client import SharedSystemClient
+    from chromadb.api.shared_system_client import SharedSystemClient
     from chromadb.config import Settings
 
     try:
@@ -1360,6 +1267,7 @@ class Hanging:
         return JSONResponse(HITS)
 
 
+@pytest.mark.process
 def test_a_service_that_hangs_is_left_alone_until_it_is_back(tmp_path: Path) -> None:
     site = Hanging()
     with ExitStack() as stack:

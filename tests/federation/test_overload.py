@@ -173,6 +173,7 @@ async def occupied(fed: Trial, steer: Steered, tasks: Any) -> Task:
     return first
 
 
+@pytest.mark.rule(n=12)
 @pytest.mark.anyio
 async def test_a_tier_with_too_many_calls_is_left_out_and_the_answer_says_so() -> None:
     steer = Steered()

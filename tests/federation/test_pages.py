@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2m_router.protocol.wire.errors import A2MError, Code
-from tests.process.test_backup import made
+from tests.support.backups import made
 from tests.support.federated import FOUR_TIERS, Trial, settings_of, trial
 
 pytestmark = pytest.mark.anyio

@@ -33,8 +33,8 @@ from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.events import Forgotten, Place, Sight, named
 from a2m_router.protocol.wire.jsonrpc import render_call, render_error
 from a2m_router.protocol.wire.method_params import Describe
-from tests.federation.test_rules import examples, run
 from tests.support import two_worlds as w
+from tests.support.examples import examples, run
 from tests.support.federated import (
     FOUR_TIERS,
     START,
@@ -48,33 +48,10 @@ from tests.support.federated import (
     trial,
 )
 from tests.support.histories import restless
-from tests.support.two_worlds import PRIVATE, SECLUDED, SECRET, SHARED, Answer, Call, Step, TwoWorlds, ask, two_worlds
-
-
-def secluded(policy: str = "explicit", *, distil: bool = False) -> Settings:
-    return settings_of(SECLUDED.replace("DISTIL", json.dumps(distil)), policy=policy)
-
-
-def remember(*contents: str, **fields: Any) -> Call:
-    """One record for each content, all with the same further fields."""
-    return Call("remember", {"records": [{"content": content, **fields} for content in contents]})
-
+from tests.support.principals import EVERYTHING, common_ground, remember, secluded
+from tests.support.two_worlds import PRIVATE, SECLUDED, SECRET, SHARED, Answer, Call, Step, ask, two_worlds
 
 # --- nothing that "b" can ask tells two worlds apart
-
-EVERYTHING: Final = (
-    Call("describe", {}),
-    Call("timeline", {"embeddings": True, "prompt": True}),
-    Call("recall", {"limit": 100}),
-    Call("recall", {"query": "alpha beta", "embedding": [1.0, 0.0], "limit": 100}),
-    Call("session/list", {}),
-    *(Call("fetch", {"key": key}) for key in ("k", "k/a", "x")),
-    Call("summarize", {"query": "alpha", "tier": "working"}),
-    Call("session/close", {"session": "s"}),
-    Call("consolidate", {}),
-    Call("forget", {"query": "alpha"}),
-    Call("events", {"cursor": "<cursor:0>"}),
-)
 
 
 # into every tier, or into what is private only
@@ -88,13 +65,7 @@ async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
         yield
 
 
-async def common_ground(worlds: TwoWorlds) -> None:
-    """The width of vectors is known, since it is one for all; both have looked where the log is."""
-    await worlds.alike("local", remember("alpha", id="n0", embedding=[1.0, 1.0]))
-    await worlds.alike("a", Call("events", {}))
-    await worlds.compare(Call("events", {}))
-
-
+@pytest.mark.rule(n=14)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans(), writes=rights_to_write)
@@ -120,6 +91,7 @@ def test_whatever_another_does_in_private_nothing_that_can_be_asked_tells_of_it(
 secrets_without_passes = w.private.filter(lambda call: call.method not in ("consolidate", "session/close"))
 
 
+@pytest.mark.rule(n=14)
 @examples(10)
 @given(
     secrets=st.lists(secrets_without_passes, min_size=2, max_size=8),
@@ -307,6 +279,7 @@ async def test_closing_another_s_session_moves_nothing_of_it() -> None:
         assert await his(fed) == before
 
 
+@pytest.mark.rule(n=14)
 @pytest.mark.anyio
 async def test_no_count_of_describe_or_of_a_pass_holds_another_s() -> None:
     async with with_secrets() as fed:
@@ -329,6 +302,7 @@ async def everything_that_is_an_event(fed: Trial) -> None:
     await done(fed, "forget", where={"session": "s"})
 
 
+@pytest.mark.rule(n=14)
 @pytest.mark.anyio
 async def test_no_event_tells_of_another_s_changes() -> None:
     async with with_secrets() as fed:
@@ -677,6 +651,7 @@ async def post(client: httpx.AsyncClient, who: str, method: str, **params: Any) 
     return Answer(answer.content)
 
 
+@pytest.mark.rule(n=14)
 def test_over_http_a_token_shows_what_is_its_owner_s_and_nothing_else() -> None:
     principals = "".join(
         f'[[serve.principals]]\nowner = "{owner}"\ntoken_sha256 = "{sha256(token.encode()).hexdigest()}"\n'

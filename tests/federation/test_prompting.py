@@ -15,7 +15,6 @@ from a2m_router.config.settings import Settings
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.timestamps import UNDATED
 from a2m_router.summaries.model import Model
-from tests.federation.test_summaries import refused
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -23,10 +22,11 @@ from tests.support.federated import (
     Trial,
     assert_nothing_under_way,
     contents,
+    refused,
     settings_of,
     trial,
 )
-from tests.unit.summaries.test_model import PATIENCE, TOKEN, Endpoint, answer, completion, error, serving
+from tests.support.model_endpoint import PATIENCE, TOKEN, Endpoint, answer, completion, error, serving
 
 anyio_test = pytest.mark.anyio
 

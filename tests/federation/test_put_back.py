@@ -10,8 +10,6 @@ import json
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,19 +23,18 @@ from anyio import wait_all_tasks_blocked
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.entries import Entry, Stray
 from a2m_router.catalog.selection import Scope
-from a2m_router.placement.rebuilding import Rebuilt
 from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.method_params import Enrol
 from a2m_router.tiers.link import Link
-from a2m_router.tiers.profile import CannotServe
 from a2m_store.store import Store
-from tests.federation.test_rebuild import rebuilt
-from tests.federation.test_rules_restart import joined
 from tests.servers.core_only import CoreOnly
 from tests.support.catalogs import opened
+from tests.support.commands import ran
 from tests.support.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.support.federated import (
+    ALL_NATIVE,
+    CALM,
     FOUR_TIERS,
     Clock,
     Foreign,
@@ -48,6 +45,7 @@ from tests.support.federated import (
     assert_nothing_under_way,
     contents,
     held_by,
+    joined,
     lose,
     plant,
     redone,
@@ -55,6 +53,21 @@ from tests.support.federated import (
     told_by,
     trial,
 )
+from tests.support.rebuilding import rebuilt
+from tests.support.restored_files import (
+    ANEW,
+    CATALOG,
+    TIERS,
+    T,
+    copied,
+    files_of,
+    heal,
+    held,
+    is_refused,
+    leaves,
+    put_back,
+)
+from tests.support.shared_servers import Shared
 
 pytestmark = pytest.mark.anyio
 
@@ -63,10 +76,6 @@ pytestmark = pytest.mark.anyio
 def anyio_backend() -> str:
     return "asyncio"
 
-
-CALM: Final = settings_of(policy="explicit")
-TIERS: Final = tuple(tier.name for tier in CALM.tiers)
-CATALOG: Final = "router"
 
 # what is behind the tiers: native stores, or a lesser server behind the one or two that the record is in
 MIXES: Final[Mapping[str, Mix]] = {
@@ -77,74 +86,8 @@ MIXES: Final[Mapping[str, Mix]] = {
 }
 mixes = pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 
-T: Final = {"id": "t", "content": "one"}
-ANEW: Final = {"id": "t", "content": "anew"}
 
-
-def files_of(folder: Path, name: str) -> Iterable[Path]:
-    return [path for path in folder.iterdir() if path.name in (f"{name}.db", f"{name}.db-wal")]
-
-
-def copied(folder: Path, name: str = CATALOG) -> Files:
-    """The file of the catalog, or of a tier's store, with its log, as it is now."""
-    return {path.name: path.read_bytes() for path in files_of(folder, name)}
-
-
-def put_back(folder: Path, copy: Files, name: str = CATALOG) -> None:
-    """The copy takes the place of what is there."""
-    for path in files_of(folder, name):
-        path.unlink()
-    for file, content in copy.items():
-        (folder / file).write_bytes(content)
-
-
-def held(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Which tiers hold a copy of each record, and with which content; asked behind the router's back."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for tier in TIERS:
-        path = folder / f"{tier}.db"
-        if path.exists() and path.read_bytes().startswith(b"SQLite"):
-            with contextlib.closing(sqlite3.connect(path)) as store:
-                records = list(store.execute("SELECT id, content FROM record"))
-        else:
-            records = [(each.id, each.content) for each in told_by(CoreOnly(path))] if path.exists() else []
-        for id, content in records:
-            found.setdefault(id, []).append((tier, content))
-    return found
-
-
-async def refusal(folder: Path, mix: Mix = MIXES["native"]) -> str:
-    """Why the start is refused, in one sentence; nothing is removed."""
-    before = held(folder)
-    with pytest.raises(BaseExceptionGroup) as refused:
-        async with trial(CALM, servers=mix, folder=folder):
-            pass
-    [problem] = _leaves(refused.value)
-    assert isinstance(problem, CannotServe)
-    assert held(folder) == before
-    return str(problem)
-
-
-async def is_refused(folder: Path, mix: Mix = MIXES["native"]) -> None:
-    """The start is refused in one sentence, which names the way out; and nothing is removed."""
-    assert re.fullmatch(
-        r"tiers\.\w+(, tiers\.\w+)*: the catalog is older than what is held there.*--rebuild",
-        await refusal(folder, mix),
-    )
-
-
-def _leaves(problem: BaseException) -> list[BaseException]:
-    if isinstance(problem, BaseExceptionGroup):
-        return [leaf for each in problem.exceptions for leaf in _leaves(each)]
-    return [problem]
-
-
-async def heal(folder: Path, mix: Mix = MIXES["native"], **how: Any) -> Rebuilt:
-    servers = {tier: foreign.behind(CALM.tier(tier), folder / f"{tier}.db") for tier, foreign in mix.items()}
-    return await rebuilt(folder, servers=servers, **how)
-
-
-async def assert_is_there(folder: Path, content: str, tier: str, mix: Mix = MIXES["native"]) -> None:
+async def assert_is_there(folder: Path, content: str, tier: str, mix: Mix = ALL_NATIVE) -> None:
     """The one record of the federation, as everybody sees it, and in its tier alone; also after one more start."""
     for _ in range(2):
         async with trial(CALM, servers=mix, folder=folder) as fed:
@@ -333,6 +276,7 @@ async def test_a_stray_copy_at_a_lesser_server_stays_if_a_later_router_has_writt
         lost.forget(["t"], Scope(), 1)
         server = fed.servers["working"]
         [told] = [record for record in told_by(server) if record.id == "t"]
+        assert isinstance(told.metadata, msgspec.Raw)
         rider = msgspec.json.decode(msgspec.json.decode(bytes(told.metadata))["a2m-router"])
         rider["epoch"] = "of a later start"
         metadata = {"a2m-router": msgspec.json.encode(rider).decode()}
@@ -845,15 +789,7 @@ async def test_a_tier_that_has_lost_nothing_is_not_read_through_when_it_is_back(
 # --- as commands
 
 
-def ran(config: Path, program: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """What a command for this federation came to, which ends with this code."""
-    command = [str(Path(sys.executable).with_name(program)), "--config", str(config), *arguments]
-    ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == code, ended
-    assert "Traceback" not in ended.stderr
-    return ended
-
-
+@pytest.mark.process
 def test_the_start_is_refused_in_a_sentence_and_the_way_out_that_it_names_works(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     tiers = ("working", "semantic")
@@ -883,21 +819,6 @@ def test_the_start_is_refused_in_a_sentence_and_the_way_out_that_it_names_works(
 
 
 # --- two federations on one server
-
-
-class Shared(msgspec.Struct):
-    """One server that outlives the federations that use it."""
-
-    server: CoreOnly
-
-    def mix(self) -> Mix:
-        shared = self.server
-
-        class Same(Foreign, frozen=True):
-            def behind(self, tier: Any, path: Path | None) -> CoreOnly:
-                return shared
-
-        return {"semantic": Same()}
 
 
 async def test_two_federations_on_one_server_keep_to_what_is_theirs(
@@ -966,7 +887,7 @@ async def test_a_store_of_another_federation_is_taken_only_if_it_is_asked_for(tm
     with pytest.raises(BaseExceptionGroup) as refused:
         async with trial(CALM, folder=tmp_path / "two"):
             pass
-    [problem] = _leaves(refused.value)
+    [problem] = leaves(refused.value)
     assert re.search(r"^tiers\.semantic: .* another federation \(\w+, this one is \w+\).*--adopt", str(problem))
     shutil.copytree(tmp_path / "two", tmp_path / "three")
     async with trial(CALM, folder=tmp_path / "two", adopt=True) as fed:
@@ -986,7 +907,7 @@ async def test_a_rebuild_takes_the_federation_that_most_records_bear(tmp_path: P
     with pytest.raises(BaseExceptionGroup) as refused:
         async with trial(CALM, folder=tmp_path):
             pass
-    [problem] = _leaves(refused.value)
+    [problem] = leaves(refused.value)
     assert re.search(r"another federation.*--adopt.*--rebuild", str(problem))
     await heal(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
@@ -1019,7 +940,8 @@ def test_a_store_over_http_takes_nobodys_word_for_whose_it_is() -> None:
 
 
 def test_each_start_has_an_epoch_and_the_federation_keeps_its_id(tmp_path: Path) -> None:
-    epochs, federations = [], []
+    epochs: list[str] = []
+    federations: list[str] = []
     for _ in range(3):
         catalog = opened(tmp_path / "router.db")
         assert all(map(catalog.lineage.knows_epoch, [*epochs, catalog.lineage.epoch, None]))
@@ -1032,7 +954,7 @@ def test_each_start_has_an_epoch_and_the_federation_keeps_its_id(tmp_path: Path)
 
 
 def test_a_store_is_set_back_if_it_has_held_a_later_epoch(tmp_path: Path) -> None:
-    epochs = []
+    epochs: list[str] = []
     for _ in range(3):
         catalog = opened(tmp_path / "router.db")
         assert not catalog.lineage.is_set_back("working", epochs[-1] if epochs else None)

@@ -9,32 +9,25 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import a2m_router.storage.database
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.catalog.rebuild import swap
 from a2m_router.catalog.rebuild.swap import REBUILDING
-from a2m_router.config.settings import Settings
-from a2m_router.placement.rebuilding import Rebuilt, print_rebuilt, rebuild
+from a2m_router.placement.rebuilding import print_rebuilt
 from a2m_router.placement.scanning import Scanner
-from a2m_router.protocol.client.child import CannotStart
-from a2m_router.protocol.client.client import Peer, connect_local
 from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import Damaged, DatabaseError, InUse
-from a2m_router.tiers.link import Link
 from a2m_router.tiers.profile import CannotServe
-from a2m_store.server import serving
-from a2m_store.store import Store
-from tests.federation.test_rules_restart import crash, photograph
-from tests.servers.core_only import CoreOnly
-from tests.support.federated import Clock, Foreign, Hold, Steered, Trial, redone, settings_of, trial
+from tests.support.crashes import crash, photograph
+from tests.support.federated import Foreign, Hold, Steered, Trial, redone, trial
+from tests.support.rebuilding import rebuilt, settings_in
 
 pytestmark = pytest.mark.anyio
 
@@ -42,49 +35,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def settings_in(folder: Path) -> Settings:
-    """The four tiers, with their catalog where a trial has it."""
-    return msgspec.structs.replace(settings_of(policy="explicit", folder=folder), state=folder / "router.db")
-
-
-async def rebuilt(
-    folder: Path,
-    *,
-    down: frozenset[str] = frozenset(),
-    servers: dict[str, CoreOnly] | None = None,
-    adopt: bool = False,
-    federation: str | None = None,
-) -> Rebuilt:
-    """A rebuild over the stores in a folder, or over foreign `servers` in their place."""
-    settings = settings_in(folder)
-
-    def connect(tier: str) -> Callable[[], AbstractAsyncContextManager[Peer]]:
-        @asynccontextmanager
-        async def connected() -> AsyncIterator[Peer]:
-            if tier in down:
-                raise CannotStart("it is not there")
-            if servers is not None and tier in servers:
-                server = servers[tier]
-
-                async def answer(message: bytes, caller: Any) -> bytes | None:
-                    return server.answer(message)
-
-                async with connect_local(answer, name=tier) as peer:
-                    yield peer
-                return
-            store = Store(folder / f"{tier}.db", clock=Clock(), name=tier)
-            try:
-                async with serving(store, threads=False) as answers, connect_local(answers, name=tier) as peer:
-                    yield peer
-            finally:
-                store.close()
-
-        return connected
-
-    links = {tier.name: Link(tier.name, connect(tier.name), timeout=tier.timeout) for tier in settings.tiers}
-    return await rebuild(settings, links, lambda tier, read, of: None, adopt=adopt, federation=federation)
 
 
 def running(folder: Path, **how: Any) -> AbstractAsyncContextManager[Trial]:
@@ -410,6 +360,7 @@ async def test_a_rebuild_that_fails_in_a_scan_leaves_the_old_catalog_and_nothing
 # --- as a command
 
 
+@pytest.mark.process
 def test_the_command_does_its_work_says_what_it_found_and_ends(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     config.write_text(

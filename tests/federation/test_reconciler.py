@@ -15,10 +15,10 @@ from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.client.client import Connection
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
-from tests.federation.test_rules_restart import CALM, photograph
 from tests.support.catalogs import strays_left
 from tests.support.clocks import simulated
-from tests.support.federated import Foreign, Mix, Steered, Task, Trial, contents, held_by, plant, redone, trial
+from tests.support.crashes import photograph
+from tests.support.federated import CALM, Foreign, Mix, Steered, Task, Trial, contents, held_by, plant, redone, trial
 
 pytestmark = pytest.mark.anyio
 
@@ -88,6 +88,7 @@ async def test_a_record_that_was_just_replaced_can_be_moved_though_its_tier_has_
         assert contents(await fed.timeline()) == {"new": "working"}
 
 
+@pytest.mark.rule(n=12)
 async def test_a_tier_that_hangs_keeps_no_other_tier_from_being_reconciled() -> None:
     steer = Steered()
     async with trial(CALM, weather=steer) as fed:
@@ -230,7 +231,8 @@ async def test_a_replacement_that_its_tier_never_answers_keeps_no_other_one_from
         await fed.call("remember", records=[{"content": "old", "key": "a"}, {"content": "old", "key": "b"}])
         await fed.call("remember", records=[{"content": "poison", "key": "a"}, {"content": "good", "key": "b"}])
         await anyio.sleep(200)
-        assert [fed.federation.catalog.records.get(id).key for id in redone(fed)] == ["a"]
+        found = fed.federation.catalog.records.find(redone(fed))
+        assert [found[id].key for id in redone(fed)] == ["a"]
         assert sorted(contents(await fed.timeline())) == ["good", "poison"]
 
 

@@ -21,25 +21,20 @@ from a2m_router.catalog.entries import Stray
 from a2m_router.catalog.findings import Decided
 from a2m_router.daemon.checking import print_check
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.protocol.wire.method_params import Remember
-from a2m_router.protocol.wire.records import Draft
-from a2m_router.protocol.wire.timestamps import render
-from a2m_store.store import Store
-from tests.federation.test_rules_restart import BEFORE_THE_FLIP, Act, crash, joined, promote, write_group
 from tests.support.catalogs import entry, opened, replace, rewritten, strays_left
+from tests.support.crashes import BEFORE_THE_FLIP, Act, crash, promote, write_group
 from tests.support.federated import (
-    LOCAL,
-    START,
-    Clock,
     Hold,
     Steered,
     Trial,
     assert_nothing_under_way,
+    joined,
     lose,
     plant,
     settings_of,
     trial,
 )
+from tests.support.older_stores import draft, hold
 
 pytestmark = pytest.mark.anyio
 
@@ -56,19 +51,6 @@ def subsets(of: frozenset[str]) -> Iterator[frozenset[str]]:
 
 
 STATES: list[State] = [(written, removed) for written in subsets(frozenset(MEMBERS)) for removed in subsets(written)]
-
-
-def hold(folder: Path, tier: str, drafts: list[Draft]) -> None:
-    """A store that held these records before there was a router."""
-    store = Store(folder / f"{tier}.db", clock=Clock())
-    with store.transaction():
-        store.remember(Remember(records=drafts), LOCAL)
-    store.close()
-
-
-def draft(id: str, **fields: Any) -> Draft:
-    told = {"content": f"{id}'s", "created_at": render(START), "revision": 0, **fields}
-    return Draft(id=id, **told)
 
 
 def torn(folder: Path) -> None:
@@ -322,13 +304,13 @@ async def test_a_scan_that_does_not_tell_of_a_record_does_not_prove_it_gone(
 ) -> None:
     await write_some(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
-        whole = fed.federation.recovery._copies.everything
+        whole = fed.federation.recovery._gateway.everything
 
         async def all_but_the_first(tier: str, written: Any) -> Any:
             async for page in whole(tier, written):
                 yield page[1:]
 
-        monkeypatch.setattr(fed.federation.recovery._copies, "everything", all_but_the_first)
+        monkeypatch.setattr(fed.federation.recovery._gateway, "everything", all_but_the_first)
         await fed.federation.recovery._scanner.scan("semantic")
         assert len(await fed.timeline()) == 12
 

@@ -4,51 +4,39 @@ moves, and for the next router. The tier catches up.
 Native tiers replace by themselves; in lesser ones the old copy is forgotten first. A caller cannot tell them apart.
 """
 
-import errno
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.group_commit import GroupCommit
-from a2m_router.protocol.wire.errors import DISK_FULL, A2MError, Code
-from a2m_router.protocol.wire.jsonrpc import render_error
+from a2m_router.protocol.wire.errors import A2MError
 from a2m_router.protocol.wire.records import Draft
-from tests.federation.test_recovery import draft, hold
-from tests.federation.test_rules_restart import CALM, joined, one_home_each, photograph
 from tests.support.clocks import simulated
+from tests.support.crashes import photograph
 from tests.support.federated import (
-    ALL_NATIVE,
-    Foreign,
+    CALM,
     Mix,
     Steered,
     Task,
     Trial,
     contents,
+    joined,
     lose,
     method_of,
+    one_home_each,
     plant,
     redone,
     retried,
     stored,
     trial,
 )
+from tests.support.older_stores import draft, hold
+from tests.support.replacements import SERVERS, Trouble, fail, native_and_lesser, servers_of_all_kinds
 
 pytestmark = pytest.mark.anyio
-
-SERVERS: Final[dict[str, Mix]] = {
-    "native": ALL_NATIVE,
-    "lesser": {"working": Foreign(), "semantic": Foreign()},
-    "a lesser one above": {"working": Foreign()},
-    "a lesser one below": {"semantic": Foreign()},
-}
-
-servers_of_all_kinds = pytest.mark.parametrize("servers", SERVERS.values(), ids=SERVERS)
-native_and_lesser = pytest.mark.parametrize("servers", [SERVERS["native"], SERVERS["lesser"]], ids=["native", "lesser"])
 
 
 async def seen_by_all(fed: Trial) -> dict[str, str]:
@@ -145,35 +133,6 @@ async def test_a_reader_who_asks_a_lesser_tier_between_forgetting_and_writing_se
 
 
 # --- a tier that does not take it
-
-
-class Trouble:
-    """Weather in which the semantic tier does not do what lets it catch up with a replacement, while the trouble lasts:
-    it does not take the new record, or, where that goes first, not even let go of the old one."""
-
-    def __init__(self, what: str, servers: Mix) -> None:
-        self._what = what
-        self._method = "memory/forget" if servers else "memory/remember"
-        self._is_over: anyio.Event | None = None
-
-    def begin(self) -> None:
-        self._is_over = anyio.Event()
-
-    def end(self) -> None:
-        if self._is_over is not None:
-            self._is_over.set()
-            self._is_over = None
-
-    async def __call__(self, tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        if self._is_over is None or (tier, method_of(message)) != ("semantic", self._method):
-            return await go_on()
-        if self._what == "hangs":
-            await self._is_over.wait()
-            return None
-        refusal = A2MError(Code.INTERNAL_ERROR, "not today")
-        if self._what == "is out of room":
-            refusal = A2MError(Code.INTERNAL_ERROR, "the disk is full", {"reason": DISK_FULL})
-        return render_error(msgspec.Raw(msgspec.json.encode(msgspec.json.decode(message)["id"])), refusal)
 
 
 TROUBLES = ["refuses", "hangs", "is out of room"]
@@ -422,10 +381,6 @@ async def test_the_old_copy_stays_while_the_catalogs_disk_fails(servers: Mix) ->
         await anyio.sleep(A_WHILE)
         await one_home_each(fed)
         assert held(fed) == {id: [("semantic", "new")]}
-
-
-async def fail(syncing: GroupCommit) -> None:
-    raise OSError(errno.EIO, "the disk has failed")
 
 
 @servers_of_all_kinds

@@ -339,6 +339,7 @@ class Response(msgspec.Struct):
     result: Answer
 
 
+@pytest.mark.process
 def test_everything_is_kept_through_real_processes(tmp_path: Path) -> None:
     cases = [*METADATA.items(), ("pretty-printed", PRETTY)]
     with served(tmp_path) as client:

@@ -5,83 +5,60 @@ too. A2M_EXAMPLES=50 looks fifty times as long.
 """
 
 import json
-import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
 
-from a2m_router.protocol.wire.records import Record, vector_bytes
-from a2m_router.protocol.wire.timestamps import parse, render
-from tests.support import histories as h
+from a2m_router.protocol.wire.timestamps import parse
+from tests.support.examples import examples, run
 from tests.support.federated import (
     ALL_NATIVE,
     FOUR_TIERS,
-    START,
     Clock,
     Foreign,
     Mix,
-    Trial,
-    at_once,
     settings_of,
-    stored,
     trial,
 )
-from tests.support.histories import TIERS, History, Run, histories, restless, run_history
+from tests.support.histories import TIERS, History, histories, run_history
 from tests.support.paths import ROOT
-
-_TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
-
-
-def examples(number: int) -> Callable[[Any], Any]:
-    return settings(
-        max_examples=max(1, int(number * _TIMES)),
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-    )
-
-
-def run(backend: str, scenario: Callable[[], Awaitable[None]]) -> None:
-    anyio.run(scenario, backend=backend)
-
-
-async def raw_records(fed: Trial, method: str, **params: Any) -> list[Record]:
-    answer = await fed.raw(method, msgspec.json.encode(params))
-    return msgspec.json.decode(answer, type=_Records).records
-
-
-class _Records(msgspec.Struct):
-    records: list[Record]
-
+from tests.support.properties import (
+    Doings,
+    Earning,
+    all_there,
+    births,
+    doings,
+    earnings,
+    filling,
+    grouping,
+    moves_change_nothing,
+    moving,
+    own_doings_are_seen_at_once,
+    paths,
+    promoted_before_spilled,
+    replacing,
+    several_records,
+    timelines_ascend,
+    within_capacity,
+)
 
 # --- all of them together
 
 
-async def within_capacity(run: Run) -> None:
-    """After a pass with nothing else going on."""
-    await run.fed.call("consolidate")
-    buckets: dict[tuple[Any, ...], list[Record]] = {}
-    for record in await run.everything():
-        tier = run.fed.federation.settings.tier(record.tier or "")
-        conversation = (record.owner, record.session) if tier.per_session else ()
-        buckets.setdefault((tier.name, *conversation), []).append(record)
-    for (tier_name, *_), records in buckets.items():
-        capacity = run.fed.federation.settings.tier(tier_name).capacity
-        one_group = records[0].group is not None and len({record.group for record in records}) == 1
-        assert capacity is None or len(records) <= capacity or one_group, (tier_name, records)
-
-
+@pytest.mark.rule(n=11)
+@pytest.mark.rule(n=5)
+@pytest.mark.rule(n=2)
+@pytest.mark.rule(n=1)
 @examples(25)
 @given(history=histories())
 def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, history: History) -> None:
@@ -90,158 +67,56 @@ def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, histo
 
 # --- 1
 
-new_writes = st.builds(h.Write, st.lists(h.new_drafts, min_size=1, max_size=3), h.owners)
 
-
-moving = histories(st.one_of(new_writes, h.groups, h.moves, h.moves, h.full_reads), first=new_writes)
-
-
-async def all_there(run: Run) -> None:
-    written = {version.number for version in run.model.versions.values()}
-    assert {run.model.version_of(record).number for record in await run.everything()} == written
-
-
+@pytest.mark.rule(n=1)
 @examples(12)
 @given(history=moving)
-def test_1_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
+def test_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, all_there))
 
 
 # --- 2
 
-key_writes = st.builds(h.Write, st.lists(h.key_drafts, min_size=1, max_size=2), h.owners)
 
-
-replacing = histories(st.one_of(key_writes, h.edits, h.moves, h.promotes, h.full_reads, h.full_reads), first=key_writes)
-
-
+@pytest.mark.rule(n=2)
 @examples(12)
 @given(history=replacing)
-def test_2_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
+def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
 
 
 # --- 3
 
-texts = st.text(st.characters(codec="utf-8"), max_size=6)
-names = texts.filter(bool)
-json_texts = st.recursive(
-    st.sampled_from(["null", "true", "1", "1.0", "-0", "1e400", "123456789012345678901234567890", "0.1e1"])
-    | texts.map(json.dumps)
-    | texts.map(partial(json.dumps, ensure_ascii=False)),
-    lambda inner: (
-        st.lists(inner, max_size=3).map(lambda parts: "[ " + " , ".join(parts) + "]")
-        | st.lists(st.tuples(texts.map(json.dumps), inner), max_size=3).map(
-            lambda pairs: "{" + " ,".join(f"{name} : {value}" for name, value in pairs) + " }"
-        )
-    ),
-    max_leaves=6,
-)
-objects = st.lists(st.tuples(texts.map(json.dumps), json_texts), max_size=3).map(
-    lambda pairs: "{" + ",".join(f"{name}:{value}" for name, value in pairs) + "}"
-)
-vectors = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3)
-whole_records = st.fixed_dictionaries(
-    {"content": texts},
-    optional={
-        "role": texts,
-        "metadata": objects.map(lambda text: Raw(text.encode())),
-        "group": texts,
-        "owner": texts,
-        "session": texts,
-        "key": names,
-        "revision": st.integers(0, 2**40),
-        "uri": texts,
-        "media_type": texts,
-        "embedding": vectors,
-        "created_at": st.integers(0, START * 2).map(render),
-        "salience": st.floats(0, 1e300),
-    },
-)
 
-
-several_records = st.lists(whole_records, min_size=1, max_size=4)
-paths = st.lists(st.sampled_from(TIERS), min_size=1, max_size=5)
-
-
-async def moves_change_nothing(
-    records: list[dict[str, Any]], path: Sequence[str], recalls: int, servers: Mix = ALL_NATIVE
-) -> None:
-    """Records are written, recalled so often, and promoted from tier to tier."""
-    async with trial(settings_of(policy="explicit"), servers=servers) as fed:
-        written = msgspec.json.encode({"records": records})
-        ids = msgspec.json.decode(await fed.raw("remember", written))["ids"]
-        for _ in range(recalls):
-            await raw_records(fed, "recall", where={"id": ids[:1]})
-        before = {record.id: record for record in await raw_records(fed, "timeline", embeddings=True)}
-        for given, id in zip(records, ids, strict=True):
-            if "key" not in given:
-                as_written(before[id], given)
-        for tier in path:
-            await fed.call("promote", ids=ids, tier=tier)
-            after = {record.id: record for record in await raw_records(fed, "timeline", embeddings=True)}
-            assert {id: moved(record, tier) for id, record in before.items()} == after
-            assert {id: bits(record) for id, record in before.items()} == {id: bits(r) for id, r in after.items()}
-        await fed.settled()
-        assert {id: [bits(copy) for _, copy in copies] for id, copies in stored(fed).items()} == {
-            id: [bits(record)] for id, record in before.items()
-        }
-
-
+@pytest.mark.rule(n=3)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(20)
 @given(records=several_records, path=paths, recalls=st.integers(0, 2))
-def test_3_a_move_changes_nothing_but_the_tier(
+def test_a_move_changes_nothing_but_the_tier(
     anyio_backend: str, records: list[dict[str, Any]], path: list[str], recalls: int
 ) -> None:
     run(anyio_backend, partial(moves_change_nothing, records, path, recalls))
 
 
-def as_written(record: Record, given: dict[str, Any]) -> None:
-    for name in ("content", "role", "group", "owner", "session", "uri", "media_type", "created_at", "salience"):
-        if name in given:
-            assert getattr(record, name) == given[name]
-    assert bits(record) == (
-        bytes(given["metadata"]) if "metadata" in given else None,
-        vector_bytes(given["embedding"]) if "embedding" in given else None,
-    )
-
-
-def moved(record: Record, tier: str) -> Record:
-    return msgspec.structs.replace(record, tier=tier)
-
-
-def bits(record: Record) -> tuple[bytes | None, bytes | None]:
-    return (
-        bytes(record.metadata) if isinstance(record.metadata, Raw) else None,
-        None if record.embedding is None else vector_bytes(record.embedding),
-    )
-
-
 # --- 4
 
-late_writes = st.builds(h.Write, st.lists(st.builds(h.Draft, late=st.integers(0, 5), fields=st.just({})), min_size=1))
 
-
-grouping = histories(st.one_of(h.groups, late_writes, h.moves, h.promotes, h.forgets, h.full_reads))
-
-
+@pytest.mark.rule(n=4)
 @examples(12)
 @given(history=grouping)
-def test_4_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
+def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
 
 
 # --- 5
 
-filling = histories(st.one_of(new_writes, h.groups, late_writes, h.promotes))
-
 
 # of all together above it holds on both loops
+@pytest.mark.rule(n=5)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(history=filling)
-def test_5_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
+def test_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
     anyio_backend: str, history: History
 ) -> None:
     run(anyio_backend, partial(run_history, history, within_capacity))
@@ -249,91 +124,23 @@ def test_5_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it
 
 # --- 7
 
-EARNING = """
-[policy]
-pass = "explicit"
-[tiers.working]
-kind = "working"
-command = ["-"]
-capacity = 3
-spill_to = "attic"
-promote_to = "honours"
-promote_after = 2
-[tiers.attic]
-kind = "episodic"
-command = ["-"]
-[tiers.honours]
-kind = "semantic"
-command = ["-"]
-"""
 
-
-class Earning(msgspec.Struct, frozen=True):
-    """A weak record with so many mates, written when so many `others`, all of them stronger, have been."""
-
-    others: int
-    place: int
-    mates: int
-    seed: int
-
-
-earnings = st.builds(Earning, st.integers(3, 8), st.integers(0, 8), st.integers(0, 2), st.integers(0, 2**32))
-
-
-async def promoted_before_spilled(earning: Earning, servers: Mix = ALL_NATIVE) -> None:
-    """The weak one has earned its promotion when the others leave no room for it."""
-    mates = range(earning.mates + 1)
-    weak = [{"id": f"weak{n}", "content": f"weak {n}", "group": "g", "salience": 1e-9} for n in mates]
-    strong = [{"id": f"strong{n}", "content": f"strong {n}"} for n in range(earning.others)]
-    async with trial(settings_of(EARNING), servers=servers, weather=restless(earning.seed)) as fed:
-        await fed.call("remember", records=strong[: earning.place] + weak + strong[earning.place :])
-        for _ in range(2):
-            await fed.call("recall", where={"id": ["weak0"]})
-        report = await fed.call("consolidate")
-        assert (report["promoted"], report["moved"]) == (len(weak), len(strong) - 3)
-        where = {record["id"]: record["tier"] for record in await fed.timeline()}
-        assert {where[record["id"]] for record in weak} == {"honours"}
-
-
+@pytest.mark.rule(n=7)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(earning=earnings)
-def test_7_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backend: str, earning: Earning) -> None:
+def test_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backend: str, earning: Earning) -> None:
     run(anyio_backend, partial(promoted_before_spilled, earning))
 
 
 # --- 8
 
 
-births = st.lists(
-    st.tuples(st.sampled_from(TIERS), st.none() | st.integers(START - 3, START + 3)), min_size=1, max_size=14
-)
-
-
-async def timelines_ascend(
-    written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int, servers: Mix = ALL_NATIVE
-) -> None:
-    """Records are written to tiers, some with a moment of their own, and told in order: all of them, and so many."""
-    async with trial(settings_of(policy="background"), servers=servers, weather=restless(seed)) as fed:
-        numbers = {}
-        for number, (tier, moment) in enumerate(written):
-            fields = {} if moment is None else {"created_at": render(moment)}
-            [id] = await fed.remember(f"{number}", tier=tier, metadata={"m": 1}, **fields)
-            numbers[id] = number
-        where = {"m": 1} if metadata else {"role": None}
-        answers = [await fed.timeline(where=where), await fed.timeline(where=where, limit=limit)]
-        ordered = sorted(answers[0], key=lambda record: (record["created_at"], numbers[record["id"]]))
-        assert [record["id"] for record in answers[0]] == [record["id"] for record in ordered]
-        assert [record["id"] for record in answers[1]] == [record["id"] for record in ordered[-limit:]]
-        given = {f"{number}": render(moment) for number, (_, moment) in enumerate(written) if moment is not None}
-        assert given.items() <= {record["content"]: record["created_at"] for record in ordered}.items()
-        assert len(ordered) == len(written)
-
-
+@pytest.mark.rule(n=8)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(20)
 @given(written=births, limit=st.integers(1, 15), metadata=st.booleans(), seed=st.integers(0, 2**32))
-def test_8_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
+def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
     anyio_backend: str, written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int
 ) -> None:
     run(anyio_backend, partial(timelines_ascend, written, limit, metadata, seed))
@@ -353,7 +160,7 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
     is in it is ever dated otherwise than by the clock."""
     clock = Clock()
     newest: dict[tuple[str | None, str], int] = {}
-    expected: dict[str, str] = {}
+    expected: dict[str, str | None] = {}
     async with trial(settings_of(policy="background"), servers=servers, clock=clock) as fed:
         for number, (step, session, owner, count) in enumerate(turns):
             clock.now += step
@@ -371,25 +178,27 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
             if session is not None:
                 newest[owner, session] = max(moments)
             expected.update(dict.fromkeys(ids, session and f"{session} {owner}"))
-        for conversation in set(expected.values()) - {None}:
+        for conversation in {each for each in expected.values() if each is not None}:
             session, owner = conversation.split()
             where = {"session": session, "owner": None if owner == "None" else owner}
             told_ids = [record["id"] for record in await fed.timeline(where=where)]
             assert told_ids == [id for id, of in expected.items() if of == conversation]
 
 
+@pytest.mark.rule(n=8)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(turns=turns, lesser=st.booleans())
-def test_8_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
+def test_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
     anyio_backend: str, turns: list[tuple[int, str | None, str | None, int]], lesser: bool
 ) -> None:
     servers = {"working": Foreign(), "episodic": Foreign()} if lesser else ALL_NATIVE
     run(anyio_backend, partial(conversations_are_replayed, turns, servers))
 
 
+@pytest.mark.rule(n=8)
 @pytest.mark.anyio
-async def test_8_a_clock_that_was_set_back_is_told_once_with_how_far(
+async def test_a_clock_that_was_set_back_is_told_once_with_how_far(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -418,6 +227,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
 }
 
 
+@pytest.mark.rule(n=9)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(12)
 @given(
@@ -430,7 +240,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
     vector=st.none() | st.just([1.0, 0.5]),
     scales=st.tuples(*(st.sampled_from(list(INCREASING)) for _ in TIERS)),
 )
-def test_9_two_tiers_scores_are_never_compared(
+def test_two_tiers_scores_are_never_compared(
     anyio_backend: str,
     records: list[tuple[str, list[str]]],
     query: str,
@@ -465,46 +275,11 @@ def test_9_two_tiers_scores_are_never_compared(
 
 # --- 11
 
-Doings = list[list[tuple[str, bool, bool]]]
 
-doings = st.lists(
-    st.lists(st.tuples(st.sampled_from(TIERS), st.booleans(), st.booleans()), min_size=1, max_size=5),
-    min_size=2,
-    max_size=4,
-)
-
-
-async def own_doings_are_seen_at_once(clients: Doings, seed: int, servers: Mix = ALL_NATIVE) -> None:
-    """Clients at work at once, each under a name of its own: a record's tier, whether it has a key, whether it goes."""
-
-    async def client(fed: Trial, me: str, writes: list[tuple[str, bool, bool]]) -> None:
-        mine: set[str] = set()
-        for number, (tier, keyed, forgets) in enumerate(writes):
-            fields = {"key": f"k{number}"} if keyed else {}
-            [id] = await fed.remember(f"{number}", tier=tier, owner=me, session="s", **fields)
-            mine.add(id)
-            await sees(fed, me, mine)
-            if keyed:
-                assert (await fed.call("fetch", key=f"k{number}", owner=me))["record"]["id"] == id
-            if forgets:
-                assert await fed.call("forget", ids=[id], owner=me) == {"forgotten": 1}
-                mine.remove(id)
-                await sees(fed, me, mine)
-                if keyed:
-                    assert (await fed.call("fetch", key=f"k{number}", owner=me))["record"] is None
-
-    async def sees(fed: Trial, me: str, mine: set[str]) -> None:
-        timeline = await fed.timeline(where={"owner": me})
-        recall = (await fed.call("recall", where={"owner": me}, limit=100))["records"]
-        assert {record["id"] for record in timeline} == {record["id"] for record in recall} == mine
-
-    async with trial(settings_of(FOUR_TIERS, policy="background"), servers=servers, weather=restless(seed)) as fed:
-        await at_once(*(partial(client, fed, f"c{n}", writes) for n, writes in enumerate(clients)))
-
-
+@pytest.mark.rule(n=11)
 @examples(12)
 @given(clients=doings, seed=st.integers(0, 2**32))
-def test_11_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
+def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
     anyio_backend: str, clients: Doings, seed: int
 ) -> None:
     run(anyio_backend, partial(own_doings_are_seen_at_once, clients, seed))
@@ -568,7 +343,9 @@ garbage = st.lists(
 )
 
 
-def test_13_stdout_carries_json_rpc_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.process
+@pytest.mark.rule(n=13)
+def test_stdout_carries_json_rpc_and_nothing_else(tmp_path: Path) -> None:
     with router_process(tmp_path) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -604,7 +381,8 @@ def is_json_rpc(line: bytes) -> Any:
 # --- 15
 
 
-def test_15_no_uri_is_ever_fetched(anyio_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.rule(n=15)
+def test_no_uri_is_ever_fetched(anyio_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     port = listening.getsockname()[1]

@@ -190,6 +190,7 @@ async def a_recall_that_overlaps_a_flip(*, source_first: bool) -> None:
         assert fed.copies() == {ids[0]: ["semantic"]}
 
 
+@pytest.mark.rule(n=2)
 async def test_a_recall_that_overlaps_a_flip_sees_the_record_once() -> None:
     await a_recall_that_overlaps_a_flip(source_first=True)
     await a_recall_that_overlaps_a_flip(source_first=False)
@@ -212,6 +213,7 @@ async def a_copy_that_is_not_at_home() -> None:
         assert [record["content"] for record in await fed.timeline()] == ["alpha new"]
 
 
+@pytest.mark.rule(n=2)
 async def test_a_copy_that_is_not_in_its_records_home_is_never_shown() -> None:
     await a_copy_that_is_not_at_home()
 
@@ -285,7 +287,7 @@ async def test_a_sweeper_that_does_not_read_the_home_first_removes_the_last_copy
 ) -> None:
     async def believed(self: Reconciler, entries: Any, tier: str) -> tuple[dict[str, Any], None]:
         for home in {entry.home for entry in entries}:
-            await self._copies.read(home, [entry.id for entry in entries])
+            await self._gateway.read(home, [entry.id for entry in entries])
         return {entry.id: None for entry in entries}, None
 
     monkeypatch.setattr(Reconciler, "_seen_at_home", believed)
@@ -320,6 +322,7 @@ async def a_move_leaves_one_copy() -> None:
         assert fed.copies() == {ids[0]: ["semantic"]}
 
 
+@pytest.mark.rule(n=2)
 async def test_a_move_leaves_one_copy() -> None:
     await a_move_leaves_one_copy()
 

@@ -3,14 +3,10 @@
 A crash is a copy of all files at that moment: nothing that was going on then takes any further part.
 """
 
-import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
-from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 import a2m_router.storage.database
@@ -25,70 +21,24 @@ from a2m_router.ranking.policy import strength
 from a2m_router.storage.database import DatabaseError
 from a2m_router.tiers.profile import CannotServe
 from a2m_store.store import Store
+from tests.support.crashes import BEFORE_THE_FLIP, crash, promote, write_group, write_one
 from tests.support.federated import (
+    CALM,
     LOCAL,
     Clock,
     Hold,
     Steered,
     Task,
     Trial,
-    assert_nothing_under_way,
     contents,
+    joined,
     lose,
+    one_home_each,
     plant,
-    settings_of,
     trial,
 )
 
 pytestmark = pytest.mark.anyio
-
-Act = Callable[[Trial], Awaitable[Any]]
-
-CALM = settings_of(policy="explicit")
-
-
-def photograph(folder: Path, into: Path) -> Path:
-    """All files as they are at this moment, but for what a process that died does not leave: locks and mappings."""
-    into.mkdir()
-    for file in folder.iterdir():
-        if file.suffix in (".db", ".db-wal") or file.name.endswith(".db-wal"):
-            shutil.copy(file, into / file.name)
-    return into
-
-
-async def crash(
-    folder: Path, at: Callable[[Steered], Hold], act: Act, prepare: Act | None = None, clock: Clock | None = None
-) -> Path:
-    """The folder of a router that died while `act` was at the call that `at` says."""
-    (folder / "before").mkdir()
-    steer = Steered()
-    async with (
-        trial(CALM, weather=steer, folder=folder / "before", clock=clock) as fed,
-        anyio.create_task_group() as tasks,
-    ):
-        if prepare is not None:
-            await prepare(fed)
-        hold = at(steer)
-        task = Task(tasks, lambda: act(fed))
-        await hold.reached.wait()
-        await wait_all_tasks_blocked()
-        after = photograph(folder / "before", folder / "after")
-        hold.release()
-        await task.settled()
-    return after
-
-
-async def one_home_each(fed: Trial) -> None:
-    await fed.settled()
-    assert fed.copies() == {r["id"]: [r["tier"]] for r in await fed.timeline()}
-    assert_nothing_under_way(fed)
-
-
-RECORD = {"id": "x", "content": "one", "key": "k", "metadata": {"m": 1}}
-
-
-async def write_one(fed: Trial) -> None:
-    await fed.call("remember", records=[RECORD])
 
 
 async def test_a_write_that_no_tier_has_seen_is_as_if_it_had_never_been(tmp_path: Path) -> None:
@@ -288,32 +238,6 @@ async def test_a_group_moves_whole_without_its_members_that_were_given_up(tmp_pa
         assert {id: tiers for id, tiers in fed.copies().items() if id != "s"} == {"late": ["episodic"]}
 
 
-async def joined(fed: Trial, tier: str) -> None:
-    """Return when a tier has been taken into the account."""
-    await fed.federation.links[tier].wait_up()
-    await fed.federation.admission.welcomed[tier].wait()
-
-
-async def write_group(fed: Trial) -> None:
-    await fed.call(
-        "remember", records=[{"id": "a", "content": "a", "group": "g"}, {"id": "b", "content": "b", "group": "g"}]
-    )
-
-
-async def promote(fed: Trial) -> None:
-    await fed.call("promote", ids=["a"], tier="episodic")
-
-
-BEFORE_THE_FLIP: list[Callable[[Steered], Hold]] = [
-    lambda steer: steer.hold("working", "recall"),
-    lambda steer: steer.hold("working", "recall", after=True),
-    lambda steer: steer.hold("episodic", "remember"),
-    lambda steer: steer.hold("episodic", "remember", after=True),
-    lambda steer: steer.hold("episodic", "recall"),
-    lambda steer: steer.hold("episodic", "recall", after=True),
-]
-
-
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("step", range(len(BEFORE_THE_FLIP)))
 async def test_a_move_that_had_not_flipped_stays_where_it_was(tmp_path: Path, step: int) -> None:
@@ -425,6 +349,7 @@ async def test_a_second_copy_found_by_a_scan_is_a_stray(tmp_path: Path) -> None:
         await one_home_each(fed)
 
 
+@pytest.mark.rule(n=12)
 async def test_a_tier_that_is_down_at_the_start_joins_later(tmp_path: Path) -> None:
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.remember("one", tier="semantic")

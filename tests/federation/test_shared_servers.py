@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,24 +19,14 @@ from anyio import wait_all_tasks_blocked
 from a2m_router.catalog.rebuild.salvage import Salvage
 from a2m_router.reading import candidates, lifted
 from a2m_router.tiers.profile import CannotServe
-from tests.federation.test_put_back import (
-    CALM,
-    CATALOG,
-    TIERS,
-    Shared,
-    _leaves,
-    copied,
-    files_of,
-    heal,
-    put_back,
-    ran,
-    refusal,
-)
-from tests.federation.test_short_answers import TellsFew, too_long
 from tests.servers.core_only import CoreOnly
+from tests.support.commands import ran
 from tests.support.disk import Files
-from tests.support.federated import FOUR_TIERS, Foreign, Mix, Trial, contents, settings_of, told_by, trial
+from tests.support.federated import CALM, FOUR_TIERS, Foreign, Mix, Trial, contents, settings_of, told_by, trial
 from tests.support.paths import ROOT
+from tests.support.restored_files import CATALOG, TIERS, copied, files_of, heal, leaves, put_back, refusal
+from tests.support.shared_servers import Shared
+from tests.support.short_answers import TellsFew, too_long
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +93,8 @@ async def assert_all_is_found(fed: Trial, ids: list[str]) -> None:
     assert len((await fed.call("recall", query="apple", limit=8))["records"]) == 8
     assert {record["id"] for record in await fed.timeline()} == set(ids)
     assert {record["content"] for record in await fed.timeline(where={"content": OURS[:9]})} == set(OURS[:9])
-    found, after = [], None
+    found: list[dict[str, Any]] = []
+    after = None
     while after or not found:
         page = await fed.call("timeline", page=7, **({} if after is None else {"after": after}))
         found, after = found + page["records"], page["next"]
@@ -235,17 +226,18 @@ async def test_a_server_that_answers_others_records_for_the_ids_of_ours_has_lost
     class IgnoresWhere(CoreOnly):
         ignores = False
 
-        def recall(self, params: dict[str, Any]) -> dict[str, Any]:
+        def recall(self, params: Mapping[str, Any]) -> dict[str, Any]:
             if self.ignores:
                 params = {name: value for name, value in params.items() if name != "where"}
             return super().recall(params)
 
-    shared = Shared(IgnoresWhere(tmp_path / "shared.db"))
+    server = IgnoresWhere(tmp_path / "shared.db")
+    shared = Shared(server)
     await begin_empty(tmp_path, shared.mix())
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "ours") as fed:
         ids = await fed.remember("a", "b", tier="semantic")
     await write_theirs(tmp_path, shared.mix())
-    shared.server.ignores = True
+    server.ignores = True
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "ours") as fed:
         [degraded] = (await fed.call("timeline"))["degraded"]
         assert "answered a read by id with other records" in degraded["reason"]
@@ -266,7 +258,7 @@ def lose_catalog(folder: Path) -> None:
 async def refused_rebuild(folder: Path, mix: Mix, **how: Any) -> str:
     with pytest.raises(BaseExceptionGroup) as refused:
         await heal(folder, mix, **how)
-    [problem] = _leaves(refused.value)
+    [problem] = leaves(refused.value)
     assert isinstance(problem, CannotServe)
     return str(problem)
 
@@ -450,6 +442,7 @@ async def test_a_damaged_catalog_tells_what_was_adopted(tmp_path: Path, monkeypa
 # --- as commands
 
 
+@pytest.mark.process
 def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_out_work(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     server = [sys.executable, "-m", "tests.servers.core_only", "--file"]
@@ -475,8 +468,8 @@ def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_o
     for arguments in ((), ("--check",)):
         told = re.fullmatch(sentence, run("a2m-router", *arguments, code=1).stderr.splitlines()[-1])
         assert told is not None
-    theirs, ours, named = told.groups()
-    assert theirs != ours == named
+        theirs, ours, named = told.groups()
+        assert theirs != ours == named
     run("a2m", "timeline", code=1)
     assert "goes with --rebuild" in run("a2m-router", "--federation", ours, code=2).stderr
     run("a2m-router", "--rebuild", "--federation", ours)

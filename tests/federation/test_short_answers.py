@@ -1,37 +1,20 @@
 """An answer of a tier that may be shorter than the truth is not taken for the whole: one that is cut at what a message
 or a call may hold, and one of a tier that has lost what it should hold."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.tiers.gateway import TierGateway
-from a2m_router.tiers.link import AnswerTooLong
-from a2m_router.tiers.mode import TierMode
 from tests.servers.core_only import CoreOnly
 from tests.support.federated import FOUR_TIERS, Foreign, filled, lose, settings_of, trial
+from tests.support.short_answers import TellsFew, too_long
 
 pytestmark = pytest.mark.anyio
 
 SETTINGS = settings_of(FOUR_TIERS, policy="explicit")
-
-
-def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], bool], most: int = 2000) -> None:
-    """Answers of more than `most` bytes to what is asked do not fit into a message."""
-    call = TierGateway._call
-
-    async def narrow(
-        gateway: TierGateway, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
-    ) -> tuple[Any, TierMode]:
-        raw, mode = await call(gateway, tier, method, prepare, is_harmless=is_harmless)
-        if is_asked(method, prepare(mode)) and len(raw) > most:
-            raise AnswerTooLong(tier, f"an answer of more than {most:,} bytes", 1.0, None)
-        return raw, mode
-
-    monkeypatch.setattr(TierGateway, "_call", narrow)
 
 
 async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means_would_be_too_long(
@@ -46,16 +29,6 @@ async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means
         assert refused.value.code == Code.QUOTA_EXCEEDED
         assert {record["id"] for record in await fed.timeline()} == set(ids)
         assert await fed.call("forget", query="alpha") == {"forgotten": 20}
-
-
-class TellsFew(CoreOnly):
-    """Tells at most 20 records at once, and does not say so."""
-
-    def recall(self, params: dict[str, Any]) -> dict[str, Any]:
-        return super().recall({**params, "limit": min(params.get("limit", 8), 20)})
-
-    def timeline(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {"records": super().timeline(params)["records"][-20:]}
 
 
 async def test_what_a_server_that_tells_few_at_once_left_out_is_asked_for_and_not_given_up(tmp_path: Path) -> None:
@@ -85,7 +58,7 @@ async def test_a_tier_is_not_accounted_for_where_a_session_is_cut_at_what_its_se
             ]
             self._make_true({"put": made})
 
-        def timeline(self, params: dict[str, Any]) -> dict[str, Any]:
+        def timeline(self, params: Mapping[str, Any]) -> dict[str, Any]:
             return {"records": super().timeline(params)["records"][-15:]}
 
     server = Foreign(kind=InSessions, capabilities=("sessions",), limits={"max_recall_limit": 15})

@@ -1,8 +1,6 @@
 """memory/summarize in the federation (§4.15): what is read, where the summary goes, and what may change meanwhile."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -12,26 +10,27 @@ from anyio import wait_all_tasks_blocked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tests.support.federated
-from a2m_router.daemon.app import running_federation
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.records import Record, digest
-from a2m_router.summaries.summarizing import Extracts, Summarizer
+from a2m_router.protocol.wire.records import Record
+from a2m_router.summaries.summarizing import Extracts
 from tests.support.federated import (
+    CALM,
     FOUR_TIERS,
     LOCAL,
     Steered,
     Task,
     Trial,
     assert_nothing_under_way,
+    kept,
+    refused,
     settings_of,
     stored,
     trial,
 )
+from tests.support.summarizers import Thinker, naming, thinking
 
 anyio_test = pytest.mark.anyio
 
-CALM = settings_of(policy="explicit")
 ALL_MAY_PUBLISH_TEXT = (
     FOUR_TIERS.replace("promote_after = 3", "promote_after = 3\nmay_publish = true")
     .replace('half_life = "5m"', 'half_life = "5m"\nmay_publish = true')
@@ -40,86 +39,9 @@ ALL_MAY_PUBLISH_TEXT = (
 ALL_MAY_PUBLISH = settings_of(ALL_MAY_PUBLISH_TEXT, policy="explicit")
 
 
-class Stop:
-    """A thought that is stopped: `reached` is set when it has begun, `release` lets it end."""
-
-    def __init__(self) -> None:
-        self.reached = anyio.Event()
-        self._released = anyio.Event()
-
-    def release(self) -> None:
-        self._released.set()
-
-    async def pass_by(self) -> None:
-        self.reached.set()
-        await self._released.wait()
-
-
-def naming(records: Sequence[Record]) -> str | None:
-    """A summary that tells what it is of."""
-    return "gist of " + ", ".join(record.content for record in records)
-
-
-class Thinker:
-    """A summarizer that a test steers.
-
-    Args:
-        write: what it makes of the records; may raise A2MError.
-        room: records that it reads at most.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[Sequence[Record]], str | None] = naming,
-        *,
-        model: str | None = None,
-        room: int | None = None,
-    ) -> None:
-        self.model = model
-        self.write = write
-        self.thoughts: list[list[str]] = []  # the contents of the records, by thought
-        self._room = room
-        self._stops: list[Stop] = []
-
-    def stop(self) -> Stop:
-        """Stop the next thought of which nobody has spoken yet."""
-        self._stops.append(Stop())
-        return self._stops[-1]
-
-    def material(self, records: Sequence[Record]) -> list[Record]:
-        return list(records) if self._room is None else list(records)[-self._room :]
-
-    async def summarize(self, records: Sequence[Record]) -> str | None:
-        self.thoughts.append([record.content for record in records])
-        if self._stops:
-            await self._stops.pop(0).pass_by()
-        return self.write(records)
-
-
-@asynccontextmanager
-async def thinking(thinker: Summarizer, settings: Any = CALM, **options: Any) -> AsyncIterator[Trial]:
-    """A trial in which `thinker` writes the summaries; see `trial` for the options."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tests.support.federated, "running_federation", partial(running_federation, summarizer=thinker))
-        async with trial(settings, **options) as fed:
-            yield fed
-
-
 async def everything(fed: Trial) -> list[dict[str, Any]]:
     """Every record with all that the router counts."""
     return await fed.timeline(embeddings=True)
-
-
-def kept(fed: Trial) -> dict[tuple[str, str], bytes]:
-    """Each copy in each tier, to the byte, but for what a tier counts for itself."""
-    return {(id, tier): digest(record) for id, copies in stored(fed).items() for tier, record in copies}
-
-
-async def refused(call: Awaitable[Any], code: Code) -> A2MError:
-    with pytest.raises(A2MError) as error:
-        await call
-    assert error.value.code == code, error.value
-    return error.value
 
 
 # --- what is read
@@ -494,6 +416,7 @@ async def test_what_fails_names_itself_and_nothing_is_written(tier: str | None, 
         assert_nothing_under_way(fed)
 
 
+@pytest.mark.rule(n=12)
 @anyio_test
 async def test_with_a_tier_down_only_what_needs_it_fails() -> None:
     thinker = Thinker()

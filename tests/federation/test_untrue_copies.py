@@ -34,12 +34,16 @@ command = ["-"]
 """
 
 
-def changing(*ways: str) -> type[Habitual]:
+class Switched(Habitual):
+    """A server that alters records while its class is on."""
+
+    on = False
+
+
+def changing(*ways: str) -> type[Switched]:
     """A kind of server that does these things to what it returns, from when its `on` is set."""
 
-    class Changing(Habitual):
-        on = False
-
+    class Changing(Switched):
         def told(self, record: Record) -> Record:
             if not type(self).on:
                 return record
@@ -108,7 +112,8 @@ async def test_a_record_without_its_rider_is_not_shown_and_the_answer_says_so(ca
             [missing] = answer["degraded"]
             assert missing["tier"] == "working"
             assert "without the metadata member 'a2m-router'" in missing["reason"]
-        for method, params in (("fetch", {"key": "k"}), ("forget", {"where": {"big": 2**60}})):
+        refused: list[tuple[str, dict[str, Any]]] = [("fetch", {"key": "k"}), ("forget", {"where": {"big": 2**60}})]
+        for method, params in refused:
             with pytest.raises(A2MError, match="without the metadata member 'a2m-router'"):
                 await fed.call(method, owner="ann", **params)
         kind.on = False

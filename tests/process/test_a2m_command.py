@@ -29,7 +29,7 @@ from a2m_router.command import cli, exporting, importing, showing
 from a2m_router.command.arguments import parser
 from a2m_router.command.exporting import Export, Incomplete, written_whole
 from a2m_router.command.importing import Import, NotAnExport, Numbered
-from a2m_router.command.peer import Asking
+from a2m_router.command.peer import PatientPeer
 from a2m_router.command.streams import Streams, streams
 from a2m_router.protocol.client.client import connect_local
 from a2m_router.protocol.client.results import Description, Record
@@ -613,7 +613,7 @@ async def exported(fed: Trial, owner: str | None = None) -> list[bytes]:
     async def take(records: list[Raw]) -> None:
         lines.extend(map(bytes, records))
 
-    export = Export(Asking(fed.client, 60), owner)
+    export = Export(PatientPeer(fed.client, 60), owner)
     await export.open()
     await export.copy(take)
     return lines
@@ -625,7 +625,7 @@ async def imported(
     """What became of an import, and the lines that were skipped, with the reasons."""
     skipped: list[tuple[int, str]] = []
     into = Import(
-        Asking(fed.client, 60),
+        PatientPeer(fed.client, 60),
         owner=owner,
         drop=list(drop),
         told_by_token=token,
@@ -1029,7 +1029,8 @@ def test_describe_shows_how_the_service_behind_a_server_is(service: Any, told: s
     described = {"protocol": "a2m/0.1", "name": "pages", "capabilities": ["core"], "service": service}
     rows = showing.description(msgspec.convert(described, Description)).decode().splitlines()
     found = [row for row in rows if "the service behind it" in row]
-    assert [told in row for row in found] == ([] if told is None else [True])
+    assert len(found) == (told is not None)
+    assert all(told is not None and told in row for row in found)
 
 
 @pytest.mark.parametrize("body", [b'{"results": []}', b"<html>sign in</html>", b""])

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -35,13 +35,12 @@ from a2m_router.storage import snapshots
 from a2m_router.storage.database import Database
 from a2m_store.backups import Backups, State
 from a2m_store.store import Store
-from tests.process.test_last_calls import Said
-from tests.process.test_router_process import PATIENCE, PRINCIPALS, Router, child_of, running, terminate
 from tests.servers.core_only import CoreOnly
-from tests.support.federated import FOUR_TIERS, LOCAL, Foreign, Trial, at_once, settings_of, trial
+from tests.support.backups import METHOD, made
+from tests.support.federated import FOUR_TIERS, LOCAL, Foreign, at_once, settings_of, trial
+from tests.support.router_process import PATIENCE, PRINCIPALS, Router, Said, child_of, running, terminate
 
 A2M: Final = str(Path(sys.executable).with_name("a2m"))
-METHOD: Final = "store/backup"
 
 # small tiers, so that what is written moves at once; and a tier that a batch goes to besides
 FEDERATION: Final = """
@@ -562,7 +561,11 @@ def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
         with closing(store), store.transaction() as connection:
             connection.execute("CREATE TABLE large AS SELECT zeroblob(20000000)")
         async with anyio.create_task_group() as tasks:
-            backups = Backups(store, tasks.start_soon, threads=False)
+
+            def spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+                tasks.start_soon(work)
+
+            backups = Backups(store, spawn, threads=False)
 
             async def asked(**params: Any) -> State:
                 return await backups.backup(Backup(**params), LOCAL)
@@ -705,19 +708,6 @@ async def test_all_of_a_backup_outlives_a_power_cut_before_it_is_one(
 
 
 # --- the moment, call by call
-
-
-async def made(fed: Trial, folder: Path) -> dict[str, Any]:
-    """A backup, whole."""
-    state = await asked(fed, path=str(folder))
-    while not state["done"]:
-        state = await asked(fed, backup=state["backup"])
-    return state
-
-
-async def asked(fed: Trial, **params: Any) -> dict[str, Any]:
-    state: dict[str, Any] = msgspec.json.decode(await fed.client.call(METHOD, params, timeout=None))
-    return state
 
 
 def contents_of(file: Path) -> set[str]:

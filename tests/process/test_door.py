@@ -23,8 +23,7 @@ from a2m_router.daemon.cli import main
 from a2m_router.daemon.serve.authentication import admission
 from a2m_router.daemon.serve.readiness import unready
 from a2m_router.daemon.tokens import checked_owner, fresh_token, principal
-from a2m_router.protocol.server.http import Refusal
-from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.server.server import Caller, Refusal
 from a2m_router.storage.database import announced
 
 COMMAND: Final = str(Path(sys.executable).with_name("a2m-router"))

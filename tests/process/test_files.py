@@ -189,7 +189,8 @@ def test_nobody_waits_in_a_change_for_another_program(tmp_path: Path) -> None:
     path = tmp_path / "notes.db"
     with closing(database(path)) as notes:
         with held(path):
-            for trial in (lambda: insert(notes, 1), notes.check_writable):
+            trials: tuple[Callable[[], object], ...] = (lambda: insert(notes, 1), notes.check_writable)
+            for trial in trials:
                 with pytest.raises(OSError, match=FILE_HELD) as refused:
                     trial()
                 assert refused.value.errno == errno.EBUSY
@@ -246,7 +247,8 @@ def test_a_file_that_is_not_where_it_was_takes_no_change_until_it_is_back(
     with closing(database(path)) as notes:
         insert(notes, 1)
         take(file)
-        for trial in (lambda: insert(notes, 2), notes.check_writable, notes.sync):
+        trials: tuple[Callable[[], object], ...] = (lambda: insert(notes, 2), notes.check_writable, notes.sync)
+        for trial in trials:
             with pytest.raises(OSError, match=FILE_GONE) as refused:
                 trial()
             assert refused.value.errno == errno.ESTALE

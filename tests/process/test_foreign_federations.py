@@ -18,12 +18,12 @@ from a2m_router.conformance.checking import same
 from a2m_router.conformance.client import Stdio
 from a2m_router.conformance.running import ALL_CHECKS, State
 from a2m_router.protocol.wire.errors import A2MError, Code
-from tests.conformance.test_conformance import COMMANDS, judged, store
-from tests.federation.test_mounts import Watched, federation
 from tests.servers.habits import HABITS
 from tests.servers.lying import LIES
 from tests.support.federated import Foreign
-from tests.support.paths import SERVERS
+from tests.support.judging import judged, store
+from tests.support.mounted import Watched, federation
+from tests.support.paths import PROGRAMS, SERVERS
 
 NODE: Final = shutil.which("node")
 
@@ -81,7 +81,7 @@ def check_that_it_passes(folder: Path, servers: Mapping[str, str]) -> None:
     tiers = [f'[tiers.{kind}]\nkind = "{kind}"\n{server}\n{WAYS[kind]}' for kind, server in servers.items()]
     config = folder / "federation.toml"
     config.write_text("\n".join([HEAD, *tiers]))
-    client = Stdio([str(COMMANDS / "a2m-router"), "--config", str(config), "--log-level", "warning"], timeout=60)
+    client = Stdio([str(PROGRAMS / "a2m-router"), "--config", str(config), "--log-level", "warning"], timeout=60)
     try:
         came = judged(client)
     finally:
@@ -240,12 +240,11 @@ class Witness:
 
     async def ask(self, method: str, **params: Any) -> Any:
         """The result; None for an error, which is never a fault of the router."""
+        refusal: A2MError | None = None
         try:
             answer = await self._fed.call(method, **params)
         except A2MError as error:
             refusal = error
-        else:
-            refusal = None
         if refusal is not None:
             assert refusal.code == Code.INTERNAL_ERROR
             assert "the server failed in" not in refusal.message

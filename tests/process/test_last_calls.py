@@ -7,10 +7,9 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +17,9 @@ import httpx
 import pytest
 
 from a2m_router.protocol.wire.errors import STOPPING, Code
-from tests.process.test_router_process import PATIENCE, Router, end_of_input, running, terminate
 from tests.support.addresses import reserved_port
-from tests.unit.summaries.test_model import serving
+from tests.support.model_endpoint import serving
+from tests.support.router_process import PATIENCE, Router, Said, end_of_input, running, terminate
 
 COMMAND: Final = str(Path(sys.executable).with_name("a2m"))
 
@@ -128,46 +127,6 @@ class OnHttp:
     def ask(self, method: str, **params: Any) -> Any:
         message = {"jsonrpc": "2.0", "id": 1, "method": f"memory/{method}", "params": params}
         return httpx.post(self._url, json=message, timeout=PATIENCE).json()
-
-
-class Said:
-    """What a router says on stderr, as it comes."""
-
-    def __init__(self, router: Router) -> None:
-        assert router.popen.stderr is not None
-        self._source = router.popen.stderr
-        self._lines: list[str] = []
-        self._more = threading.Condition()
-        self._ended = False
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def until(self, pattern: str) -> re.Match[str]:
-        """The first line that holds the pattern, as soon as it is there."""
-
-        def found() -> re.Match[str] | None:
-            return next((match for line in self._lines if (match := re.search(pattern, line))), None)
-
-        with self._more:
-            self._more.wait_for(lambda: found() is not None or self._ended, PATIENCE)
-            match = found()
-            assert match is not None, self._lines
-            return match
-
-    def all(self) -> str:
-        """Everything, when it has ended."""
-        self._reader.join(PATIENCE)
-        return "".join(self._lines)
-
-    def _read(self) -> None:
-        with suppress(ValueError):  # it is closed where a test has failed, and so does not read to its end
-            for line in self._source:
-                with self._more:
-                    self._lines.append(line.decode())
-                    self._more.notify_all()
-        with self._more:
-            self._ended = True
-            self._more.notify_all()
 
 
 @contextmanager

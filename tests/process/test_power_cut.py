@@ -6,7 +6,6 @@ the log goes into the database.
 """
 
 import errno
-import json
 import os
 import random
 import shutil
@@ -27,17 +26,18 @@ import a2m_router.storage.database
 from a2m_router.catalog.records import Replacement
 from a2m_router.catalog.selection import Scope
 from a2m_router.protocol.wire.errors import A2MError, Code
-from a2m_router.protocol.wire.method_params import Forget, Pages, Reinforce, Remember
+from a2m_router.protocol.wire.method_params import Forget, Reinforce, Remember
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.storage.database import Database
 from a2m_store.batch import Call, carry_out
 from a2m_store.schema import open_file
 from a2m_store.store import Store
-from tests.backends.test_store import set_back
 from tests.support.catalogs import entry, opened, rewritten
 from tests.support.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.support.federated import LOCAL, Clock, settings_of, trial
+from tests.support.older_stores import set_back
 from tests.support.paths import ROOT
+from tests.support.small_disk import LONG, held, remember
 from tests.support.store_calls import Asked
 
 # all rows of all tables, but for what each opening counts
@@ -442,20 +442,6 @@ def full(disk: Disk, *names: str) -> Iterator[None]:
         disk.room = lambda name: True
 
 
-LONG = "long " * 4000
-
-
-def remember(store: Store, id: str) -> Any:
-    params = Remember(records=[Draft(id=id, content=f"{LONG} {id}")])
-    [outcome] = carry_out(store, [Call(lambda: store.remember(params, LOCAL), writes=True)], durable=True)
-    return outcome
-
-
-def held(store: Store) -> list[str]:
-    with store.transaction():
-        return [record.id for record in store.timeline(Pages(), LOCAL)["records"]]
-
-
 def test_a_full_disk_costs_a_store_nothing_and_it_goes_on_when_there_is_room(folder: Path, tmp_path: Path) -> None:
     with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
         assert remember(store, "a") == {"ids": ["a"]}
@@ -504,41 +490,9 @@ async def test_a_full_disk_under_a_federation_is_said_to_be_full_and_costs_nothi
             assert fed.copies() == {"a": ["working"], "b": ["working"]}
 
 
-ON_A_SMALL_DISK = """
-import sys
-from pathlib import Path
-from tests.process.test_power_cut import fill_a_small_disk
-fill_a_small_disk(Path(sys.argv[1]))
-"""
-
-
-def fill_a_small_disk(folder: Path) -> None:
-    ballast = folder / "ballast"
-    ballast.write_bytes(bytes(600_000))
-    kept: list[str] = []
-    store = Store(folder / "a.db", clock=Clock())
-    refusals = 0
-    for n in range(400):
-        outcome = remember(store, f"r{n}")
-        if isinstance(outcome, A2MError):
-            refusals += 1
-            assert outcome.data == {"reason": "disk full"}, outcome
-            if refusals == 3:
-                ballast.unlink()
-            if refusals == 6:
-                break
-        else:
-            kept.append(f"r{n}")
-        assert held(store) == kept
-    store.close()
-    with closing(Store(folder / "a.db", clock=Clock())) as again:
-        assert held(again) == kept
-    print(json.dumps({"kept": len(kept), "refusals": refusals}))
-
-
 def test_a_real_disk_that_is_full_costs_nothing(tmp_path: Path) -> None:
     """On a small memory disk of its own, where the system lets one mount it."""
-    mount = f"mount -t tmpfs -o size=3m none {tmp_path} && exec {sys.executable} - {tmp_path}"
+    mount = f"mount -t tmpfs -o size=3m none {tmp_path} && exec {sys.executable} -m tests.support.small_disk {tmp_path}"
     if (
         shutil.which("unshare") is None
         or subprocess.run(
@@ -548,7 +502,7 @@ def test_a_real_disk_that_is_full_costs_nothing(tmp_path: Path) -> None:
         pytest.skip("nothing can be mounted here")
     ended = subprocess.run(
         ["unshare", "-rm", "sh", "-c", mount],
-        input=ON_A_SMALL_DISK,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

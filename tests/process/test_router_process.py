@@ -10,14 +10,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from hashlib import sha256
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import httpx
 import psutil
 import pytest
 
@@ -25,100 +21,24 @@ from a2m_router.daemon import cli
 from a2m_router.protocol.wire.errors import Code
 from a2m_router.storage import database
 from tests.support.paths import ROOT
+from tests.support.router_process import (
+    AT_ITS_END,
+    AT_ITS_START,
+    COMMAND,
+    PATIENCE,
+    PRINCIPALS,
+    Router,
+    child_of,
+    command,
+    end_of_input,
+    federation,
+    on_http,
+    post,
+    running,
+    terminate,
+)
 
-COMMAND: Final = str(Path(sys.executable).with_name("a2m-router"))
 STORE: Final = str(Path(sys.executable).with_name("a2m-store"))
-
-# the same router, with less patience for those who never answer: that it gives them up can be seen sooner
-HURRIED: Final = """
-from a2m_router.daemon import app, cli
-from a2m_router.protocol.client import child
-{}
-raise SystemExit(cli.main())
-"""
-# only where nobody answers in any time: for one who does, so little may be too little
-AT_ITS_START: Final = "from a2m_router.placement import admission; admission._START_SECONDS = 2.0"
-AT_ITS_END: Final = "child._CLOSED = child._TERMINATED = 0.3"
-
-# far more than anything here takes; a hang becomes a failure
-PATIENCE = 60
-
-
-def federation(folder: Path, head: str = "", **commands: str) -> Path:
-    """A federation file with a working and a semantic tier; `commands` are their shell lines, if not a store's."""
-    path = folder / "federation.toml"
-    tiers = ""
-    for tier in ("working", "semantic"):
-        line = commands.get(tier)
-        command = ["a2m-store", f"{tier}.db"] if line is None else ["/bin/sh", "-c", line]
-        tiers += f'[tiers.{tier}]\nkind = "{tier}"\ncommand = {json.dumps(command)}\n'
-    path.write_text(f'state = "router.db"\n{head}\n{tiers}')
-    return path
-
-
-class Router:
-    """A router on pipes, which nothing is read from ahead: `communicate` would not see that."""
-
-    def __init__(self, config: Path, *arguments: str, hurried: str | None = None) -> None:
-        self.popen = subprocess.Popen(
-            [*command(hurried), "--config", str(config), *arguments],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self.answers: dict[Any, Any] = {}
-
-    def send(self, method: str, id: Any = 1, **params: Any) -> None:
-        assert self.popen.stdin is not None
-        message = {"jsonrpc": "2.0", "id": id, "method": f"memory/{method}", "params": params}
-        line = json.dumps(message).encode() + b"\n"
-        assert self.popen.stdin.write(line) == len(line)
-
-    def answer(self, id: Any = 1) -> Any:
-        """The answer to `id`; others that come before it are kept."""
-        assert self.popen.stdout is not None
-        while id not in self.answers:
-            line = self.popen.stdout.readline()
-            assert line, self.popen.communicate()[1].decode()
-            answer = json.loads(line)
-            self.answers[answer["id"]] = answer
-        return self.answers.pop(id)
-
-    def ask(self, method: str, **params: Any) -> Any:
-        """The whole answer to one call."""
-        self.send(method, **params)
-        return self.answer()
-
-    def ask_until(self, wanted: Callable[[Any], bool], method: str, **params: Any) -> Any:
-        """The first answer to that call that is wanted."""
-        deadline = time.monotonic() + PATIENCE
-        while not wanted(answer := self.ask(method, **params)):
-            assert time.monotonic() < deadline, answer
-        return answer
-
-    def children(self) -> list[int]:
-        """The processes it has started."""
-        return [child.pid for child in psutil.Process(self.popen.pid).children()]
-
-    def end(self) -> tuple[list[Any], str]:
-        """Close its input if that is open; the answers still to come, and all that it said."""
-        out, err = self.popen.communicate(timeout=PATIENCE)
-        return [json.loads(line) for line in out.splitlines()], err.decode()
-
-
-def command(hurried: str | None) -> list[str]:
-    return [COMMAND] if hurried is None else [sys.executable, "-c", HURRIED.format(hurried)]
-
-
-@contextmanager
-def running(config: Path, *arguments: str, hurried: str | None = None) -> Iterator[Router]:
-    router = Router(config, *arguments, hurried=hurried)
-    try:
-        yield router
-    finally:
-        router.popen.kill()
-        router.popen.communicate()
 
 
 def run(*arguments: str, hurried: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -148,14 +68,6 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Called(code, *capfd.readouterr())
 
     return called
-
-
-def child_of(router: Router, program: str) -> int:
-    """The child whose command line mentions `program`."""
-    for child in psutil.Process(router.popen.pid).children():
-        if any(program in argument for argument in child.cmdline()):
-            return child.pid
-    raise AssertionError(f"no child runs {program}")
 
 
 # --- what it says of itself
@@ -348,11 +260,12 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
         first.popen.kill()
         first.popen.wait()
     assert found[1] in (tmp_path / "router.db.lock").read_text()
-    with running(config) as second:
-        second.ask("describe")
+    with running(config) as next_one:
+        next_one.ask("describe")
         third = here("--config", str(config), "--check", "--log-level", "error")
-        assert f"(process {second.popen.pid}). One process has a file at a time, and that one serves its own stdin" in (
-            third.stderr
+        assert (
+            f"(process {next_one.popen.pid}). One process has a file at a time, and that one serves its own stdin"
+            in (third.stderr)
         )
         assert found[1] not in third.stderr
 
@@ -394,16 +307,6 @@ def test_a_newer_catalog_is_refused_by_name(tmp_path: Path) -> None:
 
 
 # --- ending
-
-
-def end_of_input(router: Router) -> None:
-    assert router.popen.stdin is not None
-    router.popen.stdin.close()
-    router.popen.stdin = None
-
-
-def terminate(router: Router) -> None:
-    router.popen.send_signal(signal.SIGTERM)
 
 
 def interrupt(router: Router) -> None:
@@ -581,27 +484,6 @@ def test_on_a_terminal_it_says_in_a_line_what_it_expects(tmp_path: Path) -> None
 # --- HTTP
 
 
-@contextmanager
-def on_http(config: Path) -> Iterator[tuple[Router, httpx.Client, str]]:
-    """A router on HTTP, a client of it, and the command line it offers."""
-    with running(config, "--http", "127.0.0.1:0") as router:
-        assert router.popen.stderr is not None
-        said = iter(router.popen.stderr)
-        url = next(found[1] for line in said if (found := re.search(r"listens on (http://\S+)", line.decode())))
-        offered = next(found[1] for line in said if (found := re.search(r"try: (.*)", line.decode())))
-        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
-            yield router, client, offered
-
-
-def post(client: httpx.Client, method: str, token: str | None = None, **params: Any) -> Any:
-    message = {"jsonrpc": "2.0", "id": 1, "method": f"memory/{method}", "params": params}
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    answered = client.post("/", json=message, headers=headers)
-    assert answered.status_code == 200, answered.text
-    answer = answered.json()
-    return answer["result"] if "result" in answer else answer["error"]
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_the_command_line_it_offers_works(tmp_path: Path) -> None:
     with on_http(federation(tmp_path)) as (_, _, offered):
@@ -639,12 +521,6 @@ def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path: Path) -> None:
         assert (second.returncode, second.stdout) == (1, "")
         [line] = second.stderr.splitlines()
         assert line.startswith(f"a2m-router: cannot listen on {taken}: ")
-
-
-PRINCIPALS: Final = "".join(
-    f'[[serve.principals]]\nowner = "{owner}"\ntoken_sha256 = "{sha256(token.encode()).hexdigest()}"\n'
-    for owner, token in (("alice", "a-token"), ("bob", "b-token"))
-)
 
 
 def test_http_refuses_before_any_work(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import msgspec
+import pytest
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.config.loading import parse
@@ -23,7 +24,7 @@ from a2m_router.protocol.server.server import Caller
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
 from a2m_router.protocol.wire.method_params import Forget, Pages, Remember
-from a2m_router.protocol.wire.records import Draft, Record
+from a2m_router.protocol.wire.records import Draft, Record, digest
 from a2m_router.ranking.policy import strength
 from a2m_router.tiers.lifting import Told, lowered
 from a2m_router.tiers.link import Link
@@ -487,3 +488,30 @@ def plant(fed: Trial, tier: str, **fields: Any) -> None:
         return
     with fed.stores[tier].transaction():
         fed.stores[tier].remember(Remember(records=[Draft(**fields)]), LOCAL)
+
+
+CALM = settings_of(policy="explicit")
+
+
+async def one_home_each(fed: Trial) -> None:
+    await fed.settled()
+    assert fed.copies() == {r["id"]: [r["tier"]] for r in await fed.timeline()}
+    assert_nothing_under_way(fed)
+
+
+async def joined(fed: Trial, tier: str) -> None:
+    """Return when a tier has been taken into the account."""
+    await fed.federation.links[tier].wait_up()
+    await fed.federation.admission.welcomed[tier].wait()
+
+
+def kept(fed: Trial) -> dict[tuple[str, str], bytes]:
+    """Each copy in each tier, to the byte, but for what a tier counts for itself."""
+    return {(id, tier): digest(record) for id, copies in stored(fed).items() for tier, record in copies}
+
+
+async def refused(call: Awaitable[Any], code: Code) -> A2MError:
+    with pytest.raises(A2MError) as error:
+        await call
+    assert error.value.code == code, error.value
+    return error.value

@@ -6,6 +6,7 @@ too.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -129,6 +130,26 @@ def is_ours(name: str) -> bool:
     return name.partition(".")[0] in PACKAGES
 
 
+def modules_of_tests() -> dict[str, str]:
+    """Return the source of every module of tests/, bench/ and scripts/, by its dotted name."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
+        for folder in ("tests", "bench", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def imports_of_test_modules(module: str, source: str) -> list[str]:
+    """Return what a module imports of test modules, as sentences."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return [f"{module} imports {name}" for name in sorted(names) if re.search(r"(^|\.)test_\w+(\.|$)", name)]
+
+
 def crossings(module: str, source: str) -> list[str]:
     """What a module imports of ours and may not, as sentences."""
     here = room(module)
@@ -230,3 +251,32 @@ def test_an_import_against_the_arrows_is_caught(module: str, source: str, crossi
 )
 def test_a_pure_module_that_reaches_out_is_caught(source: str) -> None:
     assert len(impurities("a2m_router.ranking.policy", source)) == 1
+
+
+def test_no_module_imports_a_test_module() -> None:
+    """What several tests use is in tests/support."""
+    assert [
+        each for module, source in modules_of_tests().items() for each in imports_of_test_modules(module, source)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tests.federation.test_rules import run",
+        "from tests.federation import test_rules as rules",
+        "import tests.federation.test_rules",
+        "def f() -> None:\n    from tests.federation.test_rules import run",
+    ],
+)
+def test_an_import_of_a_test_module_is_caught(source: str) -> None:
+    assert len(imports_of_test_modules("tests.federation.test_mixes", source)) == 1
+
+
+def test_each_rule_has_a_test_that_is_marked_with_it() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("## Rules that may never break")[2].partition("\n## ")[0]
+    rules = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    marked = {int(n) for source in modules_of_tests().values() for n in re.findall(r"mark\.rule\(n=(\d+)\)", source)}
+    assert rules
+    assert marked == rules

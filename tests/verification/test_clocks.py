@@ -1,8 +1,9 @@
 """The clock that jumps: who waits by yielding is found, and who looks at a pace is not in its way."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -43,7 +44,7 @@ async def instantly(done: anyio.Event) -> None:
 @pytest.mark.parametrize("waiting", [yielding, asking, instantly])
 @pytest.mark.parametrize("through_anyio", [False, True])
 def test_a_run_whose_clock_stands_still_fails_and_names_who_is_busy(
-    waiting: Callable[[anyio.Event], Awaitable[None]], through_anyio: bool
+    waiting: Callable[[anyio.Event], Coroutine[Any, Any, None]], through_anyio: bool
 ) -> None:
     async def run() -> None:
         done = anyio.Event()

@@ -25,6 +25,7 @@ def stories(outcomes: list[Outcome]) -> list[str]:
     return [outcome.story for outcome in outcomes if outcome.story is not None]
 
 
+@pytest.mark.process
 def test_the_same_is_looked_into_on_any_number_of_processes() -> None:
     def printed(jobs: str) -> list[str]:
         options = ("--kind", "forget", "--way", "sync last", "--every", "9", "--jobs", jobs)
@@ -38,6 +39,7 @@ def test_the_same_is_looked_into_on_any_number_of_processes() -> None:
     assert printed("2") == alone
 
 
+@pytest.mark.process
 def test_who_ends_it_is_told_how_far_it_came() -> None:
     # the first kind takes a moment, all of them more than a minute
     options = ("--way", "sync first", "--every", "4", "--jobs", "1")

@@ -61,6 +61,7 @@ def test_what_happens_in_a_round_follows_from_its_seed() -> None:
     assert every == {"router", "store", "several", "hang", "restart"}
 
 
+@pytest.mark.process
 def test_a_process_that_is_left_behind_is_noticed(tmp_path: Path) -> None:
     processes = Processes(tmp_path, ["c0"], http=False, remote=None, tell=lambda _: None)
     with subprocess.Popen(

@@ -17,9 +17,9 @@ import trio
 
 from a2m_chaos.faults import KINDS
 from a2m_router.catalog.claims import id_name
-from tests.federation.test_rules_restart import crash
 from tests.support.catalogs import strays_left
 from tests.support.clocks import jumping
+from tests.support.crashes import crash
 from tests.support.federated import Steered, Task, method_of, retried, settings_of, trial
 from tests.support.paths import ROOT
 from tests.verification.simulation.tiers import FAULTS
@@ -35,6 +35,7 @@ def simulated(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_nothing_is_lost_doubled_or_altered_whatever_dies_and_whenever(part: int) -> None:
     each = _SEEDS // _PARTS
@@ -42,6 +43,7 @@ def test_nothing_is_lost_doubled_or_altered_whatever_dies_and_whenever(part: int
     assert done.returncode == 0, f"{done.stdout[-20_000:]}{done.stderr}"
 
 
+@pytest.mark.process
 def test_a_seed_replays_to_the_byte() -> None:
     one, other = (simulated("--seed", "1") for _ in range(2))
     assert one.stdout == other.stdout

@@ -212,8 +212,8 @@ class Model(RuleBasedStateMachine):
 
     def has_changed(self, id: str) -> None:
         """What was to take the place of the record as it was comes too late now."""
-        for change in (*self.batches, *self.moves):
-            change.changed.add(id)
+        for changed in (*(batch.changed for batch in self.batches), *(move.changed for move in self.moves)):
+            changed.add(id)
 
     def is_unchanged(self, unit: list[Entry], changed: set[str]) -> bool:
         """Whether a unit has the members it had, as they were; a scan may find others, or better ones, meanwhile."""
@@ -506,7 +506,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(wanted=some_ids, scope=scopes)
     def some_are_forgotten(self, wanted: list[str], scope: Scope) -> None:
-        expected = []
+        expected: list[Entry] = []
         for id in dict.fromkeys(wanted):
             old = self.living.get(id)
             if old is None or not self.holds(scope, old):

@@ -418,7 +418,7 @@ async def said(connection: Any, method: str, timeout: float | None = 30, **param
 def runs(pid: int) -> bool:
     """Whether there is such a process and it is not dead."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -268,6 +269,7 @@ class Machine:
             subscription.position = due.number + 1
 
 
+@pytest.mark.rule(n=10)
 @examples(150)
 @given(
     retained=st.integers(1, 8),

@@ -18,8 +18,8 @@ import pytest
 
 from a2m_router.daemon.serve.authentication import admission
 from a2m_router.process.log_throttle import LogThrottle
-from a2m_router.protocol.server.http import CannotListen, HttpServer, application, serve_http
-from a2m_router.protocol.server.server import Caller
+from a2m_router.protocol.server.http import HttpServer, application, serve_http
+from a2m_router.protocol.server.server import Caller, CannotListen
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
 
 pytestmark = pytest.mark.anyio

@@ -535,7 +535,8 @@ async def test_what_must_be_finished_is_though_its_client_is_gone_and_keeps_its_
 
     async def finished(message: bytes, caller: Caller) -> bytes | None:
         with anyio.CancelScope(shield=True):
-            return await gate(message, caller)
+            answer = await gate(message, caller)
+        return answer  # noqa: RET504  # mypy takes a block that may swallow exceptions for one that may not return
 
     async with served(finished, HttpLimits(max_requests=1)) as server:
         async with server.wire() as wire:

@@ -168,6 +168,7 @@ def test_a_missing_folder_is_made(tmp_path: Path) -> None:
 # --- one process at a time
 
 
+@pytest.mark.process
 def test_a_file_in_use_by_another_process_is_refused_and_the_sentence_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_file_in_use_by_another_process_is_refused_and_the_sentence_names_it(
     opened(path).close()
 
 
+@pytest.mark.process
 def test_a_process_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 30.0)
     path = tmp_path / "catalog.db"
@@ -190,6 +192,7 @@ def test_a_process_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch
         starting.result()
 
 
+@pytest.mark.process
 def test_a_process_that_was_killed_leaves_the_file_free_and_its_commits_there(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     catalog = opened(path)

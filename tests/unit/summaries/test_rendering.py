@@ -341,6 +341,7 @@ def test_a_summary_depends_on_nothing_but_content_and_time(given_: list[Record],
     assert extract(other, budget=budget) == extract(given_, budget=budget)
 
 
+@pytest.mark.process
 def test_another_hash_seed_gives_the_same_text() -> None:
     program = (
         "from a2m_router.protocol.wire.records import Record\n"

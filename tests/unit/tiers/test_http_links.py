@@ -8,15 +8,12 @@ import asyncio
 import gzip
 import json
 import logging
-import re
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,21 +28,19 @@ import pytest
 import trustme
 from anyio.streams.tls import TLSListener
 
-from a2m_router.config.loading import parse
 from a2m_router.protocol.client.client import AnswerTooLong, ConnectionLost, NoAnswer, Settled, Unanswered
 from a2m_router.protocol.client.http_client import HttpClient, HttpFailure, connect_http
 from a2m_router.protocol.wire.errors import A2MError
-from a2m_router.tiers.link import Link, TierDown
-from a2m_router.tiers.link_factory import links_for
-from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server, reserved_port
+from a2m_router.tiers.link import TierDown
+from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server
 from tests.support.deadlines import Deadline
+from tests.support.links import linked
 
 pytestmark = pytest.mark.anyio
 
 LOCALHOST = "127.0.0.1"
 TOKEN = "s3cret-and-nobodys-business"
 DESCRIBED = {"protocol": "a2m/0.1", "name": "a tier's server", "capabilities": ["core"]}
-STORE = Path(sys.executable).with_name("a2m-store")
 
 
 @pytest.fixture(params=["asyncio", "trio", "few calls"])
@@ -405,8 +400,11 @@ async def test_an_answer_of_just_the_longest_length_is_taken() -> None:
     async def reply(request: Request) -> bytes:
         return request.answer("x" * 1000)
 
+    async def unused(part: bytes) -> None:
+        raise AssertionError("nothing is sent")
+
     async with served(reply) as server:
-        length = len(Request("", {}, b'{"id": 1}', 1, anyio.sleep).answer("x" * 1000).partition(b"\r\n\r\n")[2])
+        length = len(Request("", {}, b'{"id": 1}', 1, unused).answer("x" * 1000).partition(b"\r\n\r\n")[2])
         async with connect_http(server.url, max_message=length) as client:
             assert await asked(client) == "x" * 1000
         async with connect_http(server.url, max_message=length - 1) as client:
@@ -722,7 +720,7 @@ async def test_a_token_is_in_no_error_log_or_repr(
     certificates: Certificates, modern: Modern, http2: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    replies = [
+    replies: list[Callable[[Request], bytes | None]] = [
         lambda request: request.answer("fine"),
         lambda request: http(json.dumps(dict(request.headers)).encode(), "401 Unauthorized"),
         lambda request: http(f"<p>Bearer  {TOKEN}</p>".encode(), "500 Internal Server Error"),
@@ -733,7 +731,7 @@ async def test_a_token_is_in_no_error_log_or_repr(
     async def reply(request: Request) -> Any:
         return replies.pop(0)(request)
 
-    options = {"headers": {"Authorization": f"Bearer {TOKEN}"}, "http2": http2}
+    options: dict[str, Any] = {"headers": {"Authorization": f"Bearer {TOKEN}"}, "http2": http2}
     problems: list[BaseException] = []
     async with served(reply, certificates.server()) as server:
         async with connect_http(server.url, ca_file=certificates.ca_file, **options) as client:
@@ -752,17 +750,6 @@ async def test_a_token_is_in_no_error_log_or_repr(
 
 
 # whole links
-
-
-@asynccontextmanager
-async def linked(server: str, folder: Path, **environ: str) -> AsyncIterator[Link]:
-    """The link of a tier that is reached by what these lines say."""
-    settings = parse(f'[tiers.remote]\nkind = "semantic"\n{server}\n', base=folder, environ=environ)
-    link = links_for(settings, environ)["remote"]
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(link.run)
-        yield link
-        tasks.cancel_scope.cancel()
 
 
 async def test_a_tier_over_https_is_up_with_its_authority_and_its_token(certificates: Certificates) -> None:
@@ -919,43 +906,6 @@ async def test_a_read_is_asked_again_and_a_write_is_not_when_the_server_hangs_up
             await link.call("memory/remember", {"records": []})
     methods = [json.loads(request.body)["method"] for request in server.requests]
     assert methods == ["memory/describe", "memory/recall", "memory/recall", "memory/remember"]
-
-
-@contextmanager
-def store(file: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """An a2m-store on HTTP, and its address."""
-    command = [str(STORE), str(file), "--http", f"{LOCALHOST}:{port}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            found = re.search(r"http://\S+", line)
-            assert found is not None, line + process.stderr.read()
-            yield process, found[0]
-        finally:
-            process.kill()
-
-
-async def test_a_store_behind_http_is_a_tier_and_back_after_its_end(tmp_path: Path) -> None:
-    async def content() -> list[str]:
-        found = msgspec.json.decode(await link.call("memory/timeline", {}))["records"]
-        return [record["content"] for record in found]
-
-    file = tmp_path / "remote.db"
-    with reserved_port() as port, store(file, port) as (process, url):
-        async with linked(f'url = "{url}"', tmp_path) as link:
-            await link.wait_up()
-            await link.call("memory/remember", {"records": [{"content": "a pear tree"}]})
-            assert await content() == ["a pear tree"]
-            process.kill()
-            process.wait()
-            while link.status == "up":
-                with pytest.raises(TierDown, match=r"cannot be reached|the connection broke"):
-                    await link.call("memory/remember", {"records": []})
-            assert "cannot be reached: Connection refused" in str(link.reason)
-            with store(file, port):
-                await link.wait_up()
-                assert await content() == ["a pear tree"]
 
 
 @pytest.mark.anyio

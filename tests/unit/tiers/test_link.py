@@ -427,7 +427,8 @@ async def test_a_look_that_takes_its_time_is_not_waited_for_and_counts_all_the_s
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(look)
-        assert (seen, link.status, anyio.current_time() - began) == ([False] * 3, "up", pytest.approx(1.0))
+        assert (seen, link.status) == ([False] * 3, "up")
+        assert anyio.current_time() - began == pytest.approx(1.0)
         assert len(tier.calls) == 1
         await down(link)
         assert link.reason == SILENT["reason"]
@@ -477,7 +478,7 @@ async def test_a_server_that_is_slow_is_not_taken_for_dead() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(7):
                 tasks.start_soon(failing, link)
-        assert link.status == "down"  # nothing at all was heard of it for as long as it has
+        assert str(link.status) == "down"  # nothing at all was heard of it for as long as it has
         await link.wait_up()
         assert len(tier.starts) == 1
 

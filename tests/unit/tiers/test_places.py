@@ -1,7 +1,7 @@
 """Places for clients' calls at a tier; time is simulated, and jumps."""
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -16,7 +16,7 @@ MOST: Final = 8
 WAITING: Final = 2  # a quarter of them
 
 
-def ended(work: Callable[..., Awaitable[object]], *args: object) -> bool:
+def ended(work: Callable[..., Coroutine[Any, Any, object]], *args: object) -> bool:
     """The link has ended, and starts no task."""
     return False
 
@@ -24,7 +24,7 @@ def ended(work: Callable[..., Awaitable[object]], *args: object) -> bool:
 def going_on(tasks: anyio.abc.TaskGroup) -> Callable[..., bool]:
     """The link goes on, with these tasks."""
 
-    def spawn(work: Callable[..., Awaitable[object]], *args: object) -> bool:
+    def spawn(work: Callable[..., Coroutine[Any, Any, object]], *args: object) -> bool:
         tasks.start_soon(work, *args)
         return True
 

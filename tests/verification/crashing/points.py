@@ -39,7 +39,6 @@ from a2m_router.protocol.wire.records import Draft, Record, digest, draft_of
 from a2m_router.protocol.wire.timestamps import render
 from a2m_store.server import serving
 from a2m_store.store import Store
-from tests.federation.test_summaries import Thinker, thinking
 from tests.support.clocks import Pace, jumping
 from tests.support.disk import Disk, Fate, Files, Moment, Photograph, laid
 from tests.support.federated import (
@@ -59,6 +58,7 @@ from tests.support.federated import (
     stored,
 )
 from tests.support.histories import TIERS
+from tests.support.summarizers import Thinker, thinking
 
 # what an earlier router was at is redone so long after the start
 _REDONE_SECONDS: Final = 31.0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
-import psutil  # type: ignore[import-untyped]  # it has no types of its own, and tests need none
+import psutil
 
 # a door that fails over and over says nothing new
 MOST_FINDINGS: Final = 20

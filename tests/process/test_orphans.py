@@ -106,6 +106,6 @@ async def test_other_tiers_and_other_federations_are_left_alone(tmp_path: Path) 
 
 def _has(process: psutil.Process, mark: dict[str, str]) -> bool:
     try:
-        return mark.items() <= process.environ().items()
+        return bool(mark.items() <= process.environ().items())
     except psutil.Error:
         return False

@@ -51,7 +51,8 @@ async def in_a_task(function: Callable[..., Awaitable[T]], *arguments: Any) -> T
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children()
+    found: list[Any] = psutil.Process().children()
+    return found
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,0 +1,115 @@
+"""A federation with mounts, and all that its tiers are sent."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from a2m_rag import server as rag
+from a2m_router.protocol.wire.errors import A2MError
+from a2m_router.protocol.wire.timestamps import render
+from tests.support.federated import LOCAL, START, Foreign, Trial, settings_of, trial
+
+Records = list[dict[str, Any]]
+# what a mount may be told
+READS: Final = {"describe", "recall", "timeline"}
+
+
+class Told(NamedTuple):
+    """A message that the router has sent to a tier."""
+
+    tier: str
+    method: str
+    params: dict[str, Any]
+
+
+class Watched:
+    """A running federation, and all that its tiers were told."""
+
+    def __init__(self, trial: Trial, told: list[Told]) -> None:
+        self.federation = trial.federation
+        self.servers = trial.servers
+        self.call = trial.call
+        self.told = told
+
+    async def refused(self, method: str, **params: Any) -> A2MError:
+        """The error that one call is answered with."""
+        with pytest.raises(A2MError) as refusal:
+            await self.call(method, **params)
+        return refusal.value
+
+    async def records(self, method: str = "timeline", **params: Any) -> Records:
+        """The records of a read that no tier was missing from."""
+        answer = await self.call(method, **params)
+        assert answer.keys() == {"records"}
+        found: Records = answer["records"]
+        return found
+
+    async def ids(self, method: str = "timeline", **params: Any) -> list[str]:
+        return [record["id"] for record in await self.records(method, **params)]
+
+    def told_to(self, tier: str, *methods: str) -> list[dict[str, Any]]:
+        """The parameters of all calls of these methods that a tier was sent."""
+        return [told.params for told in self.told if told.tier == tier and told.method in methods]
+
+
+@asynccontextmanager
+async def federation(
+    tiers: str,
+    servers: Mapping[str, Foreign | rag.Server],
+    *,
+    folder: Path | None = None,
+    down: Container[str] = (),
+) -> AsyncIterator[Watched]:
+    """A federation with these servers behind its tiers, by their names; where there is none, a store of ours.
+
+    When the block ends, no mount has been told anything but reads.
+
+    Args:
+        folder: where the files are; without, all is in memory.
+        down: tiers that cannot be connected, for as long as they are in it.
+    """
+    told: list[Told] = []
+
+    async def pass_on(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
+        call = json.loads(message)
+        told.append(Told(tier, call["method"].removeprefix("memory/"), call.get("params") or {}))
+        served = servers.get(tier)
+        return await (served(message, LOCAL) if isinstance(served, rag.Server) else go_on())
+
+    foreign = {name: served for name, served in servers.items() if isinstance(served, Foreign)}
+    async with trial(settings_of(tiers), servers=foreign, weather=pass_on, folder=folder, down=down) as fed:
+        yield Watched(fed, told)
+        for tier in filter(fed.federation.mounts.__contains__, fed.federation.settings.tiers):
+            written = [each for each in told if each.tier == tier.name and each.method not in READS]
+            assert [each for each in written if tier.mount or not _means_nobody(each)] == []
+            assert len(written) <= 1
+
+
+def _means_nobody(told: Told) -> bool:
+    """Whether it is the question whether a server takes writes: a forget of an id that no record has."""
+    return told.method == "forget" and told.params.keys() == {"ids"} and "a2m-router:" in str(told.params["ids"])
+
+
+def at(seconds: int) -> str:
+    """A moment, in seconds from when memory begins here; it has passed if they are negative."""
+    return render(START + 1000 * seconds)
+
+
+MEMORY: Final = """
+[tiers.working]
+kind = "working"
+command = ["-"]
+[tiers.notes]
+kind = "semantic"
+command = ["-"]
+"""
+MOUNT: Final = """
+[tiers.handbook]
+kind = "semantic"
+command = ["-"]
+mount = true
+"""
