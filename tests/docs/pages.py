@@ -9,7 +9,7 @@ What a reader does besides stands in HTML comments directly before the block:
     <!-- file: NAME -->         the block is the content of that file
     <!-- append: NAME -->       the block is added to that file
     <!-- example: PATH -->      the block equals that file of docs/, byte for byte
-    <!-- serve -->              the command runs in another terminal until the page ends, or until `stop`
+    <!-- serve -->              the last command runs in another terminal until the page ends, or until `stop`
     <!-- stop -->               Ctrl-C in these terminals, before the block
     <!-- not run: REASON -->    the block cannot be run here
 
@@ -143,15 +143,14 @@ class Reader:
             if path.name == "federation.toml":
                 self._load(path.read_text(), path.parent)
         elif "serve" in comments:
-            [(command, shown)] = commands(text) if language == "console" else [(text, "…listen…")]
+            *before, (command, shown) = commands(text) if language == "console" else [(text, "…listen…")]
+            self._follow(before)
             server = Server(self._popen(f"exec {self._here(command)}"))
             self._servers.append(server)
             came = server.output_until(lambda output: self._is(shown, output))
             assert self._is(shown, came), _difference(command, shown, came)
         elif language == "console":
-            for command, shown in commands(text):
-                _, came = self._run(command)
-                assert self._is(shown, came), _difference(command, shown, came)
+            self._follow(commands(text))
         elif language == "sh":
             code, came = self._run(f"set -e\n{text}")
             assert code == 0, f"{text}ended with {code}:\n{came}"
@@ -164,6 +163,11 @@ class Reader:
             self._load(text, self.folder)
         elif "example" not in comments:
             assert language in _SHOWN_ONLY, f"expected a block that is run, or one of {sorted(_SHOWN_ONLY)}"
+
+    def _follow(self, commands: list[tuple[str, str]]) -> None:
+        for command, shown in commands:
+            _, came = self._run(command)
+            assert self._is(shown, came), _difference(command, shown, came)
 
     def _load(self, text: str, folder: Path) -> None:
         """Have the router read a federation file, or a part of one, which replaces these tables of the shipped file."""

@@ -63,3 +63,7 @@ def test_what_is_wrong_with_a_page_is_found(text: str, tmp_path: Path) -> None:
     page.write_text(text)
     with pytest.raises(AssertionError):
         follow(page, tmp_path)
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
