@@ -140,8 +140,6 @@ class Reader:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w" if "file" in comments else "a") as file:
                 file.write(self._here(text))
-            if path.name == "federation.toml":
-                self._load(path.read_text(), path.parent)
         elif "serve" in comments:
             *before, (command, shown) = commands(text) if language == "console" else [(text, "…listen…")]
             self._follow(before)
