@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, follow
+from tests.support.pages import PAGES, ROOT, follow
 
 
 # one test a page: the blocks of a page depend on each other, and on one folder

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from a2m_router.config import settings
-from tests.docs.pages import ROOT
+from tests.support.pages import ROOT
 
 KEYS = re.findall(r"^\| (?:`\[\w+\]` )?`(\w+)` \|", (ROOT / "docs/federation-toml.md").read_text(), re.MULTILINE)
 # what the file does not say, or says under another name

@@ -10,9 +10,9 @@ import pytest
 
 from a2m_router import __version__
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 ROUTER: Final = ROOT / "router/a2m_router"
-PAGES: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/architecture.md")
+PAGES: Final = sorted(str(page.relative_to(ROOT)) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 CONTRIBUTING: Final = (ROOT / "CONTRIBUTING.md").read_text()
 
 PROSE: Final = re.sub(r"```.*?```", "", CONTRIBUTING, flags=re.DOTALL)

@@ -40,6 +40,8 @@ from tests.addresses import reserved_port
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+EXAMPLES: Final = ROOT / "docs/examples"
+
 # far more than any command takes; a hang becomes a failure
 PATIENCE: Final = 60
 
@@ -53,6 +55,11 @@ _VARIABLE: Final = [
     (re.compile(r"\b[\d.,]+ (?=ms\b|bytes\b)"), "<number>"),
     (re.compile("─+"), "─"),
 ]
+
+
+def manual() -> str:
+    """Return all pages as one text."""
+    return "\n".join(page.read_text() for page in PAGES)
 
 
 class Block(NamedTuple):
