@@ -838,6 +838,8 @@ def test_mistakes_at_the_start_are_sentences(
 @on_one_loop
 async def test_an_sdk_that_is_missing_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(CannotStart, match=re.escape("mcp is not installed; pip install 'a2m-router[mcp]'")):
+    with pytest.raises(
+        CannotStart, match=re.escape("mcp is not installed; in the folder of a2m-router: pip install '.[mcp]'")
+    ):
         async with served(["true"], "search"):
             raise AssertionError
