@@ -469,7 +469,7 @@ def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, report = summary(capsys, "--timeout", "60", "--stdio", *federation(tmp_path))
     assert code == 0, report
     assert report.endswith(" 0 failed, 0 skipped\n")  # there is no capability that it does not declare
-    assert f"`{report.splitlines()[-1]}`" in MANUAL
+    assert report.splitlines()[-1] in MANUAL.splitlines()
 
 
 def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
