@@ -38,6 +38,7 @@ WRONG = {
     "another output": console("$ echo one\ntwo"),
     "an output that is not shown": console("$ echo one"),
     "an output that does not come": console("$ true\none"),
+    "a block without a command": console("one"),
     "a command that fails": "```sh\nfalse\ntrue\n```\n",
     "a program that fails": "```python\nassert False\n```\n",
     "a program that prints something else": "```python\nprint(1 + 1)  # 3\n```\n",

@@ -287,6 +287,7 @@ class Server:
 
 def commands(text: str) -> list[tuple[str, str]]:
     """Return each command of a `console` block, with the output that is shown."""
+    assert text.startswith("$ "), "expected a command (`$ …`) in the first line"
     found = re.findall(r"^\$ (.*\n(?:> .*\n)*)((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
     return [(re.sub(r"^> ", "", command, flags=re.MULTILINE), shown) for command, shown in found]
 
