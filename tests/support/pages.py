@@ -146,7 +146,7 @@ class Reader:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w" if "file" in comments else "a") as file:
-                file.write(self._here(text))
+                file.write(self._here(text if "file" in comments else f"\n{text}"))
         elif "serve" in comments:
             *before, (command, shown) = commands(text) if language == "console" else [(text, "…listen…")]
             self._follow(before)
