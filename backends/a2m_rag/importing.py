@@ -59,6 +59,6 @@ def library(module: str, extra: str) -> Any:
     """A module of a library that is an extra of this package. Raises CannotStart that says how to get it."""
     root = module.partition(".")[0]
     if importlib.util.find_spec(root) is None:
-        raise CannotStart(f"{root} is not installed; pip install 'a2m-router[{extra}]'")
+        raise CannotStart(f"{root} is not installed; in the folder of a2m-router: pip install '.[{extra}]'")
     with starting(f"{module} cannot be imported"):
         return importlib.import_module(module)

@@ -37,7 +37,7 @@ __all__ = [
     "open_federation",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "A2MError": "a2m_router.protocol.wire.errors",

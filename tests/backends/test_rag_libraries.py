@@ -82,7 +82,7 @@ def test_a_library_that_is_missing_is_a_sentence(
     module: str, extra: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(CannotStart, match=rf"^{module} is not installed; pip install 'a2m-router\[{extra}\]'$"):
+    with pytest.raises(CannotStart, match=rf"^{module} is not installed; .*: pip install '\.\[{extra}\]'$"):
         make()
 
 

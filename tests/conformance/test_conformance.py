@@ -32,10 +32,11 @@ from a2m_router.tiers.link_factory import links_for
 from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
 from tests.support.judging import judged, store
+from tests.support.pages import manual
 from tests.support.paths import PROGRAMS, ROOT
 
 PACKAGE = ROOT / "tests/conformance"
-README = (ROOT / "README.md").read_text()
+MANUAL = manual()
 TOKENS = {"one-token": "one", "another-token": "another"}
 
 # --- the list of sentences
@@ -444,7 +445,7 @@ def serving_http(command: list[str]) -> Iterator[str]:
 def test_a_store_passes_on_stdio(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = summary(capsys, "--stdio", *store(tmp_path, kind))
     assert code == 0, report
-    assert report.splitlines()[-1] in README.splitlines()
+    assert report.splitlines()[-1] in MANUAL.splitlines()
 
 
 @pytest.mark.process
@@ -458,7 +459,7 @@ def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, report = summary(capsys, "--timeout", "60", "--stdio", *federation(tmp_path))
     assert code == 0, report
     assert report.endswith(" 0 failed, 0 skipped\n")  # there is no capability that it does not declare
-    assert f"`{report.splitlines()[-1]}`" in README
+    assert report.splitlines()[-1] in MANUAL.splitlines()
 
 
 @pytest.mark.process

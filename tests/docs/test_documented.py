@@ -1,4 +1,4 @@
-"""What README says of limits that a reader could take to be narrower or wider than they are."""
+"""What the pages say of limits that a reader could take to be narrower or wider than they are."""
 
 import re
 import shutil
@@ -12,10 +12,9 @@ import pytest
 from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.servers.core_only import CoreOnly
 from tests.support.federated import FOUR_TIERS, Foreign, Mix, Steered, method_of, settings_of, trial
+from tests.support.pages import manual
 from tests.support.paths import ROOT
 from tests.support.router_process import PATIENCE, Said, running
-
-README: Final = (ROOT / "README.md").read_text()
 
 NATIVE: Final[Mix] = {}
 OTHERS: Final[Mix] = {"working": Foreign(kind=CoreOnly), "semantic": Foreign(kind=CoreOnly)}
@@ -67,11 +66,10 @@ async def test_an_id_of_another_owner_is_refused_and_nothing_else_is_told_of_it(
         assert (await fed.call("forget", ids=["diary"], owner="bob"))["forgotten"] == 0
 
 
-@pytest.mark.process
 def test_a_backup_is_restored_as_the_manual_says(tmp_path: Path) -> None:
     """Over what a router has left that was killed: its logs must not be taken for those of the restored files."""
     shutil.copy(ROOT / "federation.toml", tmp_path)
-    [commands] = [block for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "memories.before" in block]
+    [commands] = [block for block in re.findall(r"```sh\n(.*?)```", manual(), re.DOTALL) if "memories.before" in block]
     config = tmp_path / "federation.toml"
     with running(config, "--http", "127.0.0.1:0") as router:
         url = Said(router).until(r"listens on (http://\S+)")[1]

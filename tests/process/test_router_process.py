@@ -20,7 +20,7 @@ import pytest
 from a2m_router.daemon import cli
 from a2m_router.protocol.wire.errors import Code
 from a2m_router.storage import database
-from tests.support.paths import ROOT
+from tests.support.pages import manual
 from tests.support.router_process import (
     AT_ITS_END,
     AT_ITS_START,
@@ -85,8 +85,7 @@ def test_it_explains_itself(here: Callable[..., Called]) -> None:
 
 
 def test_the_manual_lists_every_option_and_no_other() -> None:
-    manual = (ROOT / "README.md").read_text()
-    table = manual.partition("| `a2m-router` | |\n")[2].partition("\n\n")[0]
+    table = manual().partition("\n### a2m-router\n")[2].partition("\nExit codes")[0]
     listed = " ".join(line.split(" | ")[0] for line in table.splitlines())
     explained = re.findall(r"^ +(?:-h, )?(--[a-z-]+)", run("--help").stdout, re.MULTILINE)
     assert set(re.findall(r"--[a-z-]{2,}", listed)) == set(explained)
