@@ -457,7 +457,7 @@ async def test_a_write_that_was_acknowledged_and_lost_is_missed_when_it_is_read(
         with seen.trouble():
             assert await seen.write("in trouble") is None
         assert await seen.readable() == ["before"]
-        assert "semantic does not hold 'in trouble', which should live there" in seen.log
+        assert "tier=semantic record missing: it does not hold 'in trouble', which should live there" in seen.log
         # and its writer, told that it is not there, can write it again
         assert await seen.write("in trouble") is None
         assert await seen.readable() == ["before", "in trouble"]
