@@ -44,9 +44,10 @@ class Delivering:
         return names
 
     async def take_groups_along(self, plan: Plan, scope: Scope) -> None:
-        """Move the group of each replaced record that the plan sends to another tier together with its group.
+        """Move whole groups before the write.
 
-        The caller holds no claim: a move takes its own.
+        A replacement may name another tier and keep its record in its group: then the whole group moves there first.
+        The caller holds no claim, because a move takes its own.
         """
         for slot, _, _ in plan.replaced:
             draft = slot.last
@@ -98,7 +99,7 @@ class Delivering:
         ]
 
     def _members_left_behind(self, draft: Draft, tier: str) -> list[Entry]:
-        """Return the group that `draft`, if it moved alone to `tier`, would leave behind."""
+        """Return the group of the record that `draft` would move to `tier` alone; empty if that splits no group."""
         entry = None if draft.key is None else self._catalog.records.by_key(draft.owner, draft.key)
         if entry is None or entry.home == tier or draft.group is None or draft.group != entry.group:
             return []
@@ -192,5 +193,5 @@ def _as_down(tier: str, failure: Failure) -> Failure:
         return failure
     reason = no_room(failure)
     if reason is not None:
-        return TierDown(tier, reason, RETRY_AFTER, None)  # this passes, and clients recognise the reason
+        return TierDown(tier, reason, RETRY_AFTER, None)  # temporary, and clients match this reason
     return TierDown(tier, f"it refuses: {failure.message}", 60.0, None)

@@ -82,7 +82,7 @@ class Distilling:
         self.moves = moves
         self._rewriter = rewriter
         self._clock = clock
-        self._busy: dict[frozenset[str], anyio.Event] = {}  # groups in the summarizer; the event ends each run
+        self._busy: dict[frozenset[str], anyio.Event] = {}  # groups being summarized; the event is set at the end
         self._in_vain: Counter[tuple[str, str]] = Counter()  # refusals in a row, by (source, target)
 
     def is_busy(self, unit: Unit) -> bool:
@@ -187,7 +187,7 @@ class Distilling:
         if claimed is None:
             return False
         claim, present = claimed
-        # a write of the summary that is in doubt must keep its id claimed; a fresh id is always free
+        # the summary's id is claimed, too, since its write may be in doubt at the end; a fresh id is always free
         own = self._catalog.claims.take_if_free([id_name(summary.id)])
         catalog = self._catalog
         async with self._core.guard.change(*(each for each in (claim, own) if each is not None)) as change:

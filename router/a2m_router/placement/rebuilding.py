@@ -185,7 +185,7 @@ async def _scanned(
             profiles.append((tier, profile))
         recovery.agree_on_metric(profiles)
         for tier, _ in profiles:
-            await _welcome(recovery, tier)  # checks again, with the tiers before: two tiers may lead to one store
+            await _welcome(recovery, tier)  # this compares the tier with those before it: two may lead to one store
         connections.cancel_scope.cancel()
     return taken, {tier.name: read.get(tier.name, 0) for tier in settings.managed}
 

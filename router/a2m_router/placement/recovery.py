@@ -109,7 +109,7 @@ class Recovery:
                 raise _not_indexable(tier.name, self._catalog.vectors.metric(), "the federation")
             return
         width, metric = self._catalog.vectors.dimensions(), self._catalog.vectors.metric()
-        # the vector of a stray may have fixed the tier's width; strays are removed
+        # a stray's vector may have fixed the tier's width; strays will be removed, so a difference is accepted
         strays = self._catalog.strays.removable(tier.name, "", 1)
         if profile.dimensions is not None and width is not None and profile.dimensions != width and not strays:
             raise CannotServe(
@@ -268,7 +268,7 @@ class Recovery:
         self._catalog.lineage.note_epoch(name)
 
     def _turn(self, tier: Tier, profile: Profile, *, mount: bool) -> None:
-        """Treat a server that takes no writes as a mount, or end that.
+        """Use a server that takes no writes as a mount, or stop using it as one.
 
         This holds whatever the file says, until the server takes writes. A server that holds records of ours stays a
         tier: they can be read, and a rejected write has the reason.

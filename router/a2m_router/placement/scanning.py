@@ -73,7 +73,7 @@ class Scanner:
         self._alerts = Alerts(log)
 
     async def lacking(self, tier: str, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the records among those living in `tier` that it does not hold in their current state."""
+        """Return the entries, of some that live in `tier`, that it does not hold in their current state."""
         with self._catalog.reads.reading():  # during a read, the catalog keeps its copies of pending writes
             found = await self._gateway.read(tier, [entry.id for entry in entries])
             behind = self._catalog.pending.among(entry.id for entry in entries)

@@ -77,7 +77,10 @@ def refuse_if_nothing(tiers: Sequence[Tier], missing: Iterable[Degraded]) -> Non
 
 
 def with_unaccounted(degraded: Sequence[Degraded], unaccounted: Mapping[str, str]) -> list[Degraded]:
-    """Add the tiers that may hold, or held during the read, records that are not in the catalog."""
+    """Return `degraded` with the tiers of `unaccounted` added.
+
+    These may hold, or held during the read, records that the catalog does not have.
+    """
     named = {down.tier for down in degraded}
     return [*degraded, *(Degraded(tier, why) for tier, why in unaccounted.items() if tier not in named)]
 

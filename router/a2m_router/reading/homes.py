@@ -26,7 +26,7 @@ from a2m_router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
 
-# Attempts of a read that summaries interrupt.
+# Attempts of a read if summaries replace groups during it.
 _MOST_REWRITES: Final = 50
 
 # A record that was not found is read once more: its pending write may have been sent, or it has another home now.

@@ -22,7 +22,7 @@ from a2m_router.tiers.gateway import TierGateway, raw_json
 from a2m_router.tiers.gather import gather
 from a2m_router.tiers.lifting import delegable
 
-# Returns the first ids of the records that match a question in a tier, up to a number.
+# Returns the ids of the first records that match a question in a tier, at most a given number.
 _Order = Callable[[Question, Tier, int], list[str]]
 
 

@@ -87,8 +87,8 @@ class Mounted:
         where = _where(tier, question)
         if where is None:
             return []
-        # the server may ignore the `where`, and records of others are filtered out: a limit could be used up by records
-        # that do not match
+        # the server may ignore `where`, and other owners' records are filtered out here: with a limit, they could
+        # displace records that match
         limit = question.limit if tier.shared and not question.where.given else None
         asked = Timeline(
             where=where or None,

@@ -12,7 +12,7 @@ from a2m_router.reading.candidates import FEW, Ask, Candidates, one_ranking
 from a2m_router.reading.question import Question
 from a2m_router.tiers.gateway import TierGateway, raw_json
 
-# The most matches of a forget by query to request from a tier without a limit of its own.
+# A forget by query requests at most so many matches from a tier without a limit of its own.
 _MOST_MATCHES: Final = 4096
 
 

@@ -18,7 +18,7 @@ from a2m_router.reading.fan_out import FanOut
 from a2m_router.reading.homes import Homes, undisturbed
 from a2m_router.reading.question import Question
 
-# The most ids that a recall by fields that only the catalog has sends to the tiers.
+# A recall by fields that only the catalog has sends the matching ids to the tiers, at most so many.
 _MOST_IDS: Final = 10_000
 
 # Why a tier may hold better matches than it returned.

@@ -10,7 +10,7 @@ from a2m_router.reading.question import Question
 from a2m_router.tiers.failures import changing, unanswered
 from a2m_router.tiers.link import TierDown
 
-# Attempts if records that the tiers found are replaced meanwhile.
+# Attempts if matching records are replaced during the call.
 _LOOKS: Final = 20
 
 
