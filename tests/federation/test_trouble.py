@@ -361,7 +361,7 @@ async def test_a_forget_that_may_not_outlive_a_power_cut_says_so(monkeypatch: py
 
         with monkeypatch.context() as patch:
             patch.setattr(Catalog, "synced", fail)
-            with pytest.raises(A2MError, match="what was forgotten is gone, but may be back") as failure:
+            with pytest.raises(A2MError, match="the records are forgotten, but may come back") as failure:
                 await fed.call("forget", ids=ids)
         assert failure.value.data == {"reason": "disk full"}
         assert await fed.timeline() == []
