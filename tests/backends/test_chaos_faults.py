@@ -393,7 +393,7 @@ class Move(NamedTuple):
     moved: tuple[int, ...] = (0,)
 
 
-ALTERED = "semantic does not keep what it is given"
+ALTERED = "semantic does not keep a record as it was written"
 MOVES = [
     Move("stdio", 'do = "hang"', DEADLINE),
     Move("http", 'do = "drop-answer"', DEADLINE),
@@ -461,7 +461,7 @@ async def test_a_write_that_was_acknowledged_and_lost_is_missed_when_it_is_read(
         with seen.trouble():
             assert await seen.write("in trouble") is None
         assert await seen.readable() == ["before"]
-        assert "semantic does not hold 'in trouble', which should live there" in seen.log
+        assert "tier=semantic record missing: it does not hold 'in trouble', which should live there" in seen.log
         # and its writer, told that it is not there, can write it again
         assert await seen.write("in trouble") is None
         assert await seen.readable() == ["before", "in trouble"]
@@ -480,7 +480,7 @@ async def test_what_was_acknowledged_before_it_was_on_disk_is_missed_after_the_c
             assert await seen.readable() == ["before", "not on disk"]
             assert await seen.write("last") is None
         await seen.well()
-        await seen.hears("semantic: 2 records that should live there are gone: not on disk, last")
+        await seen.hears("tier=semantic 2 records lost that should live there: not on disk, last")
         assert await seen.readable() == ["before"]
         assert "lose-at-crash: a write is carried out and acknowledged, and gone" in seen.log
         assert "the memory is what it was kept aside as" in seen.log

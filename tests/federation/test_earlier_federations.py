@@ -104,7 +104,7 @@ async def test_a_role_or_group_that_the_server_has_come_to_invent_is_seen(
     async with trial(settings_of(TIERS), servers=servers, folder=laid_out(tmp_path)) as fed:
         with pytest.raises(A2MError, match="'plain': semantic does not hold it as it was written"):
             await fed.call("promote", ids=["plain"], tier="working")
-        assert "semantic holds 'plain' altered; it is not moved" in caplog.text
+        assert "tier=semantic record not moved: it holds 'plain' altered" in caplog.text
         assert [record["id"] for record in await fed.timeline()] == [record["id"] for record in TIMELINE]
 
 

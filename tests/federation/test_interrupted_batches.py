@@ -234,7 +234,7 @@ async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
 
             disk.failure = lambda name: 5 if refuses and is_routers(name) else None
             monkeypatch.setattr(Catalog, "commit_write", committed)
-            with pytest.raises(A2MError, match="what was written can be read, but may be gone"):
+            with pytest.raises(A2MError, match="the records are written and can be read, but may be lost"):
                 await fed.call("remember", records=batch)
             monkeypatch.undo()
             refuses = False

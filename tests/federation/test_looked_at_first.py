@@ -335,7 +335,7 @@ async def test_a_shared_server_that_tells_less_than_all_goes_on_and_the_log_says
             "before": "semantic"
         }
         await fed.remember("since", tier="semantic")
-        assert "whether more came there that is not in the account cannot be seen" in caplog.text
+        assert "records added by others cannot be detected" in caplog.text
 
 
 OVER_HTTP: Final = settings_of(

@@ -373,7 +373,7 @@ async def test_a_write_aimed_at_a_mount_is_refused_and_says_why(
 async def test_a_record_under_a_mount_s_name_is_refused(id: str) -> None:
     async with mounted(writable(*PAGES)) as fed:
         refusal = await fed.refused("remember", records=[{"content": "x"}, {"id": id, "content": "y"}])
-        sentence = f"records: the id {id!r} would be one of 'handbook', which is mounted; choose another"
+        sentence = f"records: the id {id!r} has the form of ids of the mount 'handbook'; choose another"
         assert (refusal.code, refusal.message) == (Code.INVALID_PARAMS, sentence)
         assert await fed.ids() == ALL
         free = ["handbook", "handbooks/1", "notes/1", "/handbook/1"]
@@ -614,7 +614,7 @@ async def test_describe_does_not_wait_for_a_service_that_takes_its_time(monkeypa
             handbook = (await fed.call("describe"))["tiers"][2]
             assert (handbook["status"], handbook["reason"]) == (
                 "up",
-                "asked how it is, it has not answered for 1 s",
+                "no answer to a status check within 1 s",
             )
         held.set()
         while fed.federation.links["handbook"].status == "up":
@@ -853,7 +853,7 @@ UNDECLARED: Final = MOUNT.replace("mount = true", "")
 async def test_a_tier_whose_server_takes_no_writes_becomes_a_mount(caplog: pytest.LogCaptureFixture) -> None:
     async with mounted(read_only(*PAGES), MEMORY + UNDECLARED) as fed:
         assert (
-            "handbook: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true"
+            "tier=handbook its server takes no writes: used as a mount, read-only; set mount = true for it in the file"
             in caplog.messages
         )
         assert await fed.ids() == ALL
@@ -896,7 +896,7 @@ async def test_a_tier_that_holds_records_of_ours_does_not_become_a_mount(
 
     async with started(read_only=True) as fed:
         assert (
-            "handbook: its server takes no writes any more; its records can be read, and stay where they are"
+            "tier=handbook its server takes no writes any more: its records can be read, but not changed"
             in caplog.messages
         )
         assert [tier["mount"] for tier in (await fed.call("describe"))["tiers"]] == [False, False, False]
@@ -926,7 +926,7 @@ async def test_a_mount_that_turns_out_to_take_writes_is_a_tier_from_then_on(capl
         assert [record["id"] for record in await fed.timeline()] == MANUAL
         fed.servers["handbook"].read_only = False
         await reconnected(fed, "handbook")
-        assert "handbook: its server takes writes now; it is a mount no more" in caplog.messages
+        assert "tier=handbook its server takes writes now: no longer used as a mount" in caplog.messages
         assert [tier["mount"] for tier in (await fed.call("describe"))["tiers"]] == [False, False, False]
         own = [id.removeprefix("handbook/") for id in MANUAL]
         assert sorted(record["id"] for record in await fed.timeline()) == sorted(own)

@@ -243,7 +243,7 @@ async def test_a_write_gives_up_waiting_for_others_when_its_time_is_over() -> No
         stuck = Task(tasks, lambda: fed.remember("new", key="k"))
         await hold.reached.wait()
         began = anyio.current_time()
-        with pytest.raises(A2MError, match="has not been settled") as failure:
+        with pytest.raises(A2MError, match="is still in doubt") as failure:
             await fed.remember("newer", key="k")
         assert failure.value.data is not None
         assert failure.value.data["reason"] == "unsettled"

@@ -427,7 +427,7 @@ async def test_what_an_older_store_holds_as_it_once_was_is_not_shown_and_named(
     await older_store(tmp_path, starts=starts)
     async with trial(CALM, folder=tmp_path) as fed:
         assert ("its store is older than the catalog" in caplog.text) == starts
-        assert "1 records that should live there are gone: new" in caplog.text
+        assert "1 records lost that should live there: new" in caplog.text
         for method, params in (
             ("timeline", {}),
             ("timeline", {"tier": "semantic"}),
@@ -463,7 +463,7 @@ async def test_a_page_that_was_set_back_in_the_same_start_is_named_though_no_rec
         await fed.caught_up()
     put_back(tmp_path, copy, "semantic")
     async with trial(CALM, folder=tmp_path):
-        assert "semantic: it holds 1 records in another state than they were last in" in caplog.text
+        assert "tier=semantic 1 records found in a former state" in caplog.text
 
 
 async def test_a_former_state_that_is_forgotten_is_gone(tmp_path: Path) -> None:
@@ -763,7 +763,7 @@ async def test_what_a_tier_lost_while_the_router_ran_leaves_the_account_when_it_
         fed.federation.admission.welcomed["semantic"] = anyio.Event()
         down.clear()
         await joined(fed, "semantic")
-        assert "1 records that should live there are gone: t" in caplog.text
+        assert "1 records lost that should live there: t" in caplog.text
         assert fed.federation.catalog.records.count("semantic") == others + exchanged
         assert len((await fed.call("timeline", page=1000))["records"]) == others + exchanged
         await fed.call("remember", records=[{**ANEW, "tier": "semantic"}])
@@ -840,7 +840,8 @@ async def test_two_federations_on_one_server_keep_to_what_is_theirs(
             await fed.settled()
             ours = fed.federation.catalog.lineage.federation
     assert re.search(
-        rf"semantic: at least 1 records there belong to another federation \(\w+; this one is {ours}\)", caplog.text
+        rf"tier=semantic records of another federation not adopted: at least 1 there belong to \w+, this one is {ours}",
+        caplog.text,
     )
     async with trial(CALM, servers=mix, folder=tmp_path / "two", adopt=True) as fed:
         assert contents(await fed.timeline()) == {"one's": "semantic", "two's": "semantic"}

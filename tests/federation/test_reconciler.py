@@ -66,7 +66,7 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
             while strays_left(fed.federation.catalog):  # noqa: ASYNC110 - nothing tells when, and to ask would wake it
                 await anyio.sleep(0.01)
         assert contents(await fed.timeline()) == {"new": "semantic"}
-    assert "has lost" not in caplog.text
+    assert "record lost" not in caplog.text
 
 
 @pytest.mark.parametrize("servers", [{}, LIFTED], ids=["native", "lesser"])

@@ -731,7 +731,7 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
         return accepts(self, read, msgspec.structs.replace(entry, seq=0), found_in)
 
     monkeypatch.setattr(ActiveReads, "accepts", accepts_another)
-    monkeypatch.setattr(Question, "may_mean", lambda self, entry: True)
+    monkeypatch.setattr(Question, "may_match", lambda self, entry: True)
     for module in (a2m_router.reading.homes, a2m_router.reading.timelines):
         monkeypatch.setattr(module, "still", lambda then, now: list(now))
     for module in (a2m_router.reading.homes, a2m_router.reading.resolving):

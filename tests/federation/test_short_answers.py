@@ -24,7 +24,7 @@ async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means
         ids = await fed.remember(*["alpha"] * 20, tier="semantic")
         with monkeypatch.context() as patch:
             too_long(patch, lambda method, params: method == "memory/recall")
-            with pytest.raises(A2MError, match="more than one call can tell") as refused:
+            with pytest.raises(A2MError, match="more than one call can return") as refused:
                 await fed.call("forget", query="alpha")
         assert refused.value.code == Code.QUOTA_EXCEEDED
         assert {record["id"] for record in await fed.timeline()} == set(ids)

@@ -474,14 +474,14 @@ OLD_PAGE = {"id": "p", "content": "old page", "key": "page", "tier": "semantic"}
 
 # what others make of the page meanwhile; what the error says of it
 EDITS: dict[str, tuple[Change, str]] = {
-    "edited": (lambda fed: fed.remember("newer", key="page"), "has been edited"),
-    "replaced by the same content": (lambda fed: fed.remember("old page", key="page"), "has been edited"),
-    "edited there and back": (lambda fed: there_and_back(fed), "has been edited"),
-    "edited into another tier": (lambda fed: fed.remember("newer", key="page", tier="episodic"), "has been edited"),
-    "forgotten": (lambda fed: fed.call("forget", key_prefix="page"), "has been forgotten"),
+    "edited": (lambda fed: fed.remember("newer", key="page"), "was edited"),
+    "replaced by the same content": (lambda fed: fed.remember("old page", key="page"), "was edited"),
+    "edited there and back": (lambda fed: there_and_back(fed), "was edited"),
+    "edited into another tier": (lambda fed: fed.remember("newer", key="page", tier="episodic"), "was edited"),
+    "forgotten": (lambda fed: fed.call("forget", key_prefix="page"), "was forgotten"),
     "written anew": (
         lambda fed: anew(fed, {**OLD_PAGE, "created_at": "2001-01-01T00:00:00.000Z"}),
-        "has been edited",
+        "was edited",
     ),
 }
 
@@ -576,7 +576,7 @@ async def test_a_page_that_is_made_while_it_thinks_stays_as_it_is() -> None:
         await fed.remember("somebody else's", key="page", tier="episodic")
         before = await everything(fed)
         stop.release()
-        await assert_the_edit_stays(fed, call, before, "has been written")
+        await assert_the_edit_stays(fed, call, before, "was written")
 
 
 @anyio_test

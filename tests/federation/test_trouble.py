@@ -111,7 +111,7 @@ async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried
             await fed.remember(*[f"turn {number} {n}" for n in range(5)], session="s")
             await fed.call("consolidate")
         [told] = said_of_moves(caplog)
-        lines = {f"working -> episodic: not moved: {id!r}: full": id for id in ids}
+        lines = {f"move=working->episodic records not moved: {id!r}: full": id for id in ids}
         # the other record that stays is told when this one is not there any more
         await fed.call("forget", ids=[lines.pop(told)])
         await fed.remember("another", "and another", session="s")
@@ -120,7 +120,7 @@ async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried
         refused.clear()
         await fed.remember("one more", session="s")
         await fed.call("consolidate")
-        assert said_of_moves(caplog)[2:] == ["working -> episodic: nothing is in the way any more"]
+        assert said_of_moves(caplog)[2:] == ["move=working->episodic records move again"]
 
 
 async def test_a_server_that_words_each_refusal_differently_does_not_fill_the_log(
@@ -157,11 +157,11 @@ async def test_a_way_that_is_blocked_is_said_to_be_and_said_to_be_free_again(
         await fed.remember(*[f"turn {n}" for n in range(6)], session="s")
         for _ in range(3):
             assert (await fed.call("consolidate"))["moved"] == 0
-        assert said_of_moves(caplog) == ["working -> episodic: not moved: no space left"]
+        assert said_of_moves(caplog) == ["move=working->episodic records not moved: no space left"]
         monkeypatch.setattr(link, "_QUIET", 0.0)
         has_room = True
         assert (await fed.call("consolidate"))["moved"] == 2
-        assert said_of_moves(caplog)[1:] == ["working -> episodic: nothing is in the way any more"]
+        assert said_of_moves(caplog)[1:] == ["move=working->episodic records move again"]
     assert [record.getMessage() for record in caplog.records if "disk" in record.getMessage()] == [
         "episodic: its disk is full: no space left",
         "episodic: there is room on its disk again",
@@ -176,12 +176,12 @@ async def test_a_record_that_its_tier_holds_altered_is_told_once(caplog: pytest.
         for number in range(3):
             await fed.remember(*[f"turn {number} {n}" for n in range(5)], session="s")
             await fed.call("consolidate")
-        assert said_of_moves(caplog) == [f"working holds {id!r} altered; it is not moved"]
+        assert said_of_moves(caplog) == [f"tier=working record not moved: it holds {id!r} altered"]
 
 
 async def test_a_group_that_alone_is_too_large_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    told = "working: the group 'g' alone has {} records, and the capacity is 4: it stays whole, and over it"
+    told = "tier=working group 'g' kept whole over the capacity of 4: it alone has {} records"
     async with trial(settings_of(policy="explicit")) as fed:
         await fed.remember(*[f"turn {n}" for n in range(6)], session="s", group="g")
         for _ in range(3):
@@ -307,10 +307,10 @@ async def test_that_the_catalog_takes_no_notes_is_said_once_and_so_is_its_end(
             while trials < 10:
                 await anyio.lowlevel.checkpoint()
         [begun] = said()
-        assert "the catalog's disk refuses what has to be noted, will retry" in begun
+        assert "notes not written to the catalog, will retry" in begun
         disk.full = False
         await fed.settled()
-        assert said()[1:] == ["the catalog's disk takes notes again"]
+        assert said()[1:] == ["the catalog's disk accepts notes again"]
 
 
 async def test_a_move_that_failed_for_want_of_room_is_undone_when_there_is_some(
@@ -361,7 +361,7 @@ async def test_a_forget_that_may_not_outlive_a_power_cut_says_so(monkeypatch: py
 
         with monkeypatch.context() as patch:
             patch.setattr(Catalog, "synced", fail)
-            with pytest.raises(A2MError, match="what was forgotten is gone, but may be back") as failure:
+            with pytest.raises(A2MError, match="the records are forgotten, but may come back") as failure:
                 await fed.call("forget", ids=ids)
         assert failure.value.data == {"reason": "disk full"}
         assert await fed.timeline() == []

@@ -83,7 +83,7 @@ async def test_a_known_write_is_not_answered_for_what_its_tier_returns_altered(w
     async with trial(settings_of(ONE), servers={"working": Foreign(kind=kind)}) as fed:
         await fed.call("remember", records=[record])
         kind.on = True
-        with pytest.raises(A2MError, match="it holds the record 'a' otherwise than it was given it"):
+        with pytest.raises(A2MError, match="it does not hold the record 'a' as it was written"):
             await fed.call("remember", records=[record])
         kind.on = False
         assert await fed.call("remember", records=[record]) == {"ids": ["a"]}

@@ -425,7 +425,7 @@ def test_a_router_that_runs_for_a_backup_alone_leaves_none_when_it_is_told_to_en
     copy = tmp_path / "copy"
     with running(federation(tmp_path), "--backup", str(copy), hurried=held(tmp_path)) as router:
         said = Said(router)
-        said.until("a backup is being made in")
+        said.until("backup started: folder=")
         terminate(router)
         assert router.popen.wait(PATIENCE) == 1
         assert "Traceback" not in said.all()
@@ -455,7 +455,7 @@ def test_a_router_that_is_killed_leaves_what_says_that_it_is_half(tmp_path: Path
     with on_http(federation(tmp_path)) as (_, _, url):
         refused = called(url, METHOD, path=str(tmp_path / "copy"))["error"]
     assert refused["code"] == Code.INVALID_PARAMS
-    assert "has left a backup half made" in refused["message"]
+    assert "is an incomplete backup of a router that was killed" in refused["message"]
 
 
 def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) -> None:
@@ -907,7 +907,7 @@ async def test_what_cannot_be_copied_is_named(tmp_path: Path) -> None:
     assert reasons.keys() == {"episodic", "semantic", "procedural"}
     assert "HTTP" in reasons["episodic"]
     assert "makes no backups" in reasons["semantic"]
-    assert "mounted" in reasons["procedural"]
+    assert "mount" in reasons["procedural"]
     assert json.loads((tmp_path / "copy" / MANIFEST).read_text())["left_out"] == state["left_out"]
 
 

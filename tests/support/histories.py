@@ -541,7 +541,7 @@ class Run:
             try:
                 await self._raw(method, **params)
             except A2MError as refused:
-                if "has yet to catch up" not in refused.message or "retry_after" not in (refused.data or {}):
+                if "has pending writes" not in refused.message or "retry_after" not in (refused.data or {}):
                     raise
             else:
                 return True

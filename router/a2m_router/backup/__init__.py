@@ -1,1 +1,1 @@
-"""TierGateway of a federation, made while it serves."""
+"""Backups of a federation, made while it serves."""

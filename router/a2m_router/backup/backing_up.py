@@ -1,16 +1,16 @@
-"""A backup of a federation that goes on serving: copies of its catalog and of every store that is on this machine.
+"""A backup of a federation while it serves: copies of its catalog and of every store on this machine.
 
-All of them are of one moment, as a crash would have left them, and so a router that starts on them does what it does
-after one. The moment is made so:
-1. calls that may change what one of the stores holds are held back; those under way are not waited for;
-2. a snapshot of the catalog is opened, then one in each store. What a store does for a call that the catalog's snapshot
-   knows to be answered was done before; and of what is in a store's snapshot, the note that comes before every copy is
-   in the catalog's;
-3. calls go on, and the snapshots are copied.
+All copies show the same moment, like the files after a crash. A router that starts on them recovers as after a crash.
+The moment is made in three steps:
+1. calls that may change a store are held back. Calls in progress are not awaited;
+2. a snapshot of the catalog is opened, then one in each store. A call that the catalog's snapshot knows as answered was
+   carried out before, so the store's snapshot has its effect. A copy in a store's snapshot has its note in the
+   catalog's snapshot, because the note comes before the copy;
+3. calls are released, and the snapshots are copied.
 
-The copies are made in a folder of their own, INCOMPLETE, and leave it when all of them are synced. A backup is whole
-when it has its manifest, and no such folder. Where a backup fails, or is called off, that folder is removed: a store
-that has yet to begin its copy cannot do so any more, however late it comes to it, and one that has begun gives up.
+The copies are made in a folder of their own, INCOMPLETE, and are moved out of it when all of them are synced. A backup
+is complete when it has its manifest and no such folder. If a backup fails or is cancelled, that folder is removed: then
+a late store cannot begin its copy, and a store that has begun gives up.
 """
 
 import itertools
@@ -42,26 +42,27 @@ INCOMPLETE: Final = "INCOMPLETE"
 FORMAT: Final = "a2m-backup"
 VERSION: Final = 1
 
-# where copies of files lie that are not beneath the federation file's folder
+# the folder for copies of files that are not beneath federation.toml's folder
 _OUTSIDE: Final = "outside"
 
-# what nothing that is copied may be called, nor a folder that it lies in
+# reserved names: no copy, and no folder of a copy, may have one
 _TAKEN: Final = (Path(MANIFEST), Path(INCOMPLETE))
 
 # how long a store may take to open its snapshot, while changes are held back
 _OPENING_SECONDS: Final = 5.0
-# how long a store that is slow to say how far its copy has come is asked again
+# how long a store's progress is polled without an answer
 _PATIENCE: Final = 30.0
-_ASK_AGAIN: Final = 0.5
-# how long it is waited for a store that is to call off its copy
-_CALLING_OFF: Final = 2.0
+_POLL_SECONDS: Final = 0.5
+# how long the router waits for a store to cancel its copy
+_CANCEL_SECONDS: Final = 2.0
 log = logging.getLogger(__name__)
 
 
 class File(msgspec.Struct):
-    """One copy: of which tier, or of the catalog; where it is, beneath the backup's folder, and where it came from.
+    """One copy, of a tier's store or of the catalog.
 
-    `copied` of `size` bytes are there; `schema` is the version of its tables.
+    `file` is its path beneath the backup's folder, `origin` the path of the copied file. `copied` of `size` bytes are
+    done. `schema` is the version of its tables.
     """
 
     of: str
@@ -80,8 +81,10 @@ class LeftOut(msgspec.Struct):
 
 
 class State(msgspec.Struct, omit_defaults=True):
-    """The answer to `store/backup`: what is in the backup, how far it has come, and what is not in it. `cancelled` is
-    there where it was called off, and what there was of it is removed."""
+    """The reply to `store/backup`: the contents of the backup, its progress, and the tiers that it leaves out.
+
+    `cancelled`: it was cancelled, and its files were removed.
+    """
 
     files: list[File]
     left_out: list[LeftOut]
@@ -93,7 +96,7 @@ class State(msgspec.Struct, omit_defaults=True):
 
 
 class _Said(msgspec.Struct):
-    """A store's answer."""
+    """A store's reply."""
 
     file: str
     backup: str | None = None
@@ -104,7 +107,7 @@ class _Said(msgspec.Struct):
 
 
 class _Made(Job):
-    """One backup: the folder it is to lie in is its path."""
+    """One backup; its path is its folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -113,9 +116,9 @@ class _Made(Job):
         self.left_out: list[LeftOut] = []
         self.taken_at: str | None = None
         self.catalog: Copying | None = None
-        self.copies: dict[str, tuple[File, str]] = {}  # by tier, with the store's name for its backup
-        self.folders: list[Path] = []  # that were made for it, each after the one it lies in
-        self.moved: list[str] = []  # names of what has left the folder for what is incomplete
+        self.copies: dict[str, tuple[File, str]] = {}  # by tier, with the id of the store's own backup
+        self.folders: list[Path] = []  # created for the backup, each after its parent
+        self.moved: list[str] = []  # names of files that were moved out of INCOMPLETE
 
     def target(self, file: File) -> Path:
         return self.work / file.file
@@ -135,11 +138,11 @@ class _Made(Job):
 
 
 class Backups:
-    """The backups of one federation; one is made at a time.
+    """The backups of one federation, one at a time.
 
     Args:
-        spawn: starts work that outlives the call, and its time.
-        clock: the time, in milliseconds since 1970.
+        spawn: starts a task that outlives the call that started it, and its time budget.
+        clock: returns the time, in milliseconds since 1970.
         threads: copy on worker threads.
     """
 
@@ -166,9 +169,10 @@ class Backups:
         return self._catalog.database.path is not None
 
     async def backup(self, params: Backup) -> State:
-        """Begin a backup, and return when its moment is past; or say how far one has come. See Backup.
+        """Begin a backup, and return when its snapshots are open; or return the progress of one. See Backup.
 
-        Raises INVALID_PARAMS for a folder that is not empty, INTERNAL_ERROR for a backup that failed.
+        Raises:
+            A2MError: INVALID_PARAMS, the folder is not empty; INTERNAL_ERROR, the backup failed.
         """
         if params.path is not None:
             folder = absolute(params.path)
@@ -184,7 +188,7 @@ class Backups:
     async def _make(self, made: _Made) -> None:
         try:
             await self._open(made)
-            log.info("a backup is being made in %s, as of %s", made.path, made.taken_at)
+            log.info("backup started: folder=%s taken_at=%s", made.path, made.taken_at)
             made.opened.set()
             await self._copy(made)
         except TierDown as down:
@@ -193,17 +197,18 @@ class Backups:
             await anyio.to_thread.run_sync(self._complete, made)
         else:
             self._complete(made)
-        log.info("the backup in %s is whole", made.path)
+        log.info("backup complete: folder=%s", made.path)
 
-    # --- step by step
+    # --- the steps
 
     async def _plan(self) -> tuple[list[File], list[LeftOut]]:
-        """What is copied to where, the catalog first; and which tiers are not.
+        """Return the files to copy, the catalog first, and the tiers that are left out.
 
-        Raises Failed for a tier that is down.
+        Raises:
+            Failed: a tier is down.
         """
         state, federation = self._catalog.database.path, self._settings.path
-        assert state is not None, "none is offered otherwise"
+        assert state is not None, "backups are offered only for a catalog with a file"
         base = (federation or state).parent.resolve()
         taken = [*_TAKEN, *([] if federation is None else [_place_of_federation(federation)])]
 
@@ -225,19 +230,19 @@ class Backups:
         return files, left_out
 
     def _left_out(self, tier: Tier) -> str | None:
-        """Why a tier is no part of backups; None if it is one."""
+        """Return why backups leave a tier out; None if they include it."""
         if tier.mount:
-            return "it is mounted: what it holds is not this federation's"
+            return "it is a mount: its records are not this federation's"
         if tier.url is not None:
-            return "it is a server of its own, reached over HTTP"
+            return "it is a separate server, reached over HTTP"
         profile = self._links[tier.name].profile
         if self._links[tier.name].status != "up" or profile is None:
             reason = self._links[tier.name].reason or "it is still starting"
-            raise Failed(f"the tier {tier.name!r} is down, and a backup would lack it: {reason}")
+            raise Failed(f"the tier {tier.name!r} is down, so the backup would not have its records: {reason}")
         return None if profile.store.backup else f"its server, {profile.name}, makes no backups"
 
     async def _open(self, made: _Made) -> None:
-        """The moment of the backup: snapshots of all that is in it."""
+        """Open the snapshots of everything in the backup, all of one moment."""
         files, made.left_out = await self._plan()
         catalog, *stores = files
         for file in files:
@@ -245,7 +250,7 @@ class Backups:
         with ExitStack() as held:
             for file in stores:
                 held.enter_context(self._links[file.of].holding_back())
-            # before those of the stores, and in one step with the holding back
+            # before the stores' snapshots, and without an await after the holding back
             snapshot = self._catalog.database.snapshot()
             try:
                 made.taken_at = render(self._clock())
@@ -270,12 +275,12 @@ class Backups:
                 return
             file.size, file.schema = said.size, said.schema
             if not target.exists():
-                try:  # a copy that has failed has removed its file, and says so
+                try:  # a failed copy has removed its file, and this call raises its error
                     await self._ask(file.of, Backup(backup=said.backup))
                 except (TierDown, Failed) as problem:
                     failures.append(problem)
                     return
-                await self._call_off(file.of, said.backup or "")
+                await self._cancel(file.of, said.backup or "")
                 del made.copies[file.of]
                 made.left_out.append(LeftOut(file.of, "its server does not write to the files of this machine"))
 
@@ -301,7 +306,7 @@ class Backups:
                     if anyio.current_time() >= until:
                         failures.append(down)
                         break
-                    await anyio.sleep(_ASK_AGAIN)
+                    await anyio.sleep(_POLL_SECONDS)
                 except Failed as problem:
                     failures.append(problem)
                     break
@@ -323,8 +328,10 @@ class Backups:
             raise Failed(str(failure))
 
     def _complete(self, made: _Made) -> None:
-        """Add what a backup has beside its copies, and let all leave the folder for what is incomplete. Each step
-        outlives a power cut before the next begins, and the last makes it a backup."""
+        """Add the federation file and the manifest, and move everything out of INCOMPLETE.
+
+        Each step is synced before the next begins. The last one makes the backup complete.
+        """
         path = self._settings.path
         federation = None
         if path is not None:
@@ -351,7 +358,7 @@ class Backups:
         # the manifest last
         for name in sorted((each.name for each in made.work.iterdir()), key=MANIFEST.__eq__):
             if os.path.lexists(made.path / name):
-                raise Failed(f"{made.path / name}: somebody else has put this there meanwhile")
+                raise Failed(f"{made.path / name}: another program has created this file meanwhile")
             (made.work / name).rename(made.path / name)
             made.moved.append(name)
         sync_folder(made.path)
@@ -359,29 +366,34 @@ class Backups:
         sync_folder(made.path)
 
     async def _remove(self, made: _Made) -> None:
-        log.warning("the backup in %s is removed: %s", made.path, made.problem or "it was called off")
+        log.warning("backup removed: folder=%s: %s", made.path, made.problem or "it was cancelled")
         async with anyio.create_task_group() as tasks:
             for tier, (_, id) in made.copies.items():
-                tasks.start_soon(self._call_off, tier, id)
+                tasks.start_soon(self._cancel, tier, id)
         if made.catalog is not None:
             made.catalog.abandon()
         with suppress(OSError):
             made.work.mkdir(0o700, exist_ok=True)
             for name in made.moved:
                 (made.path / name).rename(made.work / name)
-        # a store that was told to begin, and has not said yet that it did, may do so at this very moment: once
+        # a store that got the request late may create its file in the removed folder, once
         for _ in range(1 + len(self._links)):
             shutil.rmtree(made.work, ignore_errors=True)
             if not made.work.exists():
                 break
         _remove_folders(made.folders)
 
-    async def _call_off(self, tier: str, id: str) -> None:
-        with anyio.move_on_after(_CALLING_OFF), suppress(TierDown, Failed):
+    async def _cancel(self, tier: str, id: str) -> None:
+        with anyio.move_on_after(_CANCEL_SECONDS), suppress(TierDown, Failed):
             await self._ask(tier, Backup(backup=id, cancel=True))
 
     async def _ask(self, tier: str, params: Backup, timeout: float | None = None) -> _Said:
-        """What a store answers. Raises TierDown, and Failed for an answer that is an error, or cannot be read."""
+        """Return a store's reply.
+
+        Raises:
+            TierDown: the store does not answer.
+            Failed: the reply is an error, or cannot be read.
+        """
         try:
             return msgspec.json.decode(await self._links[tier].call(METHOD, params, timeout=timeout), type=_Said)
         except A2MError as problem:
@@ -389,7 +401,7 @@ class Backups:
                 raise Failed(f"{tier}: its server has ended meanwhile, and its copy with it") from None
             raise Failed(f"{tier}: {(problem.data or {}).get('reason', problem.message)}") from None
         except msgspec.MsgspecError as problem:
-            raise Failed(f"{tier}: gave an answer to {METHOD} that cannot be read: {problem}") from None
+            raise Failed(f"{tier}: its reply to {METHOD} cannot be read: {problem}") from None
 
 
 def _place_of_federation(path: Path) -> Path:
@@ -397,8 +409,11 @@ def _place_of_federation(path: Path) -> Path:
 
 
 def _place(beneath: Path | None, of: str, suffix: str, taken: Iterable[Path]) -> Path:
-    """Where in a backup a copy is to be: where the file lies beneath the federation file's folder, or else, and where
-    something else has that place, with what lies outside."""
+    """Return the path of a copy within the backup.
+
+    It is the file's path beneath federation.toml's folder. A file from elsewhere, or whose path is taken, gets a name
+    in the folder `outside`.
+    """
     outside = Path(_OUTSIDE)
     numbered = (outside / f"{of}-{number}{suffix}" for number in itertools.count(2))
     inside = [] if beneath in (None, outside) else [beneath]
@@ -407,12 +422,12 @@ def _place(beneath: Path | None, of: str, suffix: str, taken: Iterable[Path]) ->
 
 
 def _overlap(one: Path, other: Path) -> bool:
-    """Whether two files cannot both be there: they are one, or one would have to be the other's folder."""
+    """Return whether two files exclude each other: they are one path, or one would have to be the other's folder."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _begun(folder: Path) -> _Made:
-    """A backup that is to lie in an empty folder, its owner's alone. Raises A2MError for a folder that is none."""
+    """Begin a backup in an empty folder with access for its owner only. Raise A2MError for any other path."""
     made = _Made(folder)
     try:
         _make_empty(folder, made.folders)
@@ -424,19 +439,24 @@ def _begun(folder: Path) -> _Made:
 
 
 def _make_empty(folder: Path, made: list[Path]) -> None:
-    """An empty folder, its owner's alone; which of it was made is added to `made`. Raises INVALID_PARAMS, OSError."""
+    """Make an empty folder with access for its owner only. Append new folders to `made`.
+
+    Raises:
+        A2MError: INVALID_PARAMS, the path is no folder or not empty.
+        OSError: the disk failed.
+    """
     if not os.path.lexists(folder):
         _make_folders(folder, made)
     elif not folder.is_dir():
-        raise invalid_params("path", f"expected a folder, and {str(folder)!r} is something else")
+        raise invalid_params("path", f"expected a folder, got something else at {str(folder)!r}")
     elif (folder / INCOMPLETE).is_dir():
         raise invalid_params(
             "path",
-            f"expected an empty folder, or none; in {str(folder)!r} a router that was killed has left a backup half "
-            "made: remove what is in it, or name another folder",
+            f"expected an empty folder or a new one; in {str(folder)!r} is an incomplete backup of a router that was "
+            "killed: remove it, or name another folder",
         )
     elif any(folder.iterdir()):
-        raise invalid_params("path", f"expected an empty folder, or none, and there is something in {str(folder)!r}")
+        raise invalid_params("path", f"expected an empty folder or a new one; {str(folder)!r} is not empty")
     else:
         folder.chmod(0o700)
 
@@ -450,12 +470,12 @@ def _make_folders(folder: Path, made: list[Path]) -> None:
 
 def _remove_folders(made: list[Path]) -> None:
     for folder in reversed(made):
-        with suppress(OSError):  # what somebody else has put there stays
+        with suppress(OSError):  # a folder stays if other programs have files there
             folder.rmdir()
 
 
 def _write(path: Path, data: bytes) -> None:
-    """A new file, its owner's alone, synced."""
+    """Write a new file with access for its owner only, and sync it."""
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(data)
         file.flush()

@@ -1,1 +1,1 @@
-"""One file for each family of memory/*: between the protocol and the rooms below."""
+"""One file for each family of memory/* methods: parameters in, reply out. The rooms below do the work."""

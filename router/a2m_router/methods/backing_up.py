@@ -1,4 +1,4 @@
-"""store/backup: an extension, which a2m-store offers too."""
+"""store/backup: an extension of the protocol, which a2m-store has, too."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from a2m_router.storage.backup_jobs import METHOD
 
 
 class BackingUp:
-    """Takes requests for backups."""
+    """Handles backup calls."""
 
     def __init__(self, backups: Backups) -> None:
         self._backups = backups
@@ -22,8 +22,8 @@ class BackingUp:
     async def backup(self, params: Backup, caller: Caller) -> State:
         if not sees_all(caller):
             raise A2MError(
-                Code.SCOPE_DENIED, "a backup holds what belongs to others: only who may see all may have one"
+                Code.SCOPE_DENIED, "a backup holds records of all owners: only a caller that may see all can make one"
             )
         if not self._backups.offered:
-            raise A2MError(Code.METHOD_NOT_FOUND, f"{METHOD!r}: this federation is kept in memory, without files")
+            raise A2MError(Code.METHOD_NOT_FOUND, f"{METHOD!r}: this federation has no files, it is in memory only")
         return await self._backups.backup(params)

@@ -1,4 +1,4 @@
-"""What every family of methods works on, and whose eyes a call sees with (§6)."""
+"""The services that every family of methods uses, and the scope of a call (§6)."""
 
 from collections.abc import Callable
 
@@ -16,12 +16,12 @@ from a2m_router.tiers.mounts import Mounts
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What every family of methods works on.
+    """The services that every family of methods uses.
 
     Args:
-        clock: the time, in milliseconds since 1970.
-        emit: logs an event.
-        on_change: called after a change, so that the policy looks at what it filled or made due.
+        clock: returns the time, in milliseconds since 1970.
+        emit: appends an event to the event log.
+        on_change: called after a change, so that a pass can handle what is full or due now.
     """
 
     settings: Settings
@@ -33,18 +33,19 @@ class Context(msgspec.Struct, frozen=True):
     on_change: Callable[[], None]
 
     def refuse_if_read_only(self) -> None:
-        """Raises READ_ONLY where all tiers are mounts."""
+        """Raise READ_ONLY if all tiers are mounts."""
         refuse_if_read_only(self.mounts)
 
     def sight(self, scope: Scope) -> Sight:
-        """What `scope` sees, as events and counts of places are told by it."""
+        """Return which events and counts `scope` may see."""
         return Sight(scope.owner, frozenset(tier.name for tier in self.settings.tiers if tier.shared))
 
 
 def scope_of(caller: Caller, owner: str | None) -> Scope:
-    """Whose eyes a call sees with (§6): the owner it asserts where that is believed, else its principal's.
+    """Return the scope of a call (§6): the owner that it asserts, if the caller may assert one; else its principal's.
 
-    Raises SCOPE_DENIED when a principal asserts another owner than itself.
+    Raises:
+        A2MError: SCOPE_DENIED, a principal asserts another owner than itself.
     """
     if caller.asserts_owner:
         return Scope(owner, caller.writes)
@@ -54,11 +55,13 @@ def scope_of(caller: Caller, owner: str | None) -> Scope:
 
 
 def sees_all(caller: Caller) -> bool:
-    """Whether a caller sees what belongs to any owner, and the words of those behind: it is no principal, or callers
-    are not told apart."""
+    """Return whether a caller may see the records of all owners, and the error texts of tiers.
+
+    It may if it is no principal, or if the binding does not distinguish callers.
+    """
     return caller.asserts_owner or caller.owner is None
 
 
 def tells_owners_apart(caller: Caller) -> bool:
-    """Whether a call can be of one owner's, and not of another's."""
+    """Return whether a call can belong to one owner and not to another."""
     return caller.asserts_owner or caller.owner is not None

@@ -1,4 +1,4 @@
-"""memory/describe (§4.1): what the router is, and how its tiers are."""
+"""memory/describe (§4.1): what the router offers, and the state of its tiers."""
 
 from collections.abc import Container, Mapping
 from functools import partial
@@ -22,19 +22,19 @@ from a2m_router.tiers.link import Link
 
 CAPABILITIES: Final = tuple(METHODS)  # all of them
 
-# How long a describe waits to learn how the mounts are: every client begins with one, whatever it wants.
+# A describe waits this long for the mounts' status: every client begins with a describe, so it has to be quick.
 _LOOK_SECONDS: Final = 1.0
-_UNSEEN: Final = f"asked how it is, it has not answered for {_LOOK_SECONDS:g} s"
+_UNSEEN: Final = f"no answer to a status check within {_LOOK_SECONDS:g} s"
 
 
 class SummarizeEntry(msgspec.Struct):
-    """What describe says of summarize: the model that writes, None where none does."""
+    """The `summarize` part of a description: the model that writes summaries; None if there is no model."""
 
     model: str | None
 
 
 class TierEntry(msgspec.Struct, omit_defaults=True):
-    """A tier in the answer to describe (§4.7); `status`, `reason`, `server` and `mount` are ours."""
+    """A tier in a description (§4.7); `status`, `reason`, `server` and `mount` are extensions."""
 
     name: str
     count: int
@@ -64,8 +64,11 @@ class Embeddings(msgspec.Struct):
 
 
 class Extensions(msgspec.Struct, omit_defaults=True):
-    """What the router does beyond the protocol, where a2m-store says what it does: `memory/timeline` takes `after` and
-    `page`, `records[].if_revision` of `memory/remember` is heeded, and the caller may call `store/backup`."""
+    """The router's extensions of the protocol, in the member where a2m-store declares its own.
+
+    `pages`: `memory/timeline` takes `after` and `page`. `if_revision`: `memory/remember` applies
+    `records[].if_revision`. `backup`: the caller may call `store/backup`.
+    """
 
     pages: bool
     if_revision: bool
@@ -73,7 +76,7 @@ class Extensions(msgspec.Struct, omit_defaults=True):
 
 
 class Description(msgspec.Struct):
-    """The answer to describe (§4.1)."""
+    """The reply to memory/describe (§4.1)."""
 
     protocol: str
     name: str
@@ -89,7 +92,7 @@ class Description(msgspec.Struct):
 
 
 class Describing:
-    """Describes.
+    """Handles memory/describe.
 
     Args:
         backup: whether backups are offered.
@@ -134,16 +137,16 @@ class Describing:
         )
 
     async def _unseen(self) -> set[str]:
-        """The mounts of which it takes too long to learn how they are: nobody else may have asked them lately."""
+        """Return the mounts that do not answer a status check in time. Recent checks are not repeated."""
         mounts = [tier.name for tier in self._context.mounts.tiers if tier in self._context.mounts]
         links = [link for link in map(self._context.gateway.link, mounts) if link.status == "up"]
         seen = await gather_outcomes([partial(link.is_seen_within, _LOOK_SECONDS) for link in links])
         return {link.name for link, is_seen in zip(links, seen, strict=True) if is_seen is False}
 
     def _metrics(self, metric: str) -> list[str]:
-        """The comparisons that all tiers could be configured for (§3.7), the one in use among them."""
+        """Return the metrics that all tiers could be configured for (§3.7), with the one in use."""
         profiles = [self._context.gateway.link(tier.name).profile for tier in self._context.mounts.managed]
-        # the vectors of a tier that has none are indexed here
+        # the router itself indexes the vectors of a tier that has no vectors
         can = [profile.metrics or frozenset(METRICS) for profile in profiles if profile is not None]
         return sorted(frozenset.intersection(*can) | {metric}) if can else [metric]
 
@@ -154,8 +157,8 @@ class Describing:
         reason = link.describe_status().reason or (_UNSEEN if tier.name in unseen else None)
         mounted = tier in self._context.mounts
         count = counts.get(tier.name, 0)
-        if mounted:  # whose the records are of one that is private, only its server could count
-            count = _told(link, tier) if tier.shared or scope.everyone else 0
+        if mounted:  # only the server of a private mount could count records by owner
+            count = _count_of(link, tier) if tier.shared or scope.everyone else 0
         return TierEntry(
             name=tier.name,
             count=count,
@@ -172,8 +175,8 @@ class Describing:
         )
 
 
-def _told(link: Link, tier: Tier) -> int:
-    """How many records a mount has, as far as its server says; 0 where it does not."""
+def _count_of(link: Link, tier: Tier) -> int:
+    """Return how many records a mount has, if its server reports it; otherwise 0."""
     profile = link.profile
     if profile is None:
         return 0

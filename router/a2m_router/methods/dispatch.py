@@ -1,4 +1,4 @@
-"""The table of methods: each A2M method the router serves, as it is asked over any binding (§4)."""
+"""The method table: each A2M method that the router serves, for all bindings (§4)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
@@ -9,10 +9,10 @@ from a2m_router.process.budget import budget
 from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import disk_failed
 
-# what asks for a pass: how much there is to move is not the caller's doing, and what has been moved stays moved
+# methods that run a pass: their duration does not depend on the caller, and finished moves stay
 _AS_LONG_AS_IT_TAKES: Final = frozenset({"memory/consolidate", "memory/session/close"})
 
-# what changes the catalog on purpose, and can do nothing where that cannot be
+# methods that exist to change the catalog, and fail if it cannot be written
 _CHANGE: Final = frozenset(
     {
         *("memory/remember", "memory/forget", "memory/promote", "memory/consolidate", "memory/reinforce"),
@@ -22,18 +22,18 @@ _CHANGE: Final = frozenset(
 
 
 class Family(Protocol):
-    """What carries out some methods; it reads whose scope each is asked in."""
+    """A class that handles some methods, each within the scope of its caller."""
 
     def methods(self) -> Mapping[str, Method]:
-        """The methods, by name."""
+        """Return the methods, by name."""
         ...
 
 
 def table(families: Iterable[Family], catalog: Catalog, seconds: float) -> Mapping[str, Method]:
-    """Every method of the families, by name.
+    """Return every method of the families, by name.
 
     Args:
-        seconds: what a call has for all its calls to tiers, and waits for others, together.
+        seconds: the time budget of one call: for all its calls to tiers, and for waiting, together.
     """
     methods = {name: method for family in families for name, method in family.methods().items()}
     return {name: _served(name, method, catalog, seconds) for name, method in methods.items()}
@@ -49,7 +49,7 @@ def _served(name: str, method: Method, catalog: Catalog, seconds: float) -> Meth
 
 
 def _when_writable(handler: Handler, catalog: Catalog) -> Handler:
-    """The handler, begun when the catalog can be changed: what waits here holds up nobody else."""
+    """Wrap a handler: wait before it until the catalog can be written. This waiting blocks no other call."""
 
     async def handle(params: Any, caller: Caller) -> Any:
         try:
@@ -62,7 +62,7 @@ def _when_writable(handler: Handler, catalog: Catalog) -> Handler:
 
 
 def _in_time(handler: Handler, seconds: float) -> Handler:
-    """The handler, all of whose calls to tiers, and waits for others, have so many seconds together."""
+    """Wrap a handler: give it a time budget for all its calls to tiers, and for waiting, together."""
 
     async def handle(params: Any, caller: Caller) -> Any:
         with budget(seconds):

@@ -1,6 +1,6 @@
-"""Reading what a caller wants written: each draft checked and completed. Pure.
+"""Drafts: checking and completing the records that a caller wants to write. Pure.
 
-Everything that is wrong with a batch is found here, before any tier or the catalog hears of it.
+All errors of a batch that need no tier and no catalog are found here, before either is called.
 """
 
 from collections.abc import Sequence
@@ -22,29 +22,29 @@ from a2m_router.tiers.mounts import Mounts
 
 _JSON_NULL: Final = b"null"
 
-# A tier is told more of a record than a caller says, in one message with others; half of a message is surely enough.
+# A tier gets more fields of a record than the caller sends, in one message with others: allow half of a message.
 _LARGEST_RECORD: Final = 32 * 2**20
 
-# What names a record, or says something of it, is kept in memory by the log of events, and looked up by indexes; what
-# is longer is content.
+# The event log keeps these fields in memory, and indexes look them up, so they are limited. Longer text is content.
 _LONGEST: Final = dict.fromkeys(("id", "key", "session", "group", "role", "owner", "media_type"), 1024) | {
     "uri": 16_384
 }
 
-# every JSON parser can hold it, and a record that comes with it can still be replaced
+# every JSON parser can represent this number, and the record can still be replaced
 _MOST_REVISIONS: Final = 2**53 - 1
 
 
 def complete_drafts(
     params: ConditionalRemember, scope: Scope, settings: Settings, mounts: Mounts, dimensions: int | None
 ) -> list[ConditionalDraft]:
-    """The drafts of a batch with owner, session and tier filled in; `metadata` is checked, and `created_at`, which
-    is in UTC from here on.
+    """Return the drafts of a batch with owner, session and tier filled in.
+
+    `metadata` and `created_at` are checked; `created_at` is converted to UTC.
 
     Raises:
-        A2MError: READ_ONLY where there is nothing to write to; INVALID_PARAMS naming `records[i].field`;
-            QUOTA_EXCEEDED over a limit; UNKNOWN_TIER; SCOPE_DENIED for another owner's records; EMBEDDING_MISMATCH for
-            a vector of another width than `dimensions` or its fellows.
+        A2MError: READ_ONLY if all tiers are mounts; INVALID_PARAMS naming `records[i].field`; QUOTA_EXCEEDED over a
+            limit; UNKNOWN_TIER; SCOPE_DENIED for another owner's records; EMBEDDING_MISMATCH for a vector with another
+            width than `dimensions` or than other vectors of the batch.
     """
     refuse_if_read_only(mounts)
     most = settings.limits.max_records_per_call
@@ -60,7 +60,7 @@ def complete_drafts(
             raise quota(where, _LARGEST_RECORD, size, "bytes of one record")
         _check_metadata(draft, where)
         if draft.if_revision is not UNSET and draft.key is None:
-            raise invalid_params(f"{where}.if_revision", "expected a key beside it: it says what must be at that key")
+            raise invalid_params(f"{where}.if_revision", "expected a key beside it: the condition is about that key")
         try:
             created_at = None if draft.created_at is None else render(moment(draft.created_at))
         except ValueError as problem:
@@ -88,7 +88,7 @@ def _check_text(draft: Draft, where: str, longest: int) -> None:
     if draft.id == "":
         raise invalid_params(f"{where}.id", "expected a string that is not empty, or no id at all")
     if draft.revision is not None and draft.revision > _MOST_REVISIONS:
-        raise invalid_params(f"{where}.revision", f"expected at most {_MOST_REVISIONS:,}, so that it can be counted on")
+        raise invalid_params(f"{where}.revision", f"expected at most {_MOST_REVISIONS:,}, so that it can be increased")
     if draft.key == "":
         raise invalid_params(f"{where}.key", "expected a string that is not empty, or no key at all")
 
@@ -119,9 +119,9 @@ def _check_width(embedding: Sequence[float], width: int | None, where: str) -> i
 
 
 def _owner(explicit: str | None, scope: Scope, where: str) -> str | None:
-    """Whose a record is: the caller's unless it says otherwise. `records[].owner` never widens a scope."""
+    """Return the owner of a record: the caller's by default. `records[].owner` never widens a scope."""
     if explicit is None:
         return scope.owner
     if scope.owner is not None and explicit != scope.owner:
-        raise A2MError(Code.SCOPE_DENIED, f"{where}.owner: {explicit!r} is not the owner who is asking")
+        raise A2MError(Code.SCOPE_DENIED, f"{where}.owner: expected your own, {scope.owner!r}, got {explicit!r}")
     return explicit

@@ -1,6 +1,6 @@
-"""memory/forget (§4.5): which records are meant is resolved, and they are gone for every reader when it is answered.
+"""memory/forget (§4.5): find the selected records, and remove them for every reader before the reply.
 
-A forget claims nothing, and waits for no tier that need not be asked: it is true when it is noted.
+A forget takes no claim, and waits only for tiers that must be asked. It takes effect with its note in the catalog.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,13 @@ from a2m_router.tiers.failures import unaccounted
 
 
 class ForgottenCount(msgspec.Struct):
-    """The answer to forget."""
+    """The reply to memory/forget."""
 
     forgotten: int
 
 
 class Forgetting:
-    """Takes forgets."""
+    """Handles memory/forget."""
 
     def __init__(self, context: Context, resolving: Resolving, reconciler: Reconciler) -> None:
         self._context = context
@@ -45,34 +45,35 @@ class Forgetting:
         return {"memory/forget": Method(Forget, self.forget, self._context.refuse_if_read_only)}
 
     async def forget(self, params: Forget, caller: Caller) -> ForgottenCount:
-        """How many records were forgotten. Mounts are passed by.
+        """Forget the selected records, and return how many they were. Records of mounts are skipped.
 
-        Raises INVALID_PARAMS without a selector, and for the id of a mount's
-        record. If a tier that must be asked does not answer, nothing is forgotten.
+        Raises:
+            A2MError: INVALID_PARAMS, there is no selector, or an id belongs to a mount's record. If a tier that must be
+                asked does not answer, nothing is forgotten.
         """
         scope = scope_of(caller, params.owner)
         if params.query is not None and not query_tokens(params.query):
-            raise invalid_params("query", "expected words to search for; this one holds none")
+            raise invalid_params("query", "expected words to search for, got none")
         if not selects(params):
             raise invalid_params(
                 "params",
-                "expected ids, a query, a tier, a where with a condition, or a key_prefix: forgetting everything takes "
-                "more than an empty selector",
+                "expected ids, a query, a tier, a where with a condition, or a key_prefix; an empty selector does not "
+                "forget everything",
             )
-        ids = self._changeable(await self._meant(params, scope), params, scope)
+        ids = self._changeable(await self._selected(params, scope), params, scope)
         now, catalog = self._context.clock, self._context.catalog
-        struck = catalog.forget(ids, scope, now())
-        records = named([(entry.id, Place(entry.owner, entry.home)) for entry in struck])
+        deleted = catalog.forget(ids, scope, now())
+        records = named([(entry.id, Place(entry.owner, entry.home)) for entry in deleted])
         self._context.emit(Forgotten(at=now(), by=scope.owner, records=records))
-        self._reconciler.wake()  # it waits for the note to be durable itself, so it may be told at once
+        self._reconciler.wake()  # before the sync: the reconciler itself waits until the note is durable
         try:
             await catalog.synced()
         except OSError as failure:
-            raise unsure(failure, "what was forgotten is gone, but may be back") from failure
-        return ForgottenCount(len(struck))
+            raise unsure(failure, "the records are forgotten, but may come back") from failure
+        return ForgottenCount(len(deleted))
 
-    async def _meant(self, params: Forget, scope: Scope) -> Sequence[str]:
-        """The ids of managed records that the selectors all mean."""
+    async def _selected(self, params: Forget, scope: Scope) -> Sequence[str]:
+        """Return the ids of the managed records that match all selectors."""
         context = self._context
         question = question_of(params, scope, context.settings)
         if params.tier is not None and question.tiers and question.tiers[0] in context.mounts:
@@ -84,14 +85,18 @@ class Forgetting:
         return await self._resolving.ids(replace(question, tiers=managed, query=params.query or None))
 
     def _changeable(self, ids: Sequence[str], params: Forget, scope: Scope) -> list[str]:
-        """Those of the ids that `params` mean and `scope` may forget. Raises SCOPE_DENIED for what it names and may
-        not, and INTERNAL_ERROR for ids that may yet turn out to be such."""
+        """Return the selected ids that `scope` may forget.
+
+        Raises:
+            A2MError: SCOPE_DENIED, the call names a record or tier that the scope may not change; INTERNAL_ERROR, one
+                of the ids may belong to a tier that is not scanned and that the scope may not change.
+        """
         catalog = self._context.catalog
         if params.tier is not None:
             refuse_unless_writable(scope, params.tier, "tier")
         for tier in catalog.tiers.unscanned():
             if not scope.writes_to(tier):
-                # one that is another's is like one that nobody has heard of
+                # a record of another owner is treated like one that does not exist
                 seen = [entry for entry in catalog.records.find(ids).values() if catalog.queries.sees(scope, entry)]
                 if len(seen) < len(set(ids)):
                     raise unaccounted(tier, self._context.gateway.why_unaccounted(tier))

@@ -1,5 +1,5 @@
-"""memory/recall, memory/timeline and memory/fetch (§4.3, §4.4, §4.9): parameters become a question, and what is found
-the reply; a recall is counted.
+"""memory/recall, memory/timeline and memory/fetch (§4.3, §4.4, §4.9): parameters become a question, and the answer
+becomes the reply. A recall counts the accesses.
 """
 
 import logging
@@ -30,16 +30,16 @@ from a2m_router.tiers.failures import changing
 
 log = logging.getLogger(__name__)
 
-# Candidates beyond the caller's limit are asked for up to this many.
+# Requests to tiers exceed the caller's limit only up to this many candidates.
 _MOST_CANDIDATES: Final = 1000
 
-# ReadReply in a page, where the caller gives no number, and where it gives a great one.
+# Records in a page: the default, and the maximum.
 _PAGE: Final = 1000
 _LARGEST_PAGE: Final = 10_000
 
 
 class ReadReply(msgspec.Struct, omit_defaults=True):
-    """The answer to a read: its records, the tiers that did not answer, and the text that was asked for (§4.16)."""
+    """The reply to a read: the records, the tiers that are missing or incomplete, and the rendered text (§4.16)."""
 
     records: list[Record]
     degraded: list[Degraded] | None = None
@@ -48,20 +48,20 @@ class ReadReply(msgspec.Struct, omit_defaults=True):
 
 
 class Page(msgspec.Struct):
-    """A page of a walk over everything; `next` is what to give as `after`, None at the end."""
+    """A page of a walk over all records; `next` is the `after` of the next call, None at the end."""
 
     records: list[Record]
     next: str | None
 
 
 class Fetched(msgspec.Struct):
-    """The answer to a fetch."""
+    """The reply to memory/fetch."""
 
     record: Record | None
 
 
 class Readings:
-    """Takes reads."""
+    """Handles reads."""
 
     def __init__(self, context: Context, recalls: Recalls, timelines: Timelines, prompting: Prompting) -> None:
         self._context = context
@@ -90,7 +90,7 @@ class Readings:
         asked = self._prompting.asked(params.prompt)
         if params.walks:
             if asked is not None:
-                raise invalid_params("prompt", "expected none where `page` or `after` is: a page is for programs")
+                raise invalid_params("prompt", "expected none with `page` or `after`: pages have no rendered text")
             return await self._page(params, scope)
         found = _reply(await self.newest(params, scope))
         await self._add_text(found, asked, scope, keep="last")
@@ -104,7 +104,10 @@ class Readings:
         return Fetched(await self._timelines.fetch(params.key, tiers, scope, embeddings=params.embeddings))
 
     async def best(self, params: Recall, scope: Scope) -> Answer:
-        """The best records for a query, a vector, or both; by recency without either (§4.3); not yet counted."""
+        """Return the best records for a query, a vector, or both; the newest ones without either (§4.3).
+
+        The accesses are not counted yet.
+        """
         settings = self._context.settings.recall
         wanted = self._limit(params.limit)
         question = question_of(params, scope, self._context.settings)
@@ -113,7 +116,7 @@ class Readings:
             question,
             query=params.query if query_tokens(params.query or "") else None,
             embedding=params.embedding,
-            limit=min(wanted * settings.candidates, max(wanted, _MOST_CANDIDATES)),  # more, since fusion chooses
+            limit=min(wanted * settings.candidates, max(wanted, _MOST_CANDIDATES)),  # more than wanted: fusion selects
             wanted=wanted,
             min_score=params.min_score,
             embeddings=params.embeddings,
@@ -121,7 +124,7 @@ class Readings:
         return await self._recalls.best(question)
 
     async def newest(self, params: Timeline, scope: Scope) -> Answer:
-        """ReadReply in the order of their creation; `limit` keeps the newest (§4.4)."""
+        """Return records in the order of their creation; `limit` keeps the newest (§4.4)."""
         question = question_of(params, scope, self._context.settings)
         if params.limit == 0:
             raise invalid_params("limit", "expected 1 or more; leave it out for no limit")
@@ -129,21 +132,21 @@ class Readings:
         return await self._timelines.newest(question)
 
     async def _page(self, params: Pages, scope: Scope) -> Page:
-        """The next page of all that `scope` sees in managed tiers, in the order of writing; it may be empty before the
-        end.
+        """Return the next page of all that `scope` sees in managed tiers, in the order of writing.
 
-        An extension, for those who want everything without holding it at once. A tier that does not answer is an error,
-        so that what has been walked to its end was whole; so is a `where` that only tiers could answer. A group that
-        gives way to its summary behind the walk is met as both.
+        This is an extension, for callers that want all records without holding them at once. A page may be empty before
+        the end. A tier that does not answer is an error, so that a finished walk is complete; so is a condition that
+        only tiers could apply. If a summary replaces a group that the walk has passed, the walk meets both.
         """
         context = self._context
         question = question_of(params, scope, context.settings)
         if question.where.rest:
             raise invalid_params(
-                "where", "expected only fields that the router knows itself, where `page` or `after` is"
+                "where",
+                "with `page` or `after`, expected only fields that the router's own catalog has",
             )
         if params.limit is not None:
-            raise invalid_params("limit", "expected none where `page` or `after` is: `page` is the number of records")
+            raise invalid_params("limit", "expected none with `page` or `after`: `page` is the number of records")
         if params.page == 0:
             raise invalid_params("page", "expected 1 or more; leave it out for the default")
         question = replace(
@@ -152,10 +155,10 @@ class Readings:
             limit=min(params.page or _PAGE, _LARGEST_PAGE),
             embeddings=params.embeddings,
         )
-        # a place is what this router has given out, as far as its catalog knows
+        # the cursor is valid only if this router's catalog has issued it
         place = 0 if params.after is None else context.catalog.lineage.place(params.after)
         if place is None:
-            raise invalid_params("after", "expected what an earlier answer of this router gave as `next`; begin anew")
+            raise invalid_params("after", "expected the `next` of an earlier answer of this router; start again")
         records, next_place = await self._timelines.page(question, place)
         return Page(records, None if next_place is None else context.catalog.lineage.cursor(next_place))
 
@@ -165,15 +168,19 @@ class Readings:
             return self._context.settings.recall.limit
         if limit == 0:
             raise invalid_params(
-                "limit", f"expected 1 to {most:,}; this server has a max_recall_limit, so 0 means nothing"
+                "limit", f"expected 1 to {most:,}, got 0; this server has a max_recall_limit, so 0 cannot mean all"
             )
         if limit > most:
             raise quota("limit", most, limit, "records")
         return limit
 
     def _check_vector(self, embedding: Sequence[float] | None, tiers: Sequence[Tier]) -> None:
-        """Raises INVALID_PARAMS for what is no vector; EMBEDDING_MISMATCH for one of another width than the vectors
-        that are kept, unless only mounts are in question, of which each has a width of its own."""
+        """Check the vector of a recall.
+
+        Raises:
+            A2MError: INVALID_PARAMS, it is empty; EMBEDDING_MISMATCH, its width differs from the federation's. Mounts
+                have widths of their own: if only mounts are in question, any width is accepted.
+        """
         if embedding is None:
             return
         if not embedding:
@@ -187,8 +194,10 @@ class Readings:
             raise embedding_mismatch("embedding", width, len(embedding))
 
     def _count(self, found: ReadReply) -> None:
-        """Count what a recall has found as accessed, as the answer then says. An answer is not refused because it
-        cannot be counted."""
+        """Count the records of a recall as accessed, and put the new counts into the reply.
+
+        If the catalog's disk fails, the reply is sent without being counted.
+        """
         catalog = self._context.catalog
         ids = [record.id for record in found.records]
         try:
@@ -206,16 +215,18 @@ class Readings:
         self, found: ReadReply, asked: Prompt | None, scope: Scope, keep: Literal["first", "last"]
     ) -> None:
         if asked is not None:
-            with self._dropping_gone(found, scope):  # a model may write for a while
+            with self._dropping_gone(found, scope):  # a model may take long
                 rendered = await self._prompting.rendered(found.records, asked, keep)
                 found.prompt, found.prompt_ids = rendered.text, rendered.ids
 
     @contextmanager
     def _dropping_gone(self, found: ReadReply, scope: Scope) -> Iterator[None]:
-        """To be entered right after the read, while what takes long makes a text of an answer: at the end what has been
-        forgotten meanwhile, or has left the caller's sight, is taken out of it. Mounts keep no account.
+        """Remove records from a reply that were forgotten, or left the caller's sight, while its text was written.
 
-        Raises INTERNAL_ERROR, reason "changing", if one of these is in its text.
+        Enter this right after the read. Records of mounts stay: the catalog does not have them.
+
+        Raises:
+            A2MError: INTERNAL_ERROR with reason "changing", the text contains one of these records.
         """
         context = self._context
         before = context.catalog.records.find(record.id for record in found.records)
@@ -228,7 +239,7 @@ class Readings:
             if record.id in seen or context.settings.tier(record.tier or "") in context.mounts
         ]
         if not {record.id for record in kept}.issuperset(found.prompt_ids or ()):
-            raise changing("a record has been forgotten while the model wrote of it; try again", retry_after=0.0)
+            raise changing("a record was forgotten while the model wrote about it; try again", retry_after=0.0)
         found.records = kept
 
 

@@ -1,7 +1,7 @@
-"""What a principal is told of trouble (§6): that there is some, and where, but nothing in the words of those behind.
+"""Redaction: what a principal learns of failures (§6). It gets the failed tier, but not the error text behind it.
 
-A tier's refusal, the last line of a child's stderr or a model's error may quote what others have written. They go to
-the log; whoever is at the router's own console, or on a federation where all callers see everything, is told them, too.
+A tier's error, the last line of a child's stderr or a model's error may quote what others have written. They go to the
+log. A caller that may see all records (`sees_all`) gets them, too.
 """
 
 import logging
@@ -35,7 +35,7 @@ Handler = Callable[[Any, Caller], Awaitable[Any]]
 
 _UNAVAILABLE: Final = "unavailable"
 
-# reasons that are the router's own words
+# reasons that the router itself words: they quote no record
 _OURS: Final = frozenset(
     {
         *(UNACCOUNTED, "unsettled", CHANGING, OVERLOADED, STOPPING, DISK_FULL, FILE_HELD, FILE_GONE),
@@ -45,7 +45,7 @@ _OURS: Final = frozenset(
 
 
 def redacted(handler: Handler) -> Handler:
-    """The handler, whose answers and errors tell a principal no reason but the router's own."""
+    """Wrap a handler: in replies and errors to a principal, keep only reasons that the router itself words."""
 
     async def handle(params: Any, caller: Caller) -> Any:
         if sees_all(caller):
@@ -62,23 +62,23 @@ def redacted(handler: Handler) -> Handler:
 
 
 def _without_words(down: Degraded) -> Degraded:
-    if down.reason in _OURS or isinstance(down, Former):  # of what the caller sees, in the router's own words
+    if down.reason in _OURS or isinstance(down, Former):  # the router's own words, about records that the caller sees
         return down
-    _repeats.say(logging.INFO, f"an answer had to do without {down.tier}: {down.reason}")
+    _repeats.say(logging.INFO, f"tier={down.tier} missing or incomplete in an answer: {down.reason}")
     return msgspec.structs.replace(down, reason=_UNAVAILABLE)
 
 
 def _without_reason(error: A2MError) -> A2MError:
     if isinstance(error, Refused):
         _repeats.say(logging.WARNING, f"a tier refuses a call: {error}")
-        return A2MError(error.code, "a tier refuses this call; the router's log says why")
+        return A2MError(error.code, "a tier refuses this call; the router's log has the reason")
     data = error.data or {}
     if error.code != Code.INTERNAL_ERROR or "reason" not in data or data["reason"] in _OURS:
         return error
     _repeats.say(logging.WARNING, f"a call failed: {error}")
-    who = f"the tier {data['tier']!r}" if "tier" in data else "a server that this takes"
+    who = f"the tier {data['tier']!r}" if "tier" in data else "a server that this call needs"
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"{who} did not do its part; try again, the router's log says why",
+        f"{who} did not do its part; try again, the router's log has the reason",
         {**data, "reason": _UNAVAILABLE},
     )

@@ -1,11 +1,11 @@
-"""memory/summarize (§4.15): records are read, thought about, and what they come to is written as a record.
+"""memory/summarize (§4.15): records are read, the summarizer writes a summary of them, and it is written as a record.
 
-Nothing is locked while the summarizer thinks. In the step in which the summary becomes true, two things are compared
-with what they were before:
-- the records that it read: if they have changed, the summary is thrown away, and they are summarized anew;
-- the page at its key: if that has changed, it stays as it is, and the call fails. The summarizer has not read the edit.
+Nothing is locked while the summarizer runs. In the step of the commit, two things are compared with their state before:
+- the records that were read. If they have changed, the summary is discarded, and they are summarized again;
+- the page at the summary's key. If it has changed, it stays as it is, and the call fails: the summarizer has not read
+  the edit.
 
-What is private stays private: only `into` sends a summary of it to a shared tier.
+Private records stay private: only `into` sends a summary of them to a shared tier.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,21 +31,21 @@ from a2m_router.reading.question import narrowed_to_ids, selects
 from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
 from a2m_router.tiers.failures import changing
 
-# ReadReply that are read where the caller gives no limit: the newest, or those that fit a query best.
+# Records to read if the caller gives no limit: the newest, or the best matches of a query.
 _DEFAULT_LIMIT: Final = 200
 
-# How often it is thought anew because what it was about has changed.
-_THOUGHTS: Final = 3
+# Attempts if the records change while they are summarized.
+_MOST_ATTEMPTS: Final = 3
 
-# The ids of so many sources are kept with a summary.
+# A summary keeps the ids of its sources up to this many.
 _MOST_SOURCES: Final = 100
 
-# Where a summary of what is private goes if the default is shared, best first.
+# Kinds of private tiers for a summary of private records if the default tier is shared, best first.
 _PRIVATE_KINDS: Final = ("semantic", "episodic", "working")
 
 
 class Summarized(msgspec.Struct):
-    """The answer: the records written, and how many were read."""
+    """The reply to memory/summarize: the records written, and how many were read."""
 
     records: list[Record]
     read: int
@@ -53,7 +53,7 @@ class Summarized(msgspec.Struct):
 
 
 class Summaries:
-    """Takes requests for summaries."""
+    """Handles memory/summarize."""
 
     def __init__(self, context: Context, readings: Readings, writing: Writing, summarizer: Summarizer) -> None:
         self._context = context
@@ -68,44 +68,44 @@ class Summaries:
         return {"memory/summarize": Method(Summarize, self.summarize, self._context.refuse_if_read_only)}
 
     async def summarize(self, params: Summarize, caller: Caller) -> Summarized:
-        """Summarize what the selectors mean, at most `limit` of it; the sources stay as they are.
+        """Summarize the selected records, at most `limit` of them. The sources stay as they are.
 
         Raises:
-            A2MError: INVALID_PARAMS without a selector, and where the summary would publish what is private without
-                `into` saying so; UNKNOWN_TIER; INTERNAL_ERROR if a tier or the model did not answer, and with
-                `data: {reason: "changing"}` if the page at `key` has changed meanwhile, or what was summarized kept
-                changing. Nothing is written then.
+            A2MError: INVALID_PARAMS, there is no selector, or the summary would publish private records without
+                `into`; UNKNOWN_TIER; INTERNAL_ERROR, a tier or the model did not answer; INTERNAL_ERROR with `data:
+                {reason: "changing"}`, the page at `key` has changed meanwhile, or the sources kept changing. Nothing is
+                written then.
         """
         scope = scope_of(caller, params.owner)
         if not selects(params):
             raise invalid_params("params", "expected ids, a query, a tier, a where with a condition, or a key_prefix")
         if params.query and not query_tokens(params.query):
-            # it would find whatever is newest, and all of it
-            raise invalid_params("query", "expected words to search for; this one holds none")
+            # without words it would find the newest records, whatever they are
+            raise invalid_params("query", "expected words to search for, got none")
         if params.key == "":
             raise invalid_params("key", "expected a string that is not empty, or no key at all")
         if params.into is not None:
             destination(params.into, self._settings, self._mounts, "into")
-        # the pages by their owners, as they were when this call first met them
+        # the pages by owner, as this call first saw them
         pages = {scope.owner: self._page(scope.owner, params.key)}
-        for _ in range(_THOUGHTS):
+        for _ in range(_MOST_ATTEMPTS):
             try:
-                return await self._think(params, scope, pages)
+                return await self._attempt(params, scope, pages)
             except WriteConflict:
                 continue
         raise changing(
-            "what was to be summarized has changed each time before the summary could be written; nothing was written, "
-            "try again"
+            "the records to summarize changed each time before the summary could be written; nothing was written, try "
+            "again"
         )
 
-    async def _think(self, params: Summarize, scope: Scope, pages: dict[str | None, Entry | None]) -> Summarized:
-        """One thought. Raises WriteConflict if it is out of date, and INTERNAL_ERROR if the page has changed."""
+    async def _attempt(self, params: Summarize, scope: Scope, pages: dict[str | None, Entry | None]) -> Summarized:
+        """Summarize once. Raise WriteConflict if the sources have changed, INTERNAL_ERROR if the page has changed."""
         records = self._summarizer.material(await self._read(params, scope))
         owner = _owner(records, scope)
         before = pages.setdefault(owner, self._page(owner, params.key))
         sources = self._sources(records)
         page = self._unedited(before, owner, params.key)
-        # a mount's records do not move, and one that the file does not call a mount is as private as it says
+        # a mount's records do not move; a mount that federation.toml does not declare is as private as the file says
         mounted = {record.tier or "" for record in records if record.id not in sources}
         target = self._target(params, {*mounted, *(entry.home for entry in sources.values())}, page)
         if page is not None:
@@ -122,7 +122,7 @@ class Summaries:
                 id in now and now[id].digest == source.digest and self._catalog.queries.sees(scope, now[id])
                 for id, source in sources.items()
             )
-            # the page, or a source, may have got to another tier meanwhile
+            # the page, or a source, may have moved to another tier meanwhile
             goes_to = target if page is None or params.into is not None else self._settings.tier(page.home)
             homes = {*mounted, *(entry.home for entry in now.values())}
             publishes = params.into is None and goes_to.shared and self._private(homes) is not None
@@ -142,7 +142,7 @@ class Summaries:
         return Summarized(self._as_written(id, draft), len(records), 1)
 
     async def _read(self, params: Summarize, scope: Scope) -> list[Record]:
-        """What is to be summarized, by time. A tier that does not answer is an error: half of it is not it."""
+        """Read the records to summarize, sorted by time. A missing tier is an error: its records would be left out."""
         limit = params.limit
         where = narrowed_to_ids(params)
         if params.query is not None:
@@ -168,24 +168,26 @@ class Summaries:
         for down in found.degraded:
             raise down.error()
         entries = self._catalog.records.find(record.id for record in found.records)
-        numbers = {id: entry.seq for id, entry in entries.items()}  # of what was written in the same millisecond
+        numbers = {id: entry.seq for id, entry in entries.items()}  # orders records of the same millisecond
         return sorted(found.records, key=lambda record: (record.created_at, numbers.get(record.id, 0)))
 
     def _sources(self, records: Sequence[Record]) -> dict[str, Entry]:
-        """What the catalog says of the records that were read. Raises WriteConflict if one has changed since."""
+        """Return the catalog's entries of the records that were read. Raise WriteConflict if one has changed since."""
         entries = self._catalog.records.find(record.id for record in records)
         for record in records:
             entry = entries.get(record.id)
             if entry is None:
                 if self._tier_of(record) not in self._mounts:
                     raise WriteConflict
-            elif entry.key is not None and entry.revision != (record.revision or 0):  # without a key it is not shown
+            elif entry.key is not None and entry.revision != (record.revision or 0):  # only pages show a revision
                 raise WriteConflict
         return entries
 
     def _as_written(self, id: str, draft: Draft) -> list[Record]:
-        """The summary as a read would give it, without one: no tier is to fail what is true already. Nothing if it has
-        been changed or forgotten since."""
+        """Return the summary as a read would, but without a read: a failing tier must not fail a committed write.
+
+        The list is empty if the summary was changed or forgotten meanwhile.
+        """
         entry = self._catalog.records.get(id)
         if entry is None:
             return []
@@ -206,25 +208,29 @@ class Summaries:
         return [written]
 
     def _page(self, owner: str | None, key: str | None) -> Entry | None:
-        """The record at an owner's key, if there is one."""
+        """Return the record at an owner's key, if there is one."""
         return None if key is None else self._catalog.records.by_key(owner, key)
 
     def _unedited(self, before: Entry | None, owner: str | None, key: str | None) -> Entry | None:
-        """The page at the key as it is now. Raises INTERNAL_ERROR with `data: {reason: "changing"}` unless it has the
-        content and the revision that it had before; to be in another tier is no edit."""
+        """Return the current page at the key, if its content and revision have not changed. A move is no change.
+
+        Raises:
+            A2MError: INTERNAL_ERROR with `data: {reason: "changing"}`, the page has changed.
+        """
         now = self._page(owner, key)
         if _content(now) == _content(before):
             return now
-        what = "has been forgotten" if now is None else "has been written" if before is None else "has been edited"
+        what = "was forgotten" if now is None else "was written" if before is None else "was edited"
         raise changing(
-            f"the page at {key!r} {what} while it was being summarized; it stays as it is, and nothing was written: "
-            "fetch it, and summarize again if it is to be replaced"
+            f"the page at {key!r} {what} while its summary was written; it stays as it is, and nothing was written: "
+            "fetch it, and summarize again to replace it"
         )
 
     def _target(self, params: Summarize, homes: Iterable[str], page: Entry | None) -> Tier:
-        """The tier that the summary goes to: `into`, else where the page that it replaces lives, else the default.
+        """Return the tier of the summary: `into`, or the home of the page that it replaces, or the default.
 
-        Raises INVALID_PARAMS if that would publish what is private, and `into` does not say so.
+        Raises:
+            A2MError: INVALID_PARAMS, the summary would publish private records, and there is no `into`.
         """
         if params.into is not None:
             return self._settings.tier(params.into)
@@ -233,23 +239,28 @@ class Summaries:
         if private is None or not target.shared:
             return target
         if page is None:
-            why = f"every tier that a summary goes to by itself is shared, such as {target.name!r}"
+            why = f"every default tier of summaries is shared, such as {target.name!r}"
         else:
             why = f"the page at {params.key!r} is in {target.name!r}, which is shared"
         raise invalid_params(
             "into",
-            f"what is in {private.name!r} is private, and {why}, so everybody would read the summary; name the tier to "
-            "publish it there, or a tier that is private",
+            f"records in {private.name!r} are private, and {why}, so every caller could read the summary; name that "
+            "tier to publish it there, or name a private tier",
         )
 
     def _private(self, homes: Iterable[str]) -> Tier | None:
-        """A private one of the tiers that the sources live in, if there is one. What the policy may publish is private
-        until it does."""
+        """Return a private tier among the sources' homes, if there is one.
+
+        Records that the policy may publish later are private until then.
+        """
         return next((tier for tier in map(self._settings.tier, sorted(homes)) if not tier.shared), None)
 
     def _default(self, private: Tier | None) -> Tier:
-        """The semantic tier, or where every write goes. What is `private` goes to a private tier instead, if there is
-        one of the kinds that hold facts or events: from there the policy may publish it, if the file says so."""
+        """Return the semantic tier, or the default tier of writes.
+
+        For `private` records it is a private tier instead, if there is one that holds facts or events. From there the
+        policy may publish the summary, if federation.toml says so.
+        """
         managed = self._mounts.managed
         semantic = next((tier for tier in managed if tier.kind == "semantic"), None)
         default = destination(None, self._settings, self._mounts, "into") if semantic is None else semantic
@@ -267,13 +278,13 @@ def _content(page: Entry | None) -> tuple[str, bytes] | None:
 
 
 def _owner(records: Sequence[Record], scope: Scope) -> str | None:
-    """Whose the summary is: the caller's, else whose the records are. Raises INVALID_PARAMS if that are several."""
+    """Return the owner of the summary: the caller's, or the sources'. Raise INVALID_PARAMS if they have several."""
     owners = {record.owner for record in records} - {None}
     if scope.owner is not None or not owners:
         return scope.owner
     if len(owners) > 1:
         raise invalid_params(
             "owner",
-            "these are records of several owners; name the one whose records are meant, and who is to have the summary",
+            "the records have several owners; name the owner whose records to summarize, who gets the summary",
         )
     return owners.pop()

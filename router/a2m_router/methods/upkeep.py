@@ -1,4 +1,4 @@
-"""memory/promote, consolidate, reinforce and the sessions (§4.6 to §4.8, §4.10, §4.11)."""
+"""memory/promote, consolidate, reinforce, and the sessions (§4.6 to §4.8, §4.10, §4.11)."""
 
 from collections.abc import Mapping
 
@@ -24,19 +24,19 @@ from a2m_router.ranking.policy import Unit
 
 
 class PromotedCount(msgspec.Struct):
-    """The answer to memory/promote (§4.6)."""
+    """The reply to memory/promote (§4.6)."""
 
     promoted: int
 
 
 class ReinforcedCount(msgspec.Struct):
-    """The answer to memory/reinforce (§4.8)."""
+    """The reply to memory/reinforce (§4.8)."""
 
     reinforced: int
 
 
 class ConsolidateReply(msgspec.Struct):
-    """The answer to memory/consolidate (§4.7)."""
+    """The reply to memory/consolidate (§4.7)."""
 
     moved: int
     promoted: int
@@ -46,7 +46,7 @@ class ConsolidateReply(msgspec.Struct):
 
 
 class CloseReply(msgspec.Struct):
-    """The answer to memory/session/close (§4.11)."""
+    """The reply to memory/session/close (§4.11)."""
 
     moved: int
     promoted: int
@@ -58,7 +58,7 @@ class CloseReply(msgspec.Struct):
 
 
 class SessionEntry(msgspec.Struct, omit_defaults=True):
-    """A conversation in the answer to memory/session/list (§4.10); `owner` is there where it has one."""
+    """A conversation in the reply to memory/session/list (§4.10); `owner` is left out if it has none."""
 
     session: str
     records: int
@@ -69,13 +69,13 @@ class SessionEntry(msgspec.Struct, omit_defaults=True):
 
 
 class Sessions(msgspec.Struct):
-    """The answer to memory/session/list (§4.10)."""
+    """The reply to memory/session/list (§4.10)."""
 
     sessions: list[SessionEntry]
 
 
 class Upkeep:
-    """Takes what is asked of the policy by hand."""
+    """Handles the calls that apply the policy on request."""
 
     def __init__(self, context: Context, moves: Moves, passes: Passes) -> None:
         self._context = context
@@ -92,10 +92,13 @@ class Upkeep:
         }
 
     async def promote(self, params: Promote, caller: Caller) -> PromotedCount:
-        """How many records moved: the whole group of each id, but for what is there already or is not the caller's.
+        """Move the whole group of each id to a tier, and return how many records moved.
 
-        Raises UNKNOWN_TIER; INVALID_PARAMS for a mount, and for the id of a mount's record; INTERNAL_ERROR with
-        `data: {tier, reason}` when nothing could be moved because a tier did not take part.
+        Records that are there already, or belong to other owners, are skipped.
+
+        Raises:
+            A2MError: UNKNOWN_TIER; INVALID_PARAMS for a mount, and for the id of a mount's record; INTERNAL_ERROR with
+                `data: {tier, reason}` if nothing could be moved because a tier failed.
         """
         scope = scope_of(caller, params.owner)
         target = destination(params.tier, self._context.settings, self._context.mounts, "tier").name
@@ -135,15 +138,18 @@ class Upkeep:
         self._context.emit(Promoted(at=self._context.clock(), by=scope.owner, tier=target, records=named(promoted)))
 
     async def consolidate(self, params: Consolidate, caller: Caller) -> ConsolidateReply:
-        """Runs a pass; the counts are those of what the caller sees."""
+        """Run a pass. The counts cover only what the caller sees."""
         scope = scope_of(caller, params.owner)
         report = await self._passes.consolidate(scope.owner)
         return ConsolidateReply(**self._figures(report, scope), counts=self._context.catalog.queries.counts(scope))
 
     async def close(self, params: SessionClose, caller: Caller) -> CloseReply:
-        """Ends the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
+        """End the caller's conversation of that name: its records leave the working tiers at once, then a pass runs.
 
-        Nothing is deleted. Raises INTERNAL_ERROR when nothing could leave because a tier did not take part.
+        Nothing is deleted.
+
+        Raises:
+            A2MError: INTERNAL_ERROR, nothing could leave because a tier failed.
         """
         scope = scope_of(caller, params.owner)
         if params.session == "":
@@ -152,7 +158,7 @@ class Upkeep:
         try:
             flushed, report = await self._passes.close_session(params.session, scope.owner)
         except Stayed as stayed:
-            sentence = f"nothing of the session could leave the working tier: {stayed}"
+            sentence = f"no record of the session could leave the working tier: {stayed}"
             raise (_broken(sentence) if stayed.is_broken else _refused(sentence, str(stayed))) from None
         self._context.emit(
             SessionClosed(at=self._context.clock(), owner=scope.owner, session=params.session, known=known)
@@ -165,14 +171,16 @@ class Upkeep:
         )
 
     def _figures(self, report: Report, scope: Scope) -> dict[str, int]:
-        """What a pass did of what the caller sees: the rest is nobody else's to know (§6)."""
+        """Return the counts of a pass for what the caller sees; other owners' counts stay private (§6)."""
         sight = self._context.sight(scope)
         return {name: sight.count(places) for name, places in report.figures().items()}
 
     async def reinforce(self, params: Reinforce, caller: Caller) -> ReinforcedCount:
-        """How many records had their salience raised.
+        """Raise the salience of records, and return how many they were.
 
-        Raises INVALID_PARAMS for the id of a mount's record, SCOPE_DENIED for what is seen and may not be changed.
+        Raises:
+            A2MError: INVALID_PARAMS for the id of a mount's record; SCOPE_DENIED for a record that the caller sees and
+                may not change.
         """
         scope = scope_of(caller, params.owner)
         refuse_mounted(params.ids, self._context.mounts, self._context.catalog, scope)
@@ -180,7 +188,7 @@ class Upkeep:
         return ReinforcedCount(self._context.catalog.reinforce(params.ids, params.amount, scope))
 
     async def sessions(self, params: SessionList, caller: Caller) -> Sessions:
-        """The conversations the caller sees."""
+        """Return the conversations that the caller sees."""
         scope = scope_of(caller, params.owner)
         sessions = [
             SessionEntry(
@@ -202,5 +210,5 @@ def _refused(sentence: str, reason: str, tier: str | None = None) -> A2MError:
 
 
 def _broken(sentence: str) -> A2MError:
-    """Of what does not pass: to repeat the call does not help."""
+    """Return the error of a permanent failure: repeating the call does not help."""
     return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": NOT_AS_WRITTEN})

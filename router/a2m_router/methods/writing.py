@@ -1,4 +1,4 @@
-"""memory/remember (§4.2): a batch is completed and checked, carried out, and answered."""
+"""memory/remember (§4.2): a batch is completed and checked, then written; the reply has its ids."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,13 +25,13 @@ from a2m_router.tiers.link import Overloaded, TierDown
 
 
 class Ids(msgspec.Struct):
-    """The answer to remember."""
+    """The reply to memory/remember."""
 
     ids: list[str]
 
 
 class Writing:
-    """Takes writes."""
+    """Handles memory/remember."""
 
     def __init__(self, context: Context, writes: Writes) -> None:
         self._context = context
@@ -48,20 +48,22 @@ class Writing:
     async def write(
         self, params: ConditionalRemember, scope: Scope, still: Callable[[], bool] | None = None
     ) -> list[str]:
-        """Write a batch, all of it or nothing; the ids in the order of the records (§4.2).
+        """Write a batch, all of it or nothing. Return the ids in the order of the records (§4.2).
 
-        With `still`, only as long as that holds: it is asked in the step in which the batch becomes true, and if it
-        does not hold, WriteConflict is raised and nothing was written.
+        Args:
+            still: called in the step of the commit; if it returns False, nothing is written.
 
-        Raises A2MError as `complete_drafts` and `Planner.plan` do; INTERNAL_ERROR with `data: {tier, reason,
-        retry_after}` where a tier does not take its part.
+        Raises:
+            A2MError: as `complete_drafts` and `Planner.plan`; INTERNAL_ERROR with `data: {tier, reason, retry_after}`
+                if a tier does not do its part.
+            WriteConflict: `still` returned False.
         """
         context = self._context
         drafts = complete_drafts(params, scope, context.settings, context.mounts, context.catalog.vectors.dimensions())
         try:
             ids = await self._writes.carry_out(drafts, scope, self._emit, still)
         except NotDurable as failure:
-            raise unsure(failure.problem, "what was written can be read, but may be gone") from failure
+            raise unsure(failure.problem, "the records are written and can be read, but may be lost") from failure
         except (TierDown, OSError) as failure:
             raise _refusal(failure) from failure
         context.on_change()
@@ -82,26 +84,26 @@ class Writing:
 
 
 def unsure(failure: OSError, sentence: str) -> A2MError:
-    """INTERNAL_ERROR for a change that is true, and may not outlive a power cut."""
+    """Return INTERNAL_ERROR for a change that has taken effect, but may not survive a power cut."""
     reason = disk_reason(failure)
     if reason == FILE_GONE:
         return A2MError(
             Code.INTERNAL_ERROR,
-            f"the catalog's file cannot be relied on: {reason}: {sentence} when the router ends; put it back",
+            f"the catalog's file is not reliable: {reason}: {sentence} when the router ends; put the file back",
             {"reason": reason},
         )
     what = "is full" if reason == DISK_FULL else f"failed: {reason}"
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"the catalog's disk {what}: {sentence} after a power cut; repeat the call when the disk is well",
+        f"the catalog's disk {what}: {sentence} after a power cut; repeat the call when the disk works again",
         {"reason": reason},
     )
 
 
 def _refusal(failure: TierDown | OSError) -> A2MError:
-    """INTERNAL_ERROR for a write that was not carried out."""
+    """Return INTERNAL_ERROR for a write that was not carried out."""
     if isinstance(failure, Overloaded):
-        sentence = f"the tier {failure.tier!r} has as many calls under way as it takes; nothing was written"
+        sentence = f"the tier {failure.tier!r} has reached its concurrency limit; nothing was written"
         return overloaded(sentence, {"tier": failure.tier})
     if isinstance(failure, TierDown):
         return A2MError(

@@ -1,1 +1,1 @@
-"""Changing where records live, and finishing it whatever dies."""
+"""Changing where records live, and finishing each change after any crash."""

@@ -1,7 +1,8 @@
-"""Admission: takes each tier that comes up into the account, at the start and whenever it is back.
+"""Admission: adds each tier that comes up to the catalog, at the start and after each outage.
 
-A tier is looked at, admitted and welcomed (recovery.py), again until that works or the tier is down. At the start every
-tier that is up is looked at before one is admitted: a start that is refused has changed none of them.
+A tier goes through look, admit and welcome (recovery.py). A failed attempt is repeated until it succeeds or the tier is
+down. At the start, every tier that is up is looked at before the first one is admitted, so that a rejected start has
+changed no tier.
 """
 
 import logging
@@ -23,13 +24,13 @@ from a2m_router.tiers.profile import CannotServe
 
 log = logging.getLogger(__name__)
 
-# How long the start waits for tiers; those that are not up by then join later.
+# The start waits this long for tiers. Tiers that come up later join later.
 _START_SECONDS: Final = 15.0
 
-# How long of that it waits until all were looked at, before it changes any; a look that fails is tried again.
+# The start waits this long for all looks before it changes a tier. A failed look is repeated.
 _LOOK_SECONDS: Final = 10.0
 
-# How long a failed welcome waits, and a tier whose answers cannot be trusted.
+# Pauses after a failed attempt, and after results that cannot be trusted.
 _WELCOME_SECONDS: Final = 2.0
 _DISTRUST_SECONDS: Final = 60.0
 
@@ -38,11 +39,11 @@ class Admission:
     """Admits the tiers of one federation.
 
     Args:
-        spawn: starts a task that outlives the call it began in.
-        on_change: called when a tier that came up takes part, or turned out not to.
+        spawn: starts a task that outlives the call that started it.
+        on_change: called when a tier has become active, or inactive for good.
 
-    `welcomed` is set, by a tier's name, when nobody has to wait for the tier any more: it takes part, is held, or its
-    obstacle says why it does not.
+    `welcomed` has an event for each tier. It is set when callers need not wait for the tier any longer: the tier is
+    active, is on hold, or has an inactive reason.
     """
 
     def __init__(
@@ -56,16 +57,17 @@ class Admission:
         self._on_change = on_change
         self._links = {tier.name: core.gateway.link(tier.name) for tier in settings.tiers}
         self._under_way: dict[str, anyio.CancelScope] = {}
-        self._refusing: list[CannotServe] = []  # what tiers turned out to be that refuses the start
+        self._start_blockers: list[CannotServe] = []  # reasons to reject the start
         self._looked = {name: anyio.Event() for name in self._links}
-        self._begun = anyio.Event()  # no tier is changed before: the start may be refused
+        self._begun = anyio.Event()  # no tier is changed before this is set: the start may still be rejected
         self.welcomed = {name: anyio.Event() for name in self._links}
-        self._taken_in: set[str] = set()
+        self._added: set[str] = set()
 
     async def start(self) -> None:
-        """Return when every tier has joined, or has shown that it does not come up by itself.
+        """Return when every tier has joined, is inactive, or did not come up in time.
 
-        Raises CannotServe when a tier that is up cannot be part of the federation.
+        Raises:
+            CannotServe: a tier that is up cannot be part of the federation.
         """
         with anyio.move_on_after(_START_SECONDS):
             for link in self._links.values():
@@ -89,17 +91,17 @@ class Admission:
         until = anyio.current_time() + _START_SECONDS
         with anyio.move_on_after(_LOOK_SECONDS):
             await self._all_up(self._looked)
-        _refuse(self._refusing)
-        # what is written from here on bears the epoch of this start, which a power cut must not take from the catalog
+        _refuse(self._start_blockers)
+        # from here on, writes carry the epoch of this start; a power cut must not remove it from the catalog
         await self._catalog.synced()
         self._recovery.agree_on_metric(profiles)
         self._begun.set()
         with anyio.CancelScope(deadline=until):
             await self._all_up(self.welcomed)
-        _refuse(self._refusing)
+        _refuse(self._start_blockers)
 
     async def _all_up(self, reached: Mapping[str, anyio.Event]) -> None:
-        """Return when all tiers that are up have reached this."""
+        """Return when the events of all tiers that are up are set."""
         for name, link in self._links.items():
             if link.status == "up":
                 await reached[name].wait()
@@ -109,7 +111,7 @@ class Admission:
             self._spawn(partial(self._admit, link))
 
     async def _admit(self, link: Link) -> None:
-        """Bring the account and a tier that has come up together; again until it works or the tier is down."""
+        """Add a tier that has come up to the catalog. Retry until it succeeds or the tier is down."""
         earlier = self._under_way.get(link.name)
         if earlier is not None:
             earlier.cancel()
@@ -117,16 +119,16 @@ class Admission:
             self._under_way[link.name] = scope
             link.inactive_reason = None
             while link.status == "up":
-                wait = await self._trial(link)
+                wait = await self._try_once(link)
                 if wait is None:
                     break
                 await anyio.sleep(wait)
-            self._let_on(link)
+            self._release_waiters(link)
             self._reconciler.came_up(link.name)
             self._on_change()
 
-    async def _trial(self, link: Link) -> float | None:
-        """Try once. Returns after how many seconds to try again; None where that would be in vain, or it has worked."""
+    async def _try_once(self, link: Link) -> float | None:
+        """Try once. Return the seconds until the next attempt, or None after a success or a permanent failure."""
         tier = self._settings.tier(link.name)
         try:
             look = await self._recovery.look(tier)
@@ -135,54 +137,54 @@ class Admission:
             await self._recovery.admit(tier, look)
             if self._reconciler.held_for(link.name):
                 link.inactive_reason = MAY_STILL_LAND
-                self.welcomed[link.name].set()  # what it is known to hold can be read meanwhile
+                self.welcomed[link.name].set()  # the records that the catalog has can be read meanwhile
                 await anyio.sleep(self._reconciler.held_for(link.name))
                 link.inactive_reason = None
-                look = await self._recovery.look(tier)  # at what has landed, too
+                look = await self._recovery.look(tier)  # a late call may have changed the tier meanwhile
             await self._recovery.welcome(tier, look)
             link.inactive_reason = None
             self._end_recovery(link.name)
         except Untrusted as problem:
-            log.error("%s: not taken into the account: %s", link.name, problem)
+            log.error("tier=%s records not added to the catalog: %s", link.name, problem)
             link.inactive_reason = f"tiers.{problem}"
-            self._let_on(link)  # nobody waits for a server to become what it says it is
+            self._release_waiters(link)  # a protocol violation rarely ends soon
             return _DISTRUST_SECONDS
         except (TierDown, A2MError, OSError) as problem:
-            log.warning("%s: not taken into the account yet: %s", link.name, problem)
-            link.inactive_reason = f"not taken into the account yet: {problem}"
+            log.warning("tier=%s records not added to the catalog, will retry: %s", link.name, problem)
+            link.inactive_reason = f"its records are not in the catalog yet: {problem}"
             return _WELCOME_SECONDS
         except CannotServe as problem:
             if isinstance(problem, OfAnother) or not self._begun.is_set():
-                self._refusing.append(problem)
-            log.error("%s", problem)
+                self._start_blockers.append(problem)
+            log.error("tier=%s not admitted: %s", link.name, problem)
             link.inactive_reason = str(problem)
             if self._begun.is_set() and not tier.mount:
                 self._catalog.tiers.set_scanned(link.name, False)
         except Exception as problem:
-            # what no one has thought of must not look as if the tier were just slow
-            log.exception("%s: could not be taken into the account", link.name)
-            link.inactive_reason = f"{link.name}: {problem}; the log has the whole story"
+            # an unexpected error must not look like a slow tier
+            log.exception("tier=%s records not added to the catalog", link.name)
+            link.inactive_reason = f"{link.name}: {problem}; the log has the traceback"
         return None
 
-    def _let_on(self, link: Link) -> None:
-        """Nobody has to wait for the tier any more."""
+    def _release_waiters(self, link: Link) -> None:
+        """Release the callers that wait for the tier."""
         self._looked[link.name].set()
         self.welcomed[link.name].set()
 
     def _end_recovery(self, tier: str) -> None:
-        """The tier was taken into the account."""
-        self._taken_in.add(tier)
-        if self._taken_in.issuperset(managed.name for managed in self._settings.managed):
+        """Note that the tier's records are in the catalog. After the last managed tier, the recovery ends."""
+        self._added.add(tier)
+        if self._added.issuperset(managed.name for managed in self._settings.managed):
             self._catalog.opening.end_recovery()
 
 
 def _refuse(problems: Sequence[CannotServe]) -> None:
-    """Raises CannotServe for the problems, if there are any: of several tiers that have the same, one."""
+    """Raise CannotServe if there are problems. A problem that several tiers share is reported once."""
     tiers: dict[str, list[str]] = {}
     for problem in problems:
         if isinstance(problem, OfAnother):
             tiers.setdefault(problem.sentence, []).extend(problem.tiers)
-    told = [str(OfAnother(sentence, *there)) for sentence, there in tiers.items()]
-    told += [str(problem) for problem in problems if not isinstance(problem, OfAnother)]
-    if told:
-        raise CannotServe("\n".join(told))
+    sentences = [str(OfAnother(sentence, *names)) for sentence, names in tiers.items()]
+    sentences += [str(problem) for problem in problems if not isinstance(problem, OfAnother)]
+    if sentences:
+        raise CannotServe("\n".join(sentences))

@@ -1,4 +1,4 @@
-"""What every change of records works with."""
+"""The services that every change of records uses."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from a2m_router.tiers.gateway import TierGateway
 
 
 class Core(msgspec.Struct, frozen=True):
-    """The catalog, the copies in the tiers, what guards a change, and what finishes it in the background."""
+    """The services: the catalog, the tier gateway, the guard of changes, and the background reconciler."""
 
     catalog: Catalog
     gateway: TierGateway
@@ -21,7 +21,7 @@ class Core(msgspec.Struct, frozen=True):
 
 
 def core_of(catalog: Catalog, gateway: TierGateway, managed: Iterable[Tier], spawn: Spawn) -> Core:
-    """The core of one federation. Each change that ends wakes the reconciler."""
+    """Return the core of one federation. Each change that ends wakes the reconciler."""
     guard = Guard(catalog, gateway, spawn, lambda: reconciler.wake())
     reconciler = Reconciler(catalog, gateway, guard, managed)
     return Core(catalog, gateway, guard, reconciler)

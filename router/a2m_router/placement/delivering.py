@@ -1,8 +1,8 @@
-"""A write at its tiers: what must hold there before anything is noted, and the calls that write what is new.
+"""A write at its tiers: the checks before the catalog notes anything, and the calls that write new records.
 
 - Known means readable: each known record is read at its home.
-- Nothing is in the way of what is written: no stray of its id, or at its owner's key; on a lesser server, nothing that
-  others have written under an id that a caller has chosen.
+- Nothing blocks the write: the tier holds no stray of the record's id or at its owner's key. A lifted server holds no
+  record of another writer under an id that the caller chose.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,7 +33,7 @@ class Delivering:
         self._moves = moves
 
     def touched(self, plan: Plan) -> set[Name]:
-        """What has to be claimed for a plan."""
+        """Return the names that a write of the plan has to claim."""
         names: set[Name] = set()
         entries = [entry for _, _, entry in plan.new + plan.known] + [r.entry for r in plan.replacements]
         before = self._catalog.records.find(r.entry.id for r in plan.replacements)
@@ -44,11 +44,14 @@ class Delivering:
         return names
 
     async def take_groups_along(self, plan: Plan, scope: Scope) -> None:
-        """A replacement that names another tier moves its record there; if that stays in its group, the whole group.
-        To be called without a claim."""
+        """Move whole groups before the write.
+
+        A replacement may name another tier and keep its record in its group: then the whole group moves there first.
+        The caller holds no claim, because a move takes its own.
+        """
         for slot, _, _ in plan.replaced:
             draft = slot.last
-            # a forget in the middle of a move makes it let go, and leaves less to be moved
+            # a forget during a move makes the move skip the unit; the group is smaller then
             while draft.tier is not None and (members := self._members_left_behind(draft, draft.tier)):
                 refuse_unless_writable(scope, members[0].home, "records")
                 moved = await self._moves.carry_out([unit_of(members)], members[0].home, draft.tier)
@@ -59,11 +62,14 @@ class Delivering:
                     raise TierDown(draft.tier, f"the record's group could not move: {moved.reason}", 1.0, None)
 
     async def prepare(self, plan: Plan) -> None:
-        """See that a plan can be carried out, before anything is noted of it. The caller holds a claim on all that it
-        touches.
+        """Check that the plan can be carried out, before the catalog notes anything of it.
 
-        Raises TierDown where a tier does not take its part; A2MError for what is wrong with a record; StaleClaim where
-        the claim does not cover all that is in the way any more.
+        The caller holds a claim on all names of `touched`.
+
+        Raises:
+            TierDown: a tier cannot do its part.
+            A2MError: a record is wrong.
+            StaleClaim: a stray outside the claim blocks the write now.
         """
         await self._check_known(plan)
         self._check_counted(plan)
@@ -71,8 +77,11 @@ class Delivering:
         await self._refuse_what_is_there(plan)
 
     async def write(self, written: Sequence[tuple[Draft, str]], *, are_all: bool) -> list[Failure]:
-        """Write to all tiers at once. What was reserved becomes durable before that, where one call is not all of the
-        batch: else, after a power cut, a part of it could be all that is left, and a scan would find it."""
+        """Write to all tiers at once, and return the failures.
+
+        Unless one call is the whole batch, the reservations are synced first. Otherwise a power cut could leave a part
+        of the batch without its reservations, and a scan would adopt that part.
+        """
         by_tier: dict[str, list[Draft]] = {}
         for draft, tier in written:
             by_tier.setdefault(tier, []).append(draft)
@@ -90,7 +99,7 @@ class Delivering:
         ]
 
     def _members_left_behind(self, draft: Draft, tier: str) -> list[Entry]:
-        """The group of the record that `draft` would move to `tier` alone."""
+        """Return the group of the record that `draft` would move to `tier` alone; empty if that splits no group."""
         entry = None if draft.key is None else self._catalog.records.by_key(draft.owner, draft.key)
         if entry is None or entry.home == tier or draft.group is None or draft.group != entry.group:
             return []
@@ -98,9 +107,11 @@ class Delivering:
         return list(members) if len(members) > 1 else []
 
     async def _check_known(self, plan: Plan) -> None:
-        """Each known record is read at its home. One that its home has lost is written there anew if the caller brings
-        it back as it was."""
-        behind = self._catalog.pending.among(entry.id for _, _, entry in plan.known)  # these are readable here
+        """Read each known record at its home.
+
+        If the home has lost a record and the caller sends it unchanged, it is written there again.
+        """
+        behind = self._catalog.pending.among(entry.id for _, _, entry in plan.known)  # readable in the catalog
         homes = by_home([entry for _, _, entry in plan.known if entry.id not in behind])
         found = await gather_outcomes(
             [partial(self._gateway.read, home, [e.id for e in there], embeddings=True) for home, there in homes.items()]
@@ -115,7 +126,7 @@ class Delivering:
                 elif not is_as_it_is(copies[entry.id], entry):
                     wrong[entry.id] = former([entry.id])
                 elif digest(copies[entry.id]) != entry.digest:
-                    raise untrue(home, f"it holds the record {entry.id!r} otherwise than it was given it; forget it")
+                    raise untrue(home, f"it does not hold the record {entry.id!r} as it was written; forget it")
         for _, draft, entry in plan.known:
             if entry.id not in wrong:
                 continue
@@ -125,14 +136,17 @@ class Delivering:
                 raise TierDown(entry.home, unkept, 60.0, None)
 
     def _check_counted(self, plan: Plan) -> None:
-        """Raises TierDown where a tier may hold, or be about to do, what an earlier router was writing when its power
-        was cut, under an id that a caller has chosen, or at an owner's key. What has neither is nothing's successor."""
+        """Raise TierDown for a new record that could collide with an earlier router's writes.
+
+        After a power cut, a tier may hold writes that the catalog lost, or receive them late. Only a record with an id
+        chosen by its caller, or with an owner's key, can collide with one of them.
+        """
         for slot, _, entry in plan.new:
             if entry.home in self._catalog.opening.uncounted and (slot.first.id is not None or entry.key is not None):
                 raise TierDown(entry.home, self._gateway.why_unaccounted(entry.home), 1.0, None)
 
     async def _make_way(self, entries: Sequence[Entry]) -> None:
-        """See that no stray is in the way of these records where they are going."""
+        """Remove the strays that block these records in their new homes."""
         for tier, there in by_home(entries).items():
             self._reconciler.check(tier)
             try:
@@ -141,10 +155,15 @@ class Delivering:
                 raise _as_down(tier, refused) from refused
 
     async def _refuse_what_is_there(self, plan: Plan) -> None:
-        """A lesser server may hold what others have written to it, under an id that a caller has chosen, or that comes
-        to it with a replacement, too. Raises TierDown for that, before anything is noted that would have it cleared
-        away, and INVALID_PARAMS for what is another federation's; but what is noted as forgotten, or as given up, has
-        landed late, and is cleared away."""
+        """Reject records whose ids a lifted server already uses for other records.
+
+        This concerns ids that a caller chose, and ids that move to the server with a replacement. A copy of a forgotten
+        or given-up record is a late write: it is removed.
+
+        Raises:
+            TierDown: the catalog does not have the record. The check comes before any note that would delete it.
+            A2MError: INVALID_PARAMS, the record belongs to another federation.
+        """
         home = {
             id: entry.home for id, entry in self._catalog.records.find(r.entry.id for r in plan.replacements).items()
         }
@@ -162,17 +181,17 @@ class Delivering:
                 raise invalid_params("records", problem)
             late = [entry for entry in there if entry.id in found and self._catalog.tombstones.is_forgotten(entry.id)]
             for id in found.keys() - {entry.id for entry in [*late, *coming]}:
-                raise TierDown(tier, f"it holds {id!r} already, of which nothing is accounted for", 60.0, None)
+                raise TierDown(tier, f"it holds a record {id!r} already that the catalog does not have", 60.0, None)
             if late:
                 self._catalog.note_unwanted(late, tier)
                 await self._reconciler.clear(tier, late)
 
 
 def _as_down(tier: str, failure: Failure) -> Failure:
-    """A tier's refusal as what it is to a caller: the federation's own trouble, not the caller's."""
+    """Turn a tier's rejection into TierDown: it is a fault of the federation, not of the caller."""
     if not isinstance(failure, A2MError):
         return failure
     reason = no_room(failure)
     if reason is not None:
-        return TierDown(tier, reason, RETRY_AFTER, None)  # what passes, and what programs know by its name
+        return TierDown(tier, reason, RETRY_AFTER, None)  # temporary, and clients match this reason
     return TierDown(tier, f"it refuses: {failure.message}", 60.0, None)

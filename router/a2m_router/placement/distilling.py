@@ -1,14 +1,14 @@
-"""Distilling: a group that spills is rewritten on its way (§4.7), and its records give way to the summary.
+"""Distilling: a spill rewrites a group on its way (§4.7), and the summary replaces the group's records.
 
-The records are read from the source and compared with the digests in the catalog; then the summarizer thinks, and
-nothing is claimed meanwhile. The rest is as in a move, but that the copy is another record than its sources. Under a
-claim, on the summary's id as well, and if the group still is what it was:
+The records are read from the source and compared with the digests in the catalog. Then the summarizer runs; no claim is
+held meanwhile. The rest is like a move, except that the copy is a different record from its sources. Under a claim,
+which includes the summary's id, and if the group has not changed:
 - a stray at the target is noted, durably;
 - the summary is written there, read back, and compared;
-- in one transaction the summary becomes a record and its sources are struck out. Synced, this is the commit point.
+- in one transaction the summary becomes a record and its sources are deleted. Synced, this is the commit point.
 
-The reconciler removes the old copies. What dies before the commit leaves the group as it was, and at most an unwanted
-copy of a summary that nobody ever saw.
+The reconciler removes the old copies. A crash before the commit leaves the group unchanged, and at most an unwanted
+copy of a summary that no reader has seen.
 """
 
 from collections import Counter
@@ -31,18 +31,18 @@ from a2m_router.ranking.policy import Unit
 from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
 from a2m_router.tiers.link import AnswerTooLong, TierDown
 
-# One group may be at fault, that a model will not write of or the target does not take; so many in a row are not, and
-# each trial may cost an inference.
+# A refusal may concern one group: the model refuses its text, or the target refuses its summary. After so many refusals
+# in a row, the fault is more general; and each attempt may cost an inference.
 _MOST_REFUSALS: Final = 3
 
 
 class Rewriter(msgspec.Struct, frozen=True):
-    """Writes the records that stand for groups.
+    """The writer of the records that replace groups.
 
     Args:
-        summarizer: finds the text.
-        max_content: characters that a record may have.
-        new_id: gives a fresh record id.
+        summarizer: produces the text.
+        max_content: the maximum length of a record's content, in characters.
+        new_id: returns a fresh record id.
     """
 
     summarizer: Summarizer
@@ -50,7 +50,7 @@ class Rewriter(msgspec.Struct, frozen=True):
     new_id: Callable[[], str]
 
     async def write(self, records: Sequence[Record]) -> Record | None:
-        """What stands for the records, which all are of one group; None where there is nothing to say."""
+        """Return the summary of the records, all of one group; None if the summarizer has nothing to write."""
         content = await self.summarizer.summarize(records)
         if content is None:
             return None
@@ -69,11 +69,11 @@ class Rewriter(msgspec.Struct, frozen=True):
 
 
 class Distilling:
-    """Carries out spills that rewrite.
+    """Carries out spills that replace groups by summaries.
 
     Args:
         rewriter: writes the summaries.
-        clock: the time, in milliseconds since 1970.
+        clock: returns the time, in milliseconds since 1970.
     """
 
     def __init__(self, core: Core, moves: Moves, rewriter: Rewriter, clock: Callable[[], int]) -> None:
@@ -82,15 +82,15 @@ class Distilling:
         self.moves = moves
         self._rewriter = rewriter
         self._clock = clock
-        self._busy: dict[frozenset[str], anyio.Event] = {}  # what is being thought about, and when that is over
-        self._in_vain: Counter[tuple[str, str]] = Counter()  # refusals in a row, by the way that was refused
+        self._busy: dict[frozenset[str], anyio.Event] = {}  # groups being summarized; the event is set at the end
+        self._in_vain: Counter[tuple[str, str]] = Counter()  # refusals in a row, by (source, target)
 
     def is_busy(self, unit: Unit) -> bool:
-        """Whether a summary of the unit, or of some of it, is being thought of."""
+        """Return whether the summarizer is working on the unit, or on a part of it."""
         return any(not busy.isdisjoint(unit.ids) for busy in self._busy)
 
     def leaving(self, tier: str, bucket: int) -> int:
-        """How many records of a bucket are on their way out, as soon as their summaries have been thought of."""
+        """Return how many records of a bucket will leave it as soon as their summaries are written."""
         return sum(self._catalog.buckets.of(id) == (tier, bucket) for busy in self._busy for id in busy)
 
     async def carry_out(
@@ -102,10 +102,13 @@ class Distilling:
         *,
         result: Moved | None = None,
     ) -> Moved:
-        """Rewrite the units into `target`; those that no summary can stand for move as they are.
+        """Move summaries of the units to `target`. Units that no summary can replace move unchanged.
 
-        What none could be written for, or does not arrive, stays. `thinking` is entered while the summarizer thinks;
-        `result` is as in `Moves.carry_out`.
+        A unit stays if its summary fails or does not arrive.
+
+        Args:
+            thinking: entered while the summarizer runs.
+            result: as in `Moves.carry_out`.
         """
         way = source, target
         result = Moved() if result is None else result
@@ -124,7 +127,7 @@ class Distilling:
             if result.blocked:
                 self._in_vain[way] = 0
                 break
-        self.moves.say(source, target, result)
+        self.moves.log_blocker(source, target, result)
         if verbatim:
             moved = Moved()
             try:
@@ -143,7 +146,7 @@ class Distilling:
         thinking: Callable[[], AbstractAsyncContextManager[None]],
         result: Moved,
     ) -> bool:
-        """False if the unit is to move as it is: a summary cannot stand for it, or there is nothing to say."""
+        """Distil one unit. Return False if the unit is to move unchanged: no summary can replace it."""
         groups = self.moves.present([unit], source)
         if len(groups) != 1:
             return False
@@ -154,14 +157,14 @@ class Distilling:
             async with thinking():
                 await under_way.wait()
             return await self._distil(unit, source, target, thinking, result)
-        self._check(source, target)  # before anything is thought for a tier that cannot take it
+        self._check(source, target)  # before an inference: a tier that is down could not take its result
         found = await self._core.gateway.read(source, [entry.id for entry in group], embeddings=True)
         records = _as_they_were(group, found)
         if records is None or not all(map(_is_rewritable, records)):
             return False
         if len(self._rewriter.summarizer.material(records)) < len(records):
-            return False  # nothing is rewritten unread
-        # the pass has its turn until it thinks, so nobody else has come to this unit since it was looked at
+            return False  # the summarizer would leave out some of the records
+        # this pass holds its turn until the summarizer runs, so no other task has started on this unit meanwhile
         self._busy[ids] = anyio.Event()
         try:
             async with thinking():
@@ -173,18 +176,18 @@ class Distilling:
         if await self._replace(unit, group, summary, source, target):
             result.rewritten.update(Place(entry.owner, target) for entry in group)
         else:
-            result.blocker = Blocker("changed", "it has changed while it was summarized", unit.ids[0])
+            result.blocker = Blocker("changed", "it changed while its summary was written", unit.ids[0])
         return True
 
     async def _replace(self, unit: Unit, group: Sequence[Entry], summary: Record, source: str, target: str) -> bool:
-        """Put the summary in the group's place, if that still is what it was."""
+        """Replace the group by its summary. Return False if the group has changed or others keep it busy."""
         self._check(source, target)
         entry = entry_of(summary, target)
         claimed = await self.moves.claim([unit], source, target)
         if claimed is None:
-            return False  # others are at work on it
+            return False
         claim, present = claimed
-        # what of the summary may still land at the target must not be taken for removed; a fresh id is always free
+        # the summary's id is claimed, too, since its write may be in doubt at the end; a fresh id is always free
         own = self._catalog.claims.take_if_free([id_name(summary.id)])
         catalog = self._catalog
         async with self._core.guard.change(*(each for each in (claim, own) if each is not None)) as change:
@@ -201,7 +204,7 @@ class Distilling:
             self._core.reconciler.check(tier)
 
     def _commit(self, group: Sequence[Entry], summary: Entry) -> bool:
-        """The summary is worth what the best of its sources is by now."""
+        """Commit the summary, with the highest salience that its sources have by now."""
         now = self._catalog.records.unchanged(group)
         if now is None:
             return False
@@ -210,11 +213,11 @@ class Distilling:
 
 
 def _as_they_were(group: Sequence[Entry], found: Mapping[str, Record]) -> list[Record] | None:
-    """The records of the group, by time; None if its tier does not hold all of them as they were written."""
+    """Return the records of the group by time; None if the tier lacks one or holds one not as it was written."""
     records = [found[entry.id] for entry in group if entry.id in found and digest(found[entry.id]) == entry.digest]
     return sorted(records, key=lambda record: record.created_at) if len(records) == len(group) else None
 
 
 def _is_rewritable(record: Record) -> bool:
-    """Whether a text can stand for it: not for what is fetched by its key, found by its vector, or lies elsewhere."""
+    """Return whether a text can replace the record: it has text, and no key, vector or `uri` of its own."""
     return record.key is None and record.embedding is None and record.uri is None and bool(record.content.strip())

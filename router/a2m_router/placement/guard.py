@@ -1,12 +1,12 @@
-"""The guard of changes: as long as a change may still reach a tier, nobody else changes the same records.
+"""The guard of changes: no other change touches the same records while a change may still reach a tier.
 
-Every change of records holds claims on them (catalog/claims.py). Here is what all changes have in common:
-- a cancellation does not interrupt a change: every call to a tier has a deadline, and a claim that nobody releases
+Every change of records holds claims on them (catalog/claims.py). The guard does what all changes have in common:
+- a cancellation does not interrupt a change. Every call to a tier has a deadline, and a claim that is never released
   would block its records for good;
-- a call to a tier that got no answer is in doubt: it may still be carried out. The claims are kept until the tier can
-  carry it out no more;
-- what the catalog has to note of a failed change becomes durable before the claims are released. If the catalog's disk
-  refuses it, the note is tried again until the disk takes it.
+- a call to a tier without an answer is in doubt: it may still be carried out. The claims are kept until that is
+  impossible;
+- the catalog's note of a failed change becomes durable before the claims are released. If the catalog's disk refuses
+  it, the note is repeated until it succeeds.
 """
 
 import logging
@@ -25,7 +25,7 @@ from a2m_router.tiers.link import TierDown
 
 log = logging.getLogger(__name__)
 
-# Seconds between two trials of a note that the catalog's disk refused.
+# Seconds between two attempts to write a note that the catalog's disk refused.
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 
@@ -37,10 +37,11 @@ class Spawn(Protocol):
 
 
 class Change:
-    """A change under way.
+    """A change in progress.
 
-    `note`: a change of the catalog that is made, durably, at the end; it may be made more than once. `failures`: those
-    of its calls, among which may be calls in doubt; what the block raises is added by itself.
+    `note`: a change of the catalog that is made, durably, at the end. It may be made more than once.
+    `failures`: the failures of its calls, some of which may be in doubt. An exception of the block is added
+    automatically.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Guard:
     """Guards the changes of records in one federation.
 
     Args:
-        spawn: starts a task that outlives the call it began in.
+        spawn: starts a task that outlives the call that started it.
         on_end: called at the end of each change, when there may be copies to reconcile.
     """
 
@@ -61,13 +62,15 @@ class Guard:
         self._gateway = gateway
         self._spawn = spawn
         self._on_end = on_end
-        self._refused = 0  # notes that the catalog's disk has yet to take
+        self._refused = 0  # notes that the catalog's disk has not accepted yet
         self._alerts = Alerts(log)
 
     @asynccontextmanager
     async def change(self, *claims: Claim, wakes: bool = True) -> AsyncIterator[Change]:
-        """Shield the block from cancellation, and release the claims when its note is durable and none of its calls is
-        in doubt. That may be later than the end of the block, which does not wait for it.
+        """Shield the block from cancellation, and release the claims at the end.
+
+        The claims are released when the note is durable and no call is in doubt. That may be after the block has
+        returned: the block does not wait for it.
 
         Args:
             wakes: call `on_end`.
@@ -96,7 +99,7 @@ class Guard:
         noted = True
         try:
             noted = note is None or await self._is_noted(note)
-        finally:  # a fault that no trial removes must not block the records for good
+        finally:  # also after an unexpected error: it must not block the records for good
             if noted and not in_doubt:
                 for claim in claims:
                     claim.release()
@@ -125,20 +128,20 @@ class Guard:
                 if await self._is_noted(note):
                     break
         except anyio.get_cancelled_exc_class():
-            with suppress(OSError):  # the router ends: the last chance
+            with suppress(OSError):  # the router is shutting down: this is the last attempt
                 note()
             raise
         self._refused -= 1
         if not self._refused:
-            self._alerts.end("disk", "the catalog's disk takes notes again")
+            self._alerts.end("disk", "the catalog's disk accepts notes again")
 
     async def _is_noted(self, note: Callable[[], None]) -> bool:
-        """Make a note; returns whether the catalog's disk has taken it."""
+        """Make a note. Return whether the catalog's disk has accepted it."""
         try:
             note()
             await self._catalog.synced()
         except OSError as problem:
-            sentence = "the catalog's disk refuses what has to be noted, will retry: %s"
+            sentence = "notes not written to the catalog, will retry: %s"
             self._alerts.begin("disk", logging.ERROR, sentence % problem)
             return False
         return True

@@ -1,14 +1,15 @@
 """Moves: changing a record's home, between two servers that share no transaction.
 
-A move runs by the table `steps.MOVE`. Under a claim on the units and on what is in their way at the target:
+A move follows the table `steps.MOVE`. Under a claim on the units and on the strays that block them at the target:
 - a stray at the target is noted;
 - the records are read from the source, vectors included, and compared with the digests in the catalog. The note becomes
   durable meanwhile;
-- they are written to the target under their own ids and read back, and every field that must not change is compared;
-- the flip: their home becomes the target, if they still are what they were. Synced, this is the commit point.
+- the records are written to the target under their own ids and read back, and every field that must not change is
+  compared;
+- the flip: if the records have not changed, their home becomes the target. Synced, this is the commit point.
 
 The reconciler removes the old copies when no reader needs them any more. The crash table of docs/architecture.md says
-what remains when anything dies in between.
+what remains if a process dies in between.
 """
 
 import logging
@@ -40,23 +41,23 @@ log = logging.getLogger(__name__)
 # How long a move waits for another change of the same records before it leaves them to the next pass.
 _CLAIM_SECONDS: Final = 5.0
 
-# Records moved in one round of calls: enough to share the round trips, few enough to hold in memory with their vectors.
+# Records moved in one round of calls: enough to share round trips, few enough to hold in memory with their vectors.
 _ROUND: Final = 200
 
-# Kinds of what is in the way between two tiers that the log tells at once: a server may word each refusal differently.
+# Kinds of blockers between two tiers that are logged at the same time: a server may word each refusal differently.
 _MOST_KINDS: Final = 10
 
-# Other records of a tier that are looked for where a record is found that is still on its way there.
+# Other records of the source that are looked up at the target, to detect two tiers that lead to one server.
 _WITNESSES: Final = 5
 
 
 class Blocker(msgspec.Struct, frozen=True):
-    """Why records stay where they are.
+    """The reason why records stay where they are.
 
     Args:
-        kind: what it has in common with others: told once, they are no news.
+        kind: the group of equal reasons; only the first of a kind is logged.
         sentence: what happened, for people.
-        subject: the id of the record that it happened to; None where it is the same for whatever would go this way.
+        subject: the id of the record it concerns; None if it concerns every record between these tiers.
     """
 
     kind: str
@@ -68,10 +69,10 @@ class Blocker(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct):
-    """What came of a move: which records have a new home, how many were rewritten on the way, and why others stayed.
+    """The result of a move: which records have a new home, how many were rewritten, and why others stayed.
 
-    `tier`: the one that did not do its part, if it is known. `blocked`: a tier did not take part at all, so that it is
-    no use to try others on the same way now.
+    `tier`: the tier that failed, if it is known. `blocked`: a tier failed completely, so further attempts between
+    these tiers are useless now.
     """
 
     records: list[tuple[str, Place]] = []
@@ -82,27 +83,27 @@ class Moved(msgspec.Struct):
 
     @property
     def reason(self) -> str | None:
-        """Why others stayed, in words."""
+        """Return why records stayed, as a sentence."""
         return None if self.blocker is None else str(self.blocker)
 
     @property
     def is_broken(self) -> bool:
-        """Whether they stayed since their tier does not hold one of them as it was written: that does not pass."""
+        """Return whether records stayed because their tier does not hold one as it was written. This is permanent."""
         return self.blocker is not None and self.blocker.kind == NOT_AS_WRITTEN
 
     @property
     def left(self) -> int:
-        """How many records have left their tier."""
+        """Return how many records have left their tier."""
         return len(self.records) + self.rewritten.total()
 
     @property
     def places(self) -> Counter[Place]:
-        """How many records came to live where."""
+        """Return how many records have each place as their new home."""
         return Counter(place for _, place in self.records)
 
 
 class Altered(Exception):
-    """A tier does not give back what it was given."""
+    """A tier returns a record otherwise than it was written."""
 
 
 class Moves:
@@ -118,26 +119,29 @@ class Moves:
     ) -> Moved:
         """Move whole units from `source` to `target`, adding `salience` on arrival.
 
-        A unit that has changed since it was chosen, or that a tier refuses, stays where it is; the reason says why.
-        What comes of it is added to `result` as it comes, for those who have to know though they are cancelled.
+        A unit that has changed since it was chosen, or that a tier refuses, stays where it is. The reason is in the
+        result.
+
+        Args:
+            result: filled step by step, so that the caller has it after a cancellation, too.
         """
         result = Moved() if result is None else result
         behind = self._catalog.pending.among(id for unit in units for id in unit.ids)
-        # what its tier has yet to catch up with may have to be waited for, which is no reason for others to wait
+        # units with pending writes go last, so that the others need not wait for these writes
         late = [unit for unit in units if not behind.isdisjoint(unit.ids)]
         ready = [unit for unit in units if behind.isdisjoint(unit.ids)]
         broken: dict[str, str] = {}
         waiting = in_batches(late, _ROUND)[::-1] + in_batches(ready, _ROUND)[::-1]
         while waiting and not result.blocked:
-            await anyio.lowlevel.checkpoint()  # what was cancelled during the last one does not begin another
+            await anyio.lowlevel.checkpoint()  # a cancelled move does not begin another batch
             batch = waiting.pop()
             try:
                 carried = await self._move(batch, source, target, salience)
             except (A2MError, Altered, AnswerTooLong) as refused:
                 if isinstance(refused, A2MError) and no_room(refused) is not None:
-                    result.blocker, result.blocked = blocker_of(refused), True  # whichever unit it is asked to take
+                    result.blocker, result.blocked = blocker_of(refused), True  # a full tier refuses every unit
                     continue
-                # of several units one may be at fault: halved until it stands alone
+                # one unit of several may be at fault: halve the batch until that unit is alone
                 if len(batch) > 1:
                     waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
                 else:
@@ -147,25 +151,25 @@ class Moves:
                 result.tier = failure.tier if isinstance(failure, TierDown) else None
             else:
                 if carried is None:
-                    sentence = "an earlier change of the same records has not been settled yet"
+                    sentence = "an earlier change of the same records is still in doubt"
                     result.blocker = Blocker("unsettled", sentence, batch[0].ids[0])
                     continue
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in carried.moved]
                 broken |= carried.broken
         still_behind = self._catalog.pending.among(behind)
         if result.blocker is None and still_behind:
-            sentence = f"{source} has yet to catch up with what replaced a record"
+            sentence = f"{source} has pending writes for a record"
             result.blocker = Blocker("behind", sentence, min(still_behind))
-        self.say(source, target, result)
-        if result.blocker is None and broken:  # the log has spoken of it when it was met
+        self.log_blocker(source, target, result)
+        if result.blocker is None and broken:  # already logged when it was found
             id, how = next(iter(broken.items()))
             result.blocker = Blocker(NOT_AS_WRITTEN, how, id)
         return result
 
-    def say(self, source: str, target: str, moved: Moved) -> None:
-        """Why something does not move is logged when it begins and when it is over, not with every trial.
+    def log_blocker(self, source: str, target: str, moved: Moved) -> None:
+        """Log why records do not move, once when it begins and once when it ends.
 
-        What hinders one record is over when that record is not there any more; what hinders all, when something moves.
+        A blocker of one record ends when the record has left the source. A blocker of all records ends when one moves.
         """
         blocker = moved.blocker
         blocked = self._blocked((source, target))
@@ -177,21 +181,21 @@ class Moves:
         if blocker is not None:
             alert_key = _AlertKey((source, target), blocker.kind)
             if alert_key not in self._alerts and len(self._blocked((source, target))) < _MOST_KINDS:
-                sentence = f"{source} -> {target}: not moved: {blocker}"
+                sentence = f"move={source}->{target} records not moved: {blocker}"
                 self._alerts.begin(alert_key, logging.WARNING, sentence, cause=blocker.subject)
         elif blocked and not self._blocked((source, target)):
-            log.info("%s -> %s: nothing is in the way any more", source, target)
+            log.info("move=%s->%s records move again", source, target)
 
-    def say_over(self, waiting: Collection[tuple[str, str]]) -> None:
-        """Of all ways but these, (source, target), where something may wait still: nothing does any more."""
-        for told in self._alerts:
-            if isinstance(told, _Broken) and self._catalog.records.get(told.id) is None:
-                self._alerts.end(told)
+    def end_alerts(self, waiting: Collection[tuple[str, str]]) -> None:
+        """End the alerts of all (source, target) pairs but `waiting`: no record waits there any more."""
+        for alert in self._alerts:
+            if isinstance(alert, _Broken) and self._catalog.records.get(alert.id) is None:
+                self._alerts.end(alert)
         over = [each for each in self._alerts if isinstance(each, _AlertKey) and each.way not in waiting]
         for each in over:
             self._alerts.end(each)
         for way in dict.fromkeys(each.way for each in over):
-            log.info("%s -> %s: nothing waits to be moved any more", *way)
+            log.info("move=%s->%s no records wait any more", *way)
 
     def _blocked(self, way: tuple[str, str]) -> list["_AlertKey"]:
         return [each for each in self._alerts if isinstance(each, _AlertKey) and each.way == way]
@@ -201,9 +205,9 @@ class Moves:
         return entry is not None and entry.home == tier
 
     async def _move(self, units: Sequence[Unit], source: str, target: str, salience: float) -> "_Carried | None":
-        """What became of the units; None if others are at work on one of the records for too long."""
+        """Move the units. Return None if other changes of the same records take too long."""
         core = self._core
-        core.reconciler.check(source, writes=False)  # what stays there is a stray
+        core.reconciler.check(source, writes=False)  # no write is needed there: the old copies become strays
         core.reconciler.check(target)
         behind = core.catalog.pending.among(id for unit in units for id in unit.ids)
         await core.reconciler.replaced(source, behind, min(_CLAIM_SECONDS, left()))
@@ -218,7 +222,7 @@ class Moves:
             try:
                 async with core.guard.change(claim) as change:
                     if groups:
-                        # of those that have no new home; and what has one is durable before the claim goes
+                        # give up the records that get no new home; a flip is durable before the claim is released
                         change.note = partial(core.catalog.give_up, carried.entries, target)
                         await run(MOVE, carried.steps)
                 return carried
@@ -226,7 +230,7 @@ class Moves:
                 continue
 
     async def claim(self, units: Sequence[Unit], source: str, target: str) -> tuple[Claim, list[list[Entry]]] | None:
-        """A claim on all that the units touch, and their entries as they are under it; None if others keep it busy."""
+        """Claim all names that the units touch. Return the claim and the current entries; None if others keep them."""
 
         def look() -> tuple[set[Name], list[list[Entry]]]:
             groups = self.present(units, source)
@@ -240,29 +244,34 @@ class Moves:
             return None
 
     def present(self, units: Sequence[Unit], source: str) -> list[list[Entry]]:
-        """The units that still live in `source`, each with all the members its group has now; not what was written
-        since under an id of theirs."""
+        """Return the units that still live in `source`, each with all current members of its group.
+
+        A record that was written later under one of the ids is left out.
+        """
         newest = {id: unit.newest for unit in units for id in unit.ids}
         entries = self._catalog.records.find(newest).values()
         return self._catalog.records.units(e for e in entries if e.home == source and e.seq <= newest[e.id])
 
 
 class _AlertKey(msgspec.Struct, frozen=True):
-    """Why nothing moves on a way, (source, target); its cause is the record that it happened to, if it was one."""
+    """The alert that records do not move from a source to a target. Its cause is the id of the record, if it is one."""
 
     way: tuple[str, str]
     kind: str
 
 
 class _Broken(msgspec.Struct, frozen=True):
-    """A record that its tier does not hold as it was written; its cause says how."""
+    """The alert that a tier does not hold a record as it was written. Its cause is the difference."""
 
     id: str
 
 
 class _Carried:
-    """Some units on their way, under their claim. `entries` are their records as the catalog has them; `moved`, as they
-    were, those that have a new home; `broken` says how the source holds those that it does not hold as written."""
+    """The units of one move, under their claim.
+
+    `entries`: their records as the catalog has them. `moved`: the old entries of the records that have a new home.
+    `broken`: for each record that the source does not hold as it was written, the difference.
+    """
 
     def __init__(
         self, core: Core, alerts: Alerts, groups: list[list[Entry]], way: tuple[str, str], salience: float
@@ -290,15 +299,18 @@ class _Carried:
 
     async def _clear(self) -> None:
         await self._reconciler.clear(self._target, self.entries)
-        # of what the source has lost, what was to be cleared away at the target may have become the record
+        # if the source has lost a record, clearing may have made the stray at the target its home
         self._groups = [unit for unit in self._groups if self._catalog.records.unchanged(unit) is not None]
         self.entries = [entry for unit in self._groups for entry in unit]
         await self._refuse_one_server()
 
     async def _refuse_one_server(self) -> None:
-        """Raises TierDown if both tiers seem to lead to one server: what would be removed from the one, after the move,
-        would be the record in the other. A native store says who it is; of another, the target has what lives in the
-        source, and not only what an earlier move has left there."""
+        """Raise TierDown if both tiers seem to lead to one server.
+
+        After such a move, removing the old copy would remove the record. A native store has an identity, so only a
+        lifted target is checked. If it already holds records of the move, but no others that live in the source, these
+        are copies of an earlier move, and are removed.
+        """
         source, target = self._source, self._target
         if self._gateway.mode(target).native:
             return
@@ -311,7 +323,7 @@ class _Carried:
         newest = self._catalog.queries.newest(Selection(tiers=[source]), len(ids) + _WITNESSES)
         others = [entry.id for entry in newest if entry.id not in set(ids)]
         if not others or await self._gateway.read(target, others):
-            sentence = f"{source} and {target} seem to lead to one server; give each a store of its own"
+            sentence = f"move={source}->{target} both seem to lead to one server; give each tier a store of its own"
             self._alerts.begin(one_server, logging.ERROR, sentence)
             raise TierDown(target, f"it seems to lead to the same server as {source}", 60.0, None)
         held = await self._gateway.read(source, there)
@@ -337,12 +349,12 @@ class _Carried:
                 continue
             how = f"{source} does not hold it as it was written"
             if record is None:
-                wrong = f"{source} does not hold {entry.id!r}, which should live there; it cannot be moved"
+                wrong = f"tier={source} record not moved: it does not hold {entry.id!r}, which should live there"
             elif is_as_it_is(record, entry):
-                wrong = f"{source} holds {entry.id!r} altered; it is not moved"
+                wrong = f"tier={source} record not moved: it holds {entry.id!r} altered"
             else:
                 how = f"{source}: {former([entry.id])}"
-                wrong = f"{how}; it is not moved"
+                wrong = f"tier={source} record not moved: {former([entry.id])}"
             self._alerts.begin(_Broken(entry.id), logging.ERROR, wrong, cause=how)
             self.broken[entry.id] = how
             return False
@@ -358,27 +370,28 @@ class _Carried:
 
 
 async def write(gateway: TierGateway, target: str, records: Sequence[Record]) -> None:
-    """Write the records to `target` and see that they are there as they were. Once more for those that are not.
+    """Write the records to `target`, read them back and compare. Repeat the write once for those that differ.
 
-    Raises Altered.
+    Raises:
+        Altered: the target still holds a record otherwise.
     """
     left = await gateway.write_seen(target, [draft_of(record) for record in records])
     for what in left.values():
-        raise Altered(f"{target} does not keep what it is given: it {what}")
+        raise Altered(f"{target} does not keep a record as it was written: it {what}")
 
 
 def blocker_of(failure: A2MError | Altered | TierDown | OSError, unit: Unit | None = None) -> Blocker:
-    """What a failure is to a move; `unit` is what could not be moved for it, where others may be."""
+    """Return a failure as a blocker of a move. `unit` is the unit that could not move, if others may still move."""
     match failure:
         case AnswerTooLong() | Altered():
             kind = type(failure).__name__
         case TierDown():
-            kind = f"{failure.tier} is down"  # its link says why, and what changes of that
+            kind = f"{failure.tier} is down"  # the tier's link logs the reason, and its changes
         case A2MError():
             reason = (failure.data or {}).get("reason")
             kind = reason if isinstance(reason, str) else f"refused with {failure.code}"
             if no_room(failure) is not None:
-                unit = None  # whichever it is asked to take
+                unit = None  # a full tier refuses every unit
         case _:
             kind = "the catalog's disk"
     return Blocker(kind, str(failure), None if unit is None else unit.ids[0])

@@ -1,9 +1,9 @@
-"""Passes: the policy carried out. Promotions first, then spills, until nothing is left to do.
+"""Passes: each pass carries out the policy. Promotions run first, then spills, until nothing is left to do.
 
-A pass may be asked for (memory/consolidate, memory/session/close), and runs in the background where the settings say
-so. What a tier refuses, or cannot be asked, stays where it is: a full tier goes over its capacity before anything is
-lost. The log says why a bucket stays over its capacity, once: what hinders a way the moves tell, a group that fills the
-bucket alone is told here.
+A pass runs on request (memory/consolidate, memory/session/close), and in the background if the settings say so. Records
+that a tier refuses, or that belong to a tier that is down, stay where they are: a full tier exceeds its capacity before
+anything is lost. The log says once why a bucket stays over its capacity. Moves log what blocks records between two
+tiers; passes log that one group alone exceeds its bucket.
 """
 
 import logging
@@ -30,16 +30,16 @@ from a2m_router.ranking.policy import Unit, evictions
 
 log = logging.getLogger(__name__)
 
-# Waits before a pass tries again what a tier did not take.
+# Seconds until a pass retries a move that a tier refused.
 _FIRST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 30.0
 
-# Units that are tried one after the other where a tier refuses them, before the way rests.
+# Failed attempts in a row between two tiers before a rest.
 _MOST_TRIALS: Final = 16
 
 
 class Stayed(Exception):
-    """Nothing of a conversation could leave its working tier; says why, and whether that does not pass."""
+    """No record of a conversation could leave its working tier. `is_broken`: this is permanent."""
 
     def __init__(self, reason: str, *, is_broken: bool = False) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class Stayed(Exception):
 
 
 class Report(msgspec.Struct):
-    """What a pass did: how many records of which place."""
+    """The result of a pass: for each kind of change, how many records of which place."""
 
     moved: Counter[Place] = msgspec.field(default_factory=Counter)
     promoted: Counter[Place] = msgspec.field(default_factory=Counter)
@@ -55,16 +55,16 @@ class Report(msgspec.Struct):
     summarized: Counter[Place] = msgspec.field(default_factory=Counter)
 
     def promoted_by(self, moved: Moved) -> None:
-        """Add what came of a promotion."""
+        """Add the result of a promotion."""
         self.promoted += moved.places
 
     def spilled(self, moved: Moved) -> None:
-        """Add what came of a spill."""
+        """Add the result of a spill."""
         self.moved += moved.places
         self.summarized += moved.rewritten
 
     def figures(self) -> Mapping[str, Counter[Place]]:
-        """By the names of §4.7."""
+        """Return the counts by their names in §4.7."""
         return msgspec.structs.asdict(self)
 
 
@@ -72,8 +72,8 @@ class Passes:
     """Runs the policy of one federation.
 
     Args:
-        tell: logs an event.
-        clock: the time, in milliseconds since 1970.
+        emit: appends an event to the event log.
+        clock: returns the time, in milliseconds since 1970.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Passes:
         settings: Settings,
         core: Core,
         distilling: Distilling,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         clock: Callable[[], int],
     ) -> None:
         self._settings = settings
@@ -89,10 +89,10 @@ class Passes:
         self._reconciler = core.reconciler
         self._moves = distilling.moves
         self._distilling = distilling
-        self._tell = tell
+        self._emit = emit
         self._clock = clock
         self._turn = anyio.Lock()
-        self._something_left = False
+        self._units_left = False
         self._rests: dict[tuple[str, str], _Rest] = {}
         self._alerts = Alerts(log)
         self._wanted = anyio.Event()
@@ -101,16 +101,16 @@ class Passes:
         self._stopped = False
 
     def wake(self) -> None:
-        """Something was written, or has been earned."""
+        """Start a background pass: a record was written, or has earned a promotion."""
         self._wanted.set()
 
     def tier_changed(self) -> None:
-        """What could not be moved may be movable now."""
+        """End all rests and start a background pass: blocked moves may succeed now."""
         self._rests.clear()
         self._wanted.set()
 
     def stop(self) -> None:
-        """Passes that were asked for end where they are, and tell what they have done so far."""
+        """End the passes that callers requested. Each returns what it has done so far."""
         self._stopped = True
         for scope in list(self._asked):
             scope.cancel()
@@ -127,11 +127,11 @@ class Passes:
                 self._asked.discard(scope)
 
     async def run(self) -> None:
-        """Run a pass whenever woken. Ends only by being cancelled."""
+        """Run a pass whenever woken, until cancelled."""
         while True:
             self._wanted = anyio.Event()
             report = Report()
-            async with self._telling(report):
+            async with self._turn_to_move(report):
                 await self._pass(report)
             if not self._wanted.is_set():
                 self._idle.set()
@@ -146,23 +146,27 @@ class Passes:
         await self._idle.wait()
 
     async def consolidate(self, by: str | None) -> Report:
-        """One pass over everything that is due or over capacity, asked for by an owner (§4.7). What was refused a
-        moment ago is tried again. After `stop`, it is what has been done so far."""
+        """Run a pass over all records that are due or over capacity, for an owner (§4.7).
+
+        The pass also retries moves that rest. Return what it did; after `stop`, what it did so far.
+        """
         report = Report()
         with self._until_stopped():
             await self._consolidate(report, by)
         return report
 
     async def _consolidate(self, report: Report, by: str | None) -> None:
-        async with self._telling(report, by, asked=True):
+        async with self._turn_to_move(report, by, asked=True):
             self._rests.clear()
             await self._pass(report)
 
     async def close_session(self, session: str, owner: str | None) -> tuple[Moved, Report]:
         """Move an owner's conversation out of the working tiers, then run a pass (§4.11).
 
-        Returns what came of the first, and what both did together; after `stop`, as far as that has come. Raises
-        Stayed.
+        Return the result of the first step, and the report of both; after `stop`, what was done so far.
+
+        Raises:
+            Stayed: no record of the conversation could leave.
         """
         flushed = Moved()
         report = Report()
@@ -173,7 +177,7 @@ class Passes:
         return flushed, report
 
     async def _close_session(self, session: str, owner: str | None, flushed: Moved, report: Report) -> None:
-        async with self._telling(report, owner, asked=True):
+        async with self._turn_to_move(report, owner, asked=True):
             for tier in self._settings.managed:
                 if tier.kind == "working" and tier.spill_to is not None:
                     units = self._catalog.queries.in_session(tier.name, session, owner)
@@ -193,28 +197,28 @@ class Passes:
                 raise Stayed(flushed.reason, is_broken=flushed.is_broken)
 
     @asynccontextmanager
-    async def _telling(self, report: Report, by: str | None = None, *, asked: bool = False) -> AsyncIterator[None]:
-        """Its turn to move records, one at a time; at the end, one event of all that was done (§4.12)."""
+    async def _turn_to_move(self, report: Report, by: str | None = None, *, asked: bool = False) -> AsyncIterator[None]:
+        """Hold the turn to move records, one pass at a time. Then emit one event of all that was done (§4.12)."""
         async with self._turn:
             try:
                 yield
             except BaseException:
-                asked = False  # what fails is no event, but for what it has changed
+                asked = False  # a failed pass emits an event only for what it changed
                 raise
             finally:
                 if asked or any(report.figures().values()):
-                    self._tell(Consolidated(at=self._clock(), by=by, asked=asked, figures=report.figures()))
+                    self._emit(Consolidated(at=self._clock(), by=by, asked=asked, figures=report.figures()))
 
     async def _pass(self, report: Report) -> None:
         stuck = _Stuck(set(), Counter())
         while await self._promote(report, stuck) or await self._spill(report, stuck):
             pass
-        self._something_left = bool(stuck.units)
-        self._moves.say_over(waiting={*stuck.in_vain, *self._rests})
-        self._say_what_is_filled()
+        self._units_left = bool(stuck.units)
+        self._moves.end_alerts(waiting={*stuck.in_vain, *self._rests})
+        self._log_overfull_groups()
 
-    def _say_what_is_filled(self) -> None:
-        """Which buckets are over their capacity since one group alone is larger; each is told when it begins."""
+    def _log_overfull_groups(self) -> None:
+        """Log once each bucket that is over capacity because one group alone is larger."""
         filled: set[_Filled] = set()
         for tier in self._settings.managed:
             for bucket, held in self._catalog.buckets.overfull(tier.name):
@@ -224,20 +228,20 @@ class Passes:
                 condition = _Filled(bucket, unit.owner, unit.group)
                 filled.add(condition)
                 sentence = (
-                    f"{tier.name}: the group {unit.group!r} alone has {held} records, and the capacity is "
-                    f"{tier.capacity}: it stays whole, and over it"
+                    f"tier={tier.name} group {unit.group!r} kept whole over the capacity of {tier.capacity}: it alone "
+                    f"has {held} records"
                 )
                 self._alerts.begin(condition, logging.INFO, sentence)
-        for told in self._alerts:
-            if told not in filled:
-                self._alerts.end(told)
+        for alert in self._alerts:
+            if alert not in filled:
+                self._alerts.end(alert)
 
     def _rested(self) -> float:
-        """When the next rest ends. Rests that ended and were not renewed have nothing left to move."""
+        """Drop the rests that are over. Return when the next one ends."""
         now = anyio.current_time()
         self._rests = {way: rest for way, rest in self._rests.items() if rest.until > now}
-        # what others were at work on is looked at again, though nobody says when they have done
-        last = now + _LONGEST_WAIT if self._something_left else math.inf
+        # units that other changes kept busy are retried after a while: their end wakes no pass
+        last = now + _LONGEST_WAIT if self._units_left else math.inf
         return min([last, *(rest.until for rest in self._rests.values())])
 
     async def _promote(self, report: Report, stuck: "_Stuck") -> bool:
@@ -271,15 +275,16 @@ class Passes:
             for bucket, _ in self._catalog.buckets.overfull(tier.name):
                 units = self._leaving(tier, bucket, stuck)
                 if units:
-                    # units that could not go are passed over in the next round, and stronger ones go instead
+                    # the next round skips units that could not leave, and takes stronger ones instead
                     await self._evict(tier, units, report, stuck)
                     progress = True
         return progress
 
     def _leaving(self, tier: Tier, bucket: int, stuck: "_Stuck") -> list[Unit]:
-        """Which units leave a bucket now: decided anew before each step, since others write and forget during the last.
+        """Return the units that leave a bucket now.
 
-        Where what leaves is rewritten, which may take long, it is one at a time.
+        This is decided anew before each step, because clients write and forget during a step. Units to be distilled,
+        which may take long, are returned one at a time.
         """
         assert tier.capacity is not None
         free = (
@@ -289,7 +294,7 @@ class Passes:
         )
         held = self._catalog.buckets.held(bucket) - self._distilling.leaving(tier.name, bucket)
         units = evictions(free, held, tier.capacity)
-        free.close()  # what it reads from must not stay open while others wait for the disk
+        free.close()  # its open read would keep others waiting for the disk
         return units[:1] if tier.distil else units
 
     async def _evict(self, tier: Tier, units: Sequence[Unit], report: Report, stuck: "_Stuck") -> None:
@@ -302,12 +307,12 @@ class Passes:
             await self._carry_out(self._spilling(tier), units, tier.name, tier.spill_to, stuck, report.spilled)
 
     def _spilling(self, tier: Tier) -> "_CarryOut":
-        """What carries out the spills of a tier: as they are, or rewritten."""
+        """Return the function that carries out the spills of a tier: plain moves, or distilling."""
         return partial(self._distilling.carry_out, thinking=self._others_turn) if tier.distil else self._moves.carry_out
 
     @asynccontextmanager
     async def _others_turn(self) -> AsyncIterator[None]:
-        """While a model thinks, others may run the policy."""
+        """Let other passes run while the summarizer works."""
         self._turn.release()
         try:
             yield
@@ -324,9 +329,10 @@ class Passes:
         stuck: "_Stuck",
         report: Callable[[Moved], None],
     ) -> Moved:
-        """A move; what is still where it was is not tried again in this pass, and a way that is blocked rests.
+        """Move units. Those that stay are not retried in this pass, and a blocked move rests.
 
-        `report` is told what came of it, also if it is cancelled."""
+        `report` gets the result, also after a cancellation.
+        """
         way = source, target
         moved = Moved()
         try:
@@ -349,20 +355,20 @@ class Passes:
 
 
 class _CarryOut(Protocol):
-    """Takes units from one tier to another; what it cannot take stays, and the outcome says why."""
+    """A function that moves units from one tier to another. Units that fail stay, and the result says why."""
 
     async def __call__(self, units: Sequence[Unit], source: str, target: str, /, *, result: Moved) -> Moved: ...
 
 
 class _Stuck(msgspec.Struct):
-    """The units that a pass could not move and does not try again; how often in a row each way was tried in vain."""
+    """The units that a pass could not move and does not retry; failed attempts in a row, by (source, target)."""
 
     units: set[tuple[str, ...]]
     in_vain: Counter[tuple[str, str]]
 
 
 class _Filled(msgspec.Struct, frozen=True):
-    """A bucket that holds nothing but one owner's group."""
+    """A bucket that holds one owner's group and nothing else."""
 
     bucket: int
     owner: str | None
@@ -370,7 +376,7 @@ class _Filled(msgspec.Struct, frozen=True):
 
 
 class _Rest(msgspec.Struct, frozen=True):
-    """A way between two tiers that is not tried before a moment of the event loop's clock."""
+    """A pause between two tiers, until a moment of the event loop's clock."""
 
     wait: float
     until: float

@@ -1,9 +1,9 @@
-"""What may be changed, and by whom (§2.1, §6): asked before anything is changed. A mount takes no changes; and the file
-may say who may write into which tier.
+"""The permission checks (§2.1, §6), made before any change. A mount takes no changes; and federation.toml may say
+which callers may write into which tier.
 
-A caller is refused what it names and may not change: by its id, its key, or the tier. What it only describes, by a
-query or a condition, is another matter: there others' records are passed by, as they always are, and its own are
-refused, since it would take them for forgotten.
+A call is rejected if it names a record (by id or key) or a tier that the caller may not change. A call may also select
+records by a query or a condition. Then records of others that the caller may not change are skipped, as usual. Its own
+ones cause a rejection: if the call skipped them, its caller would take them for forgotten.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,14 +17,17 @@ from a2m_router.tiers.mounts import Mounts
 
 
 def refuse_if_read_only(mounts: Mounts) -> None:
-    """Raises READ_ONLY where all tiers are mounts: then it is the answer to every write (§2.1)."""
+    """Raise READ_ONLY if all tiers are mounts: the federation then rejects every write (§2.1)."""
     if not mounts.managed:
         raise A2MError(Code.READ_ONLY, "this federation consists of mounts only; it takes no writes")
 
 
 def destination(name: str | None, settings: Settings, mounts: Mounts, where: str) -> Tier:
-    """The tier a write is aimed at, by name or by default. Raises UNKNOWN_TIER, INVALID_PARAMS for a mount, and
-    READ_ONLY where there is nothing else."""
+    """Return the tier of a write, by name or by default.
+
+    Raises:
+        A2MError: UNKNOWN_TIER; INVALID_PARAMS for a mount; READ_ONLY if all tiers are mounts.
+    """
     refuse_if_read_only(mounts)
     if name is None:
         return next((tier for tier in mounts.managed if tier.kind == "working"), mounts.managed[0])
@@ -37,22 +40,26 @@ def destination(name: str | None, settings: Settings, mounts: Mounts, where: str
 
 
 def refuse_mounted(ids: Sequence[str], mounts: Mounts, catalog: Catalog, scope: Scope) -> None:
-    """Raises INVALID_PARAMS naming the first of `ids` that is one of a mount's, where something is to be changed; a
-    record of the federation's own may have such an id, from before there was the mount. READ_ONLY where there are only
-    mounts."""
+    """Reject a change of a mount's records.
+
+    The federation itself may have a record with such an id, written before the mount was added; that one is accepted.
+
+    Raises:
+        A2MError: INVALID_PARAMS names the first of `ids` that belongs to a mount; READ_ONLY if all tiers are mounts.
+    """
     refuse_if_read_only(mounts)
     for place, id in enumerate(ids):
         mount = mounts.of(id)
         if mount is None or catalog.queries.knows_of(scope, id):
             continue
-        # what nobody has looked through yet may hold it, and a forget is to reach it there
+        # a managed tier that is not scanned may hold a record with this id, and a forget has to reach it
         if all(catalog.tiers.is_scanned(tier.name) for tier in mounts.managed):
             problem = f"{id!r} is a record of {mount.name!r}, which is mounted read-only; nothing was changed"
             raise invalid_params(f"ids[{place}]", problem)
 
 
 def refuse_unless_writable(scope: Scope, tier: str, where: str) -> None:
-    """Raises SCOPE_DENIED, naming the parameter `where`, if the caller may not change what is in `tier`."""
+    """Raise SCOPE_DENIED, naming the parameter `where`, if the caller may not change records in `tier`."""
     if scope.writes_to(tier):
         return
     names = ", ".join(map(repr, sorted(scope.writes or ()))) or "none"
@@ -64,23 +71,25 @@ def refuse_unless_writable(scope: Scope, tier: str, where: str) -> None:
 
 
 def refuse_named(scope: Scope, ids: Collection[str], catalog: Catalog) -> None:
-    """Raises SCOPE_DENIED if one of these ids is of a record that the caller sees and may not change."""
+    """Raise SCOPE_DENIED if the caller may read, but not change, the record of one of these ids."""
     for entry in _unwritable(scope, ids, catalog):
         if catalog.queries.sees(scope, entry):
             refuse_unless_writable(scope, entry.home, f"ids: {entry.id!r}")
 
 
 def passing_by(scope: Scope, ids: Collection[str], named: Collection[str], catalog: Catalog) -> list[str]:
-    """Those of `ids` that a selector has found and the caller may change, or may not know to exist.
+    """Return the ids that a selector has found, without those of records that the caller may not change.
 
-    Raises SCOPE_DENIED for those that are `named`, as `refuse_named` does, and for the caller's own.
+    Raises:
+        A2MError: SCOPE_DENIED, if such a record is among the `named` ids and the caller may read it (`refuse_named`),
+            or if it is the caller's own.
     """
     refuse_named(scope, set(named).intersection(ids), catalog)
-    passed = _unwritable(scope, ids, catalog)
-    for entry in passed:
+    skipped = _unwritable(scope, ids, catalog)
+    for entry in skipped:
         if entry.owner is not None and scope.holds(entry.owner):
-            refuse_unless_writable(scope, entry.home, f"what is meant holds {entry.id!r}")
-    unwritable = {entry.id for entry in passed}
+            refuse_unless_writable(scope, entry.home, f"the call would change {entry.id!r}")
+    unwritable = {entry.id for entry in skipped}
     return [id for id in ids if id not in unwritable]
 
 

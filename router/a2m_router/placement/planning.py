@@ -1,8 +1,8 @@
-"""What a batch of drafts comes to: new records, replacements of known ones, and records that are known already.
+"""Plans: which drafts of a batch become new records, which replace known ones, and which are known already.
 
-Making a plan changes nothing but its slots, which get their answers. What is carried out is a plan that was made under
-a claim; one made before only says what has to be claimed. Conditions (`if_revision`) are part of a plan: of several
-writers who have seen the same revision one is first, and the others are refused before any tier is asked.
+Making a plan changes nothing but its slots, which get their ids. The router carries out only a plan that was made under
+a claim; a plan made before the claim only lists what to claim. A plan also checks the conditions (`if_revision`): of
+several writers that have seen the same revision, one is first, and the others are rejected before any call to a tier.
 """
 
 import logging
@@ -27,14 +27,14 @@ from a2m_router.protocol.wire.timestamps import after, parse, render
 from a2m_router.tiers.gateway import TierGateway
 from a2m_router.tiers.mounts import Mounts
 
-# A clock that is corrected by less is not worth a word, milliseconds.
+# Smaller corrections of the clock are not logged, milliseconds.
 _SET_BACK: Final = 1000
 
 log = logging.getLogger(__name__)
 
 
 class Plan(msgspec.Struct):
-    """What some slots come to, under a claim: each slot with the draft that a tier is given, and its account."""
+    """What a batch becomes, under a claim: for each slot, the draft that its tier gets, and the catalog entry."""
 
     new: list[tuple[Slot, Draft, Entry]]
     replaced: list[tuple[Slot, Draft, Replacement]]
@@ -42,7 +42,7 @@ class Plan(msgspec.Struct):
 
     @property
     def entries(self) -> list[Entry]:
-        """The accounts of the new records."""
+        """The catalog entries of the new records."""
         return [entry for _, _, entry in self.new]
 
     @property
@@ -51,7 +51,7 @@ class Plan(msgspec.Struct):
 
     @property
     def drafts(self) -> list[Draft]:
-        """All that is to be written."""
+        """All drafts to write."""
         return [draft for _, draft, _ in [*self.new, *self.replaced]]
 
 
@@ -59,7 +59,7 @@ class Planner:
     """Makes plans.
 
     Args:
-        clock: the time, in milliseconds since 1970.
+        clock: returns the time, in milliseconds since 1970.
     """
 
     def __init__(
@@ -70,18 +70,19 @@ class Planner:
         self._gateway = gateway
         self._mounts = mounts
         self._clock = clock
-        # how long a write waits for another change of the same ids, keys or groups: no longer than for an answer
+        # a write waits for another change of the same names no longer than for a tier's answer
         self.patience = max((tier.timeout for tier in settings.managed), default=0.0)
 
     def slots(self, drafts: Iterable[ConditionalDraft]) -> tuple[list[Slot], list[Slot]]:
-        """The slots of a batch, and the slot of each draft, in order. The drafts are dated."""
+        """Date the drafts. Return the slots of the batch, and the slot of each draft, in order."""
         return slots_of(self._dated(drafts), self._is_another)
 
     def plan(self, slots: Iterable[Slot], scope: Scope) -> Plan:
-        """What the slots come to now. Each slot gets its answer, and one that becomes a new record an id.
+        """Return what the slots become now. Each slot gets the id of its record.
 
-        Raises A2MError for what may not be written: SCOPE_DENIED; INVALID_PARAMS, with `data: {reason: "revision",
-        revision}` where a page is not at the revision that its writer has seen.
+        Raises:
+            A2MError: SCOPE_DENIED; INVALID_PARAMS, with `data: {reason: "revision", revision}` if a page is not at the
+                revision that its writer has seen.
         """
         plan = Plan([], [], [])
         for slot in slots:
@@ -115,7 +116,7 @@ class Planner:
         slot.answer = slot.id = slot.id or new_id()
         mount = self._mounts.of(slot.id)
         if mount is not None:
-            problem = f"the id {slot.id!r} would be one of {mount.name!r}, which is mounted; choose another"
+            problem = f"the id {slot.id!r} has the form of ids of the mount {mount.name!r}; choose another"
             raise invalid_params("records", problem)
         home = destination(draft.tier, self._settings, self._mounts, "tier").name
         refuse_unless_writable(scope, home, "records")
@@ -133,19 +134,22 @@ class Planner:
         return slot, whole, Replacement(new, entry.version, draft.salience)
 
     def _refuse_unaccounted(self) -> None:
-        """Raises INTERNAL_ERROR if a tier may hold a page that nobody knows of."""
+        """Raise INTERNAL_ERROR if a tier may hold a page that the catalog does not have."""
         for tier in self._mounts.managed:
             if not self._catalog.tiers.is_scanned(tier.name):
                 raise self._gateway.without(tier.name)
 
     def _is_another(self, draft: Draft) -> bool:
-        """Whether a draft's id is that of a record, and not of the one at its owner's key."""
+        """Return whether a draft's id belongs to a record that is not the one at its owner's key."""
         entry = None if draft.id is None else self._catalog.records.get(draft.id)
         return entry is not None and (entry.owner, entry.key) != (draft.owner, draft.key)
 
     def _dated(self, drafts: Iterable[ConditionalDraft]) -> list[ConditionalDraft]:
-        """The drafts with the moment of each: the clock's, but never before the newest of its own conversation, so that
-        a conversation is replayed as it was written."""
+        """Return the drafts with their dates.
+
+        The date is the clock's, but never before the newest record of the conversation, so that a conversation is
+        replayed in the order in which it was written.
+        """
         newest: dict[tuple[str | None, str], int] = {}
         dated = []
         for draft in drafts:
@@ -155,7 +159,7 @@ class Planner:
             if conversation is not None and conversation not in newest:
                 newest[conversation] = self._catalog.queries.newest_of(*conversation) or now
             if draft.created_at is None:
-                # a millisecond later each, where the clock is behind: their order is then in the records themselves
+                # if the clock is behind, dates advance by a millisecond: the records themselves then keep the order
                 moment = now if conversation is None or newest[conversation] <= now else after(newest[conversation])
                 draft = msgspec.structs.replace(draft, created_at=render(moment))
             if conversation is not None:
@@ -167,11 +171,11 @@ class Planner:
         back = self._catalog.look_at_clock(now)
         if back > _SET_BACK:
             log.warning(
-                "the clock was set back by %s: a conversation's new records are not dated before those that it has",
+                "clock set back by %s: new records of a conversation are not dated before its newest record",
                 timedelta(seconds=back // 1000),
             )
 
 
 def new_id() -> str:
-    """A fresh record id: 48 bits of time, 80 random ones, so that ids made in turn lie near each other in an index."""
+    """Return a fresh record id: 48 bits of time and 80 random bits, so that successive ids are close in an index."""
     return (int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)).hex()

@@ -1,20 +1,21 @@
-"""`a2m-router --rebuild`: a new catalog, made from what the tiers hold and from what can be read of the old one.
+"""`a2m-router --rebuild`: a new catalog, made from what the tiers hold and from what can be read of the old catalog.
 
-It does its work and ends; the router is started afterwards as usual. (It may be started by a program that speaks to it
-on stdin and stdout, with the same arguments each time: a rebuild that went on to serve would be one at every start.)
+The program rebuilds and exits; the router is started afterwards as usual. (Some programs start the router with the same
+arguments each time and speak to it on stdin and stdout. If --rebuild went on to serve, each start would rebuild.)
 
 Rules:
-- every managed tier must be up. Without one, what it holds would not be known: a key or an id of its own would be given
-  once more, and a write that should have waited for it would go through;
-- the tiers are only read. What is to be removed or moved is noted, and done by the router when it has started;
-- the new catalog is made beside the old one and takes its place in one step, or not at all (see `exchanging`). Killed
-  in the middle, or failed, nothing has changed;
-- no old file is removed: they go aside, and their new names are told;
-- what only the old catalog knew is taken from it as far as it can be read (see `salvage`), and what cannot is told. If
-  it is older than the tiers, nothing that a tier holds is removed on its account;
-- whose records these are is what native stores bear, each of which is one federation's: what the old catalog says, if
-  one of them bears that, else what most of them do; without any, what most records bear. Where that is not the old
-  catalog's id, but some bear that, too, or as many bear one as another, nobody but the caller can tell.
+- every managed tier must be up. Without the records of one, the router could assign a key or an id a second time, and
+  accept writes that had to wait for it;
+- the tiers are only read. Removals and moves are noted; the router carries them out after its start;
+- the new catalog is made beside the old one and replaces it in one step (see `swap`). After a crash or a failure before
+  that step, nothing has changed;
+- no old file is deleted: the old files are renamed, and their new names are reported;
+- what only the old catalog has is copied as far as it can be read (see `salvage`); the rest is reported. If the old
+  catalog is older than the tiers, its notes remove nothing that a tier holds;
+- the federation id comes from the native stores, each of which belongs to one federation: it is the old catalog's id if
+  one of them has that, and the most frequent id otherwise. Without native stores it is the id of most records. The
+  caller has to choose if two ids are equally frequent, or if the old catalog's id is among them but not the most
+  frequent.
 """
 
 import logging
@@ -51,18 +52,21 @@ from a2m_router.tiers.profile import CannotServe
 # How long the rebuild waits for tiers to come up.
 _GREETING_SECONDS: Final = 30.0
 
-# How often a line says how far it is, where there is no terminal to draw a bar on.
+# Seconds between two progress lines if there is no terminal for a progress bar.
 _LINE_SECONDS: Final = 5.0
 
-# Told of each page of a scan: the tier, how many records were read, and of how many if that is known.
+# Called for each page of a scan: the tier, the number of records read, and the total if it is known.
 Watch = Callable[[str, int, int | None], None]
 
 log = logging.getLogger(__name__)
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a scan of one tier came to. `copies`: of records that live elsewhere; `unwanted`: of what was forgotten or
-    replaced; `aside`: records whose owners' keys have others."""
+    """The result of the scan of one tier, in records.
+
+    `copies`: second copies of records that live elsewhere. `unwanted`: copies of forgotten or replaced records.
+    `aside`: quarantined records.
+    """
 
     tier: str
     read: int
@@ -73,15 +77,17 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """A new catalog, in its place: what it was made from, and where the old files are. `told`: what could not be taken
-    over, in sentences."""
+    """A new catalog in place: its sources, and the new names of the old files (`aside`).
+
+    `told`: sentences about what could not be copied from the old catalog.
+    """
 
     tiers: list[Found]
     taken: TakenOver
     redone: int
     told: list[str]
     aside: list[Path]
-    missing: int  # records that the old catalog knew and that no tier holds
+    missing: int  # records that the old catalog had and that no tier holds
 
 
 async def rebuild(
@@ -92,20 +98,25 @@ async def rebuild(
     adopt: bool = False,
     federation: str | None = None,
 ) -> Rebuilt:
-    """Makes the catalog of `settings` anew and puts it in its place.
+    """Rebuild the catalog of `settings` and put it in place.
 
     Args:
-        links: one for each tier, by its name; not started yet. Only those of managed tiers are.
-        adopt: another store behind a tier than the old catalog says is taken as it is.
-        federation: whose records these are, where those that the tiers hold, and the old catalog, do not tell.
+        links: a link for each tier, by its name, not started yet. Only the links of managed tiers are started.
+        adopt: accept another store behind a tier than the old catalog has noted.
+        federation: the federation id to use if the tiers and the old catalog leave a choice.
 
-    Raises CannotServe for a tier that is down or cannot be part of the federation, InUse while a router has the file,
-    DatabaseError for another program's file, OSError for a disk that fails; nothing has changed then.
+    Raises:
+        CannotServe: a tier is down or cannot be part of the federation.
+        InUse: a router has the file open.
+        DatabaseError: the file belongs to another program.
+        OSError: the disk failed.
+
+    After an exception nothing has changed.
     """
     path = real(settings.state)
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with locked(path, swap.HOLDER):
-        swap.finish(path)  # an earlier one may have been cut off after it was done
+        swap.finish(path)  # an earlier rebuild may have stopped after its commit
         swap.discard(path)
         try:
             rebuilt = await _made(settings, links, watch, adopt=adopt, federation=federation)
@@ -119,7 +130,7 @@ async def rebuild(
 async def _made(
     settings: Settings, links: Mapping[str, Link], watch: Watch, *, adopt: bool, federation: str | None
 ) -> Rebuilt:
-    """The new catalog, complete and closed, beside the old one."""
+    """Make the new catalog, complete and closed, beside the old one."""
     with closing(Salvage(settings.state)) as old:
         path = swap.rebuilding(settings.state)
         with closing(Catalog(path, settings.managed, strength)) as catalog:
@@ -129,7 +140,7 @@ async def _made(
                 if catalog.restore(tier, draft):
                     redone += 1
                 else:
-                    old.told.append(f"{tier}: what was to replace {draft.id!r} is left out: it is forgotten or older")
+                    old.told.append(f"{tier}: pending write of {draft.id!r} left out: the record is forgotten or newer")
             found = [_found(catalog, tier.name, read[tier.name]) for tier in settings.managed]
             return Rebuilt(found, taken, redone, old.told, [], catalog.earned.count())
 
@@ -144,8 +155,7 @@ async def _scanned(
     adopt: bool,
     federation: str | None,
 ) -> tuple[TakenOver, dict[str, int]]:
-    """Take all managed tiers into the account, and what only the old catalog knows; returns that, and how many records
-    each tier holds."""
+    """Add all managed tiers, and what only the old catalog has. Return the latter, and the records read by tier."""
     read: dict[str, int] = {}
 
     def seen(tier: str, count: int, of: int | None) -> None:
@@ -175,13 +185,13 @@ async def _scanned(
             profiles.append((tier, profile))
         recovery.agree_on_metric(profiles)
         for tier, _ in profiles:
-            await _welcome(recovery, tier)  # checked once more, against those before it: two may lead to one store
+            await _welcome(recovery, tier)  # this compares the tier with those before it: two may lead to one store
         connections.cancel_scope.cancel()
     return taken, {tier.name: read.get(tier.name, 0) for tier in settings.managed}
 
 
 class _Origins(msgspec.Struct, frozen=True):
-    """Who has written how much of what the tiers hold: of native stores, and of records at lesser servers."""
+    """How many records each federation and start of a router has written: in native stores, and at lifted servers."""
 
     stores: Counter[Origin]
     records: Counter[Origin]
@@ -192,7 +202,7 @@ class _Origins(msgspec.Struct, frozen=True):
 
 
 async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
-    """Find out who has written what the tiers hold."""
+    """Return who has written the records that the tiers hold."""
     found = _Origins(Counter(), Counter())
     reader = TierGateway(links, Modes(settings.tiers, links), settings.limits.max_message)
     for tier in settings.managed:
@@ -201,7 +211,7 @@ async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
         try:
             if mode_of(tier, profile).native:
                 epoch = None if profile.store.epoch is UNSET else profile.store.epoch
-                # one that holds nothing says whose it is all the same
+                # a store without records has a federation id, too
                 found.stores[Origin(profile.store.federation, epoch)] += 1 + (profile.store.records or 0)
             else:
                 found.records.update(await _origins_at(tier, reader))
@@ -211,28 +221,29 @@ async def _origins(settings: Settings, links: Mapping[str, Link]) -> _Origins:
 
 
 async def _origins_at(tier: Tier, reader: TierGateway) -> Counter[Origin]:
-    """Who has written how many of the records that a lesser server holds."""
+    """Return who has written how many of the records that a lifted server holds."""
     written: list[Written] = []
     try:
         async with aclosing(reader.everything(tier.name, written)) as pages:
             async for _ in pages:
                 pass
     except CannotList:
-        return Counter()  # that is said when it is read for its records
+        return Counter()  # the scan of its records reports it
     return Counter(origin for _, origin in written)
 
 
 def _whose(settings: Settings, origins: _Origins, old: Salvage, *, adopt: bool, chosen: str | None) -> str | None:
-    """The id of the federation whose records these are; None where nothing bears any. See this module's rules.
+    """Return the federation id of the records, by this module's rules; None if no record has one.
 
-    Raises CannotServe where the caller has to choose, and has not, or has chosen what nothing bears.
+    Raises:
+        CannotServe: the caller has to choose an id and has not, or has chosen one that no record has.
     """
     before, known, adopted = old.federation(), {None, *old.epochs()}, set(old.adopted())
 
     def bearing(met: Counter[Origin]) -> Counter[str]:
         counts = Counter[str]()
         for origin, count in met.items():
-            # what was adopted bears another's id for good
+            # an adopted record keeps the id of its earlier federation
             own = before is not None and origin.federation in adopted and origin.epoch in known
             federation = before if own else origin.federation
             if federation is not None:
@@ -243,9 +254,9 @@ def _whose(settings: Settings, origins: _Origins, old: Salvage, *, adopt: bool, 
     counts = stores or bearing(origins.records)
     if chosen is not None:
         if chosen not in counts and chosen != before:
-            borne = _counted(counts) or "no record bears any"
+            borne = _counted(counts) or "no record has any"
             raise CannotServe(
-                f"--federation: expected an id that records bear, or the catalog's, got {chosen}: {borne}"
+                f"--federation: expected an id that records have, or the catalog's, got {chosen}: {borne}"
             )
         return chosen
     if before in stores or not counts:
@@ -256,32 +267,34 @@ def _whose(settings: Settings, origins: _Origins, old: Salvage, *, adopt: bool, 
         return first[0]
     if adopt:
         return before if before in counts else first[0]
-    is_of = f"; {before} is what {settings.state} says" if before in counts else ""
+    is_of = f"; {before} is the id in {settings.state}" if before in counts else ""
     raise CannotServe(
-        f"whose records the tiers hold cannot be told: {_counted(counts)}{is_of}. Say which id is this federation's "
-        "with --rebuild --federation ID, and what bears another one stays out; or take all of them, with --rebuild "
-        "--adopt, when no other router writes there any more"
+        f"the tiers hold records of several federations: {_counted(counts)}{is_of}. Choose this federation's id with "
+        "--rebuild --federation ID; records with other ids are left out. Or adopt all records with --rebuild --adopt, "
+        "if no other router writes there any more"
     )
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} bear the id {federation}" for federation, count in counts.most_common())
+    return ", ".join(f"{count:,} have the id {federation}" for federation, count in counts.most_common())
 
 
 def _take_origins(settings: Settings, origins: _Origins, catalog: Catalog, old: Salvage) -> bool:
-    """All starts of the router in which what is ours was written are known from now on, and so is what was adopted.
-    Returns whether there is a start that the old catalog did not know."""
+    """Note all epochs in which our records were written, and the adopted federations.
+
+    Return whether one of these epochs is missing in the old catalog.
+    """
     known = old.epochs()
     catalog.lineage.take_origins(known, old.adopted())
     ours = {origin.epoch for origin in origins.all if catalog.lineage.is_ours(origin.federation, origin.epoch)}
     later = {epoch for epoch in ours if epoch is not None}.difference(known)
     catalog.lineage.take_origins(sorted(later))
-    # of a damaged one of which no start can be read nobody can tell
+    # if no epoch of a damaged catalog can be read, its age is unknown
     is_behind = bool(later) and (bool(known) or old.damage is None)
     if is_behind and old.is_there:
         old.told.append(
-            f"{settings.state}: older than what the tiers hold; what it knows as forgotten, as a copy to be removed or "
-            "as being written is left out where a tier holds it"
+            f"{settings.state}: older than what the tiers hold; its tombstones and its notes of unwanted or unfinished "
+            "copies are left out where a tier holds the record"
         )
     return is_behind
 
@@ -293,9 +306,7 @@ async def _all_up(links: Mapping[str, Link]) -> None:
     down = [name for name, link in links.items() if link.profile is None]
     if down:
         reasons = [f"\ntiers.{name}: {links[name].reason or 'it does not answer'}" for name in down]
-        raise CannotServe(
-            f"a catalog is made anew from all tiers, and what these hold would be missing:{''.join(reasons)}"
-        )
+        raise CannotServe(f"a rebuild needs all tiers, and the records of these would be missing:{''.join(reasons)}")
 
 
 async def _welcome(recovery: Recovery, tier: Tier) -> None:
@@ -325,9 +336,9 @@ def _nothing_is_left_open(function: Callable[[], Coroutine[Any, Any, None]]) -> 
 
 @contextmanager
 def progress() -> Iterator[Watch]:
-    """Shows on stderr how far the scans are: a bar for each tier on a terminal, else a line every so often."""
+    """Show the progress of the scans on stderr: a bar for each tier on a terminal, otherwise a line now and then."""
     if sys.stderr.isatty():
-        # loaded where somebody sees it
+        # imported only where it is shown
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -342,50 +353,50 @@ def progress() -> Iterator[Watch]:
 
             yield advance
         return
-    told_at = time.monotonic()
+    logged_at = time.monotonic()
 
-    def tell(tier: str, read: int, of: int | None) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= _LINE_SECONDS:
-            told_at = time.monotonic()
-            log.info("%s: %s records read", tier, f"{read:,}" if of is None else f"{read:,} of {of:,}")
+    def log_line(tier: str, read: int, of: int | None) -> None:
+        nonlocal logged_at
+        if time.monotonic() - logged_at >= _LINE_SECONDS:
+            logged_at = time.monotonic()
+            log.info("tier=%s records read: %s", tier, f"{read:,}" if of is None else f"{read:,} of {of:,}")
 
-    yield tell
+    yield log_line
 
 
 def print_rebuilt(rebuilt: Rebuilt, settings: Settings) -> None:
-    """Prints to stdout what was found in each tier, what came from the old catalog, and what is lost with it."""
+    """Print to stdout what each tier holds, what came from the old catalog, and what is lost with it."""
     from a2m_router.process.drawing import print_report
 
     numbers = [(each.read, each.adopted, each.copies, each.unwanted, each.aside) for each in rebuilt.tiers]
     counts = [[f"{number:,}" for number in column] for column in zip(*numbers, strict=True)]
     columns = [("tier", [each.tier for each in rebuilt.tiers]), *zip(_COUNTED, counts, strict=True)]
-    title = f"{settings.name}: {settings.state}, made anew"
+    title = f"{settings.name}: {settings.state}, rebuilt"
     print_report(title, columns, _lines(rebuilt), right=_COUNTED)
 
 
-_COUNTED: Final = ("found", "taken in", "second copies", "forgotten or replaced", "set aside")
+_COUNTED: Final = ("found", "adopted", "second copies", "forgotten or replaced", "quarantined")
 
 
 def _lines(rebuilt: Rebuilt) -> Iterator[str]:
     taken = rebuilt.taken
     yield (
-        f"from the old catalog: what {taken.earned:,} records have earned, {taken.forgotten:,} notes of what was "
-        f"forgotten, {taken.unwanted:,} of copies to be removed, {taken.interrupted:,} records and {rebuilt.redone:,} "
-        "replacements that were being written"
+        f"from the old catalog: accesses and salience of {taken.earned:,} records, {taken.forgotten:,} tombstones, "
+        f"{taken.unwanted:,} notes of copies to remove, {taken.interrupted:,} unfinished writes and "
+        f"{rebuilt.redone:,} pending writes"
     )
     yield from rebuilt.told
     if rebuilt.told:
         yield (
-            "what could not be read is lost with it: accesses and salience count anew, what was forgotten while its "
-            "tier was down may be there again, and so may what was replaced"
+            "what could not be read is lost with it: accesses and salience count anew, and records that were forgotten "
+            "or replaced while their tier was down may be there again"
         )
     if rebuilt.missing:
-        yield f"{rebuilt.missing:,} records that the old catalog knew are in no tier"
+        yield f"{rebuilt.missing:,} records of the old catalog are in no tier"
     aside = sum(each.aside for each in rebuilt.tiers)
     if aside:
-        yield f"{aside:,} records are set aside, since others are in their place; a2m-router --check names them"
+        yield f"{aside:,} records are quarantined, since others have their ids or keys; a2m-router --check names them"
     for path in rebuilt.aside:
-        # an index that SQLite keeps in memory, and an empty log, say nothing to anybody
+        # SQLite's shared-memory file and an empty log hold nothing to keep
         if not path.name.endswith("-shm") and path.stat().st_size > 0:
             yield f"the old file is kept: {path}"

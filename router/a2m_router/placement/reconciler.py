@@ -1,23 +1,24 @@
-"""The reconciler: brings the copies in each managed tier to the state that the catalog says.
+"""The reconciler: makes the copies in each managed tier match the catalog.
 
-A tier is owed two kinds of work. A stray is a copy that is to be absent. A pending replacement (`redo`, §3.6) is a
-record that is true as it stands in the catalog, synced, and that its tier does not hold yet; readers get it from the
-catalog. One task a tier works off both, strays first: a tier that replaces by key would put the record in the place of
-a copy that is left at its key.
+A tier can need two kinds of work. A stray is a copy that has to be removed. A pending write (table `redo`, §3.6) is a
+replacement that is committed and synced in the catalog and that its tier does not hold yet; readers get it from the
+catalog. One task a tier does both, strays first: a tier that replaces by key would put the record in the place of a
+copy that is left at its key.
 
 Rules:
-- a copy that a move left behind, or was to bring about, goes only after the record was read at its home in the same
-  round, as it is. If the home has lost it, or holds it in a former state, the copy becomes the home, but only with the
-  digest that the catalog holds;
-- copies of what was forgotten, replaced or given up go without asking. A record that was set aside stays, and is in the
-  way;
-- a copy in a record's home is never removed, and no copy goes while a read is under way that may still need it;
-- a pending replacement is sent to its tier, read back and compared. A server that does not replace by key forgets the
-  old copy first, and is seen to have done so. When every read has ended that may have looked at the tier before, the
-  catalog deletes its own copy. A crash before that leaves the record in the catalog, and the work is done once more;
-- no copy goes, and nothing is sent, before the note that asks for it is synced;
-- a record that somebody else has claimed is left for later. Its release wakes the tier's task;
-- what a step fails with is tried alone from then on, and ever more rarely, so that it keeps nothing else waiting.
+- a copy left by a move, finished or not, is removed only after the record was read at its home in the same round and
+  matched. If the home has lost the record or holds a former state, the copy becomes the home, but only with the digest
+  that the catalog has;
+- copies of forgotten, replaced or given-up records are removed without that read. A quarantined record stays, and
+  blocks its id and key;
+- a copy in a record's home is never removed. A copy is removed only after the grace period: when every read that began
+  before has ended;
+- a pending write is sent to its tier, read back and compared. A server that does not replace by key deletes the old
+  copy first, and the deletion is verified. After the grace period the catalog deletes its own copy. A crash before that
+  leaves the record in the catalog, and the work is repeated;
+- no copy is removed, and no write is sent, before the note that asks for it is synced;
+- a record that another change has claimed is skipped. The release of the claim wakes the tier's task;
+- records of a failed step are retried one by one, ever more rarely, so that they do not delay others.
 """
 
 import logging
@@ -44,32 +45,32 @@ from a2m_router.tiers.link import AnswerTooLong, TierDown
 
 log = logging.getLogger(__name__)
 
-# why a tier is not changed for a while after a router has died
+# why a tier is not changed for a while after the crash of a router
 MAY_STILL_LAND: Final = "a call of an earlier router may still land there"
 
-# Strays that one step works on; and pending replacements, all of which stay claimed while one call is in doubt.
+# Strays of one step; and pending writes of one step, which all stay claimed while one call is in doubt.
 _PAGE: Final = 200
 _FEW: Final = 20
 
-# Seconds between two trials of a record that a step has failed with, and of a tier that took no part.
+# Seconds between two attempts for a failed record, or for a tier that failed completely.
 _FIRST_WAIT: Final = 0.5
 _LONGEST_WAIT: Final = 30.0
 
-# copies that go only when the record was read at its home
+# copies that are removed only after the record was read at its home
 _SEEN_FIRST: Final = frozenset({Stray.PENDING, Stray.SUPERSEDED, Stray.EQUAL})
 
-# copies that go when nobody is at work on them
+# copies that are removed when no change is in progress there
 _REMOVABLE: Final = frozenset({Stray.SUPERSEDED, Stray.UNWANTED})
 
 _Item = TypeVar("_Item", NotedStray, Entry)
 
 
 class StaleClaim(Exception):
-    """What was claimed to clear the way is not all that is in it any more; claim anew."""
+    """A stray that blocks a write is not covered by the claim; claim again."""
 
 
 class _Failed(msgspec.Struct):
-    """What a step has failed with: why, and after how many seconds it is tried again, alone: not before `until`."""
+    """A record whose last step failed. It is retried alone, not before `until`; `wait` grows with each failure."""
 
     problem: str
     wait: float
@@ -77,8 +78,10 @@ class _Failed(msgspec.Struct):
 
 
 class _Queue:
-    """One tier's task: when it is to look for work, and what has failed. `ended` is set at the end of a round; `idle`,
-    too, if nobody woke the task meanwhile."""
+    """The work of one tier's task: whether to look for work, and which records have failed.
+
+    `ended` is set at the end of each round. `idle` is set then, too, if the task was not woken meanwhile.
+    """
 
     def __init__(self) -> None:
         self.wanted = anyio.Event()
@@ -87,7 +90,7 @@ class _Queue:
         self.idle = anyio.Event()
         self.failed: dict[str, _Failed] = {}  # by the record's id
         self.held_until = 0.0
-        # why the tier took no part in the last round, and until when it is left alone
+        # why the tier failed completely in the last round, and until when it rests
         self.problem: str | None = None
         self.rests_until = 0.0
         self.waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
@@ -96,7 +99,7 @@ class _Queue:
         self.wanted, self.is_working = anyio.Event(), True
 
     def rest(self, problem: str | None) -> None:
-        """The tier was asked, and rests if it took no part."""
+        """Note the result of a round. After a complete failure the tier rests."""
         self.problem = problem
         if problem is None:
             self.waits = doubling(_FIRST_WAIT, _LONGEST_WAIT)
@@ -104,7 +107,7 @@ class _Queue:
             self.rests_until = anyio.current_time() + next(self.waits)
 
     def end(self) -> None:
-        """The round is over."""
+        """End a round."""
         self.is_working = False
         self.ended.set()
         self.ended = anyio.Event()
@@ -113,7 +116,7 @@ class _Queue:
             self.idle = anyio.Event()
 
     def fail(self, id: str, problem: str) -> None:
-        """The record is tried alone from now on, ever more rarely."""
+        """Retry the record alone from now on, ever more rarely."""
         earlier = self.failed.get(id)
         wait = _FIRST_WAIT if earlier is None else min(2 * earlier.wait, _LONGEST_WAIT)
         self.failed[id] = _Failed(problem, wait, anyio.current_time() + wait)
@@ -124,7 +127,7 @@ class _Queue:
 
     @property
     def due(self) -> float:
-        """When there is work without being woken."""
+        """The time of the next work if nothing wakes the task."""
         if self.is_resting:
             return max(self.held_until, self.rests_until)
         return min((failed.until for failed in self.failed.values()), default=math.inf)
@@ -138,24 +141,26 @@ class Reconciler:
         self._gateway = gateway
         self._guard = guard
         self._queues = {tier.name: _Queue() for tier in tiers}
-        self._passed_over: dict[Name, set[str]] = {}  # names that others had claimed, and the tiers that wait for them
+        self._waiting_tiers: dict[Name, set[str]] = {}  # names that other changes had claimed, and the waiting tiers
         self._is_running = False
         self._alerts = Alerts(log)
 
     def wake(self) -> None:
-        """There may be work. What has failed waits for its time all the same."""
+        """Wake all tasks: there may be work. Failed records still wait for their time."""
         for queue in self._queues.values():
             queue.wanted.set()
 
     def came_up(self, tier: str) -> None:
-        """The tier takes part, or turned out not to. What has failed there waits for its time: it may be what the tier
-        went down of."""
+        """Wake all tasks: the tier has become active, or inactive for good. Its rest ends.
+
+        Records that failed there still wait for their time: one of them may have crashed the tier.
+        """
         if tier in self._queues:
             self._queues[tier].rests_until = 0.0
-        self.wake()  # copies elsewhere may wait for a home that can be read now
+        self.wake()  # copies in other tiers may wait for a home that can be read now
 
     def retry(self, tier: str, ids: Iterable[str] | None = None) -> None:
-        """Try what failed in `tier` now, or what failed of `ids`."""
+        """Retry the failed records of `tier` now, or those among `ids`."""
         queue = self._queues[tier]
         queue.rests_until = 0.0
         for id in list(queue.failed if ids is None else ids):
@@ -164,17 +169,19 @@ class Reconciler:
         queue.wanted.set()
 
     def hold(self, tier: str, seconds: float) -> None:
-        """Change nothing in `tier` for so long: a call of an earlier router may still land there. Without its note
-        nobody would remove such a copy, and a replacement could be undone by it."""
+        """Change nothing in `tier` for so many seconds: a call of an earlier router may still land there.
+
+        If its note were removed first, the late copy would stay for good. A late call could also undo a replacement.
+        """
         self._queues[tier].held_until = anyio.current_time() + seconds
         self.wake()
 
     def held_for(self, tier: str) -> float:
-        """The seconds for which nothing is changed in `tier` yet; 0 if it is not held. A mount never is."""
+        """Return the seconds for which `tier` is still held; 0 if it is not. A mount is never held."""
         return max(0.0, self._queues[tier].held_until - anyio.current_time()) if tier in self._queues else 0.0
 
     async def run(self) -> None:
-        """Work off what each tier is owed, whenever woken. Ends only by being cancelled."""
+        """Do the work of each tier whenever woken, until cancelled."""
         self._is_running = True
         try:
             with self._catalog.claims.on_release(self._on_release):
@@ -186,7 +193,7 @@ class Reconciler:
             self._is_running = False
 
     async def idle(self) -> None:
-        """Return when each tier's task has tried everything once more, and found nothing new to do."""
+        """Return when each tier's task has retried everything and found no new work."""
         queues = self._queues.values()
         is_idle = False
         while not is_idle:
@@ -197,30 +204,33 @@ class Reconciler:
             is_idle = not any(queue.is_working or queue.wanted.is_set() for queue in queues)
 
     async def replaced(self, tier: str, ids: Iterable[str], seconds: float) -> None:
-        """Return when `tier` holds what replaces these records, or has not taken it, or after so many seconds."""
+        """Return when the pending writes of these records in `tier` are done or have failed, or after `seconds`."""
         ids = list(ids)
         with anyio.move_on_after(seconds):
-            for _ in range(2):  # the round that is under way may have looked before
+            for _ in range(2):  # the current round may have looked for work before
                 if self._is_running and self._catalog.pending.among(ids):
                     self.retry(tier, ids)
                     await self._queues[tier].ended.wait()
 
     async def remove_strays(self, tier: str) -> None:
-        """Remove the strays of `tier` that can be removed now, but for those that a step has failed with before.
-        Raises TierDown, A2MError and OSError where the tier, or the catalog's disk, takes no part at all."""
+        """Remove the strays of `tier` that can be removed now, except those that failed before.
+
+        Raises:
+            TierDown, A2MError, OSError: the tier or the catalog's disk failed completely.
+        """
         after = ""
         while page := self._catalog.strays.removable(tier, after, _PAGE):
             after = page[-1].id
             failed = self._queues[tier].failed
-            # before anything is claimed: a long read must not keep writers waiting
+            # before the claims: a long read must not keep writers waiting
             await self._catalog.reads.grace()
             await self._step(tier, [stray for stray in page if stray.id not in failed], self._remove)
 
     def check(self, tier: str, *, writes: bool = True) -> None:
-        """Raises TierDown unless `tier` can be reached and all that it holds is known; for `writes`, unless its server
-        takes any, too.
+        """Raise TierDown unless `tier` can be reached and is scanned, and, for `writes`, its link accepts changes.
 
-        Nothing is written to it, or moved from it, before: a member of a group, or an older copy, may be undiscovered.
+        Before that no record is written to it or moved from it: the catalog may not know all members of a group, or an
+        older copy.
         """
         link = self._gateway.link(tier)
         if link.status != "up":
@@ -229,10 +239,13 @@ class Reconciler:
             raise TierDown(tier, self._gateway.why_unaccounted(tier), 1.0, None)
 
     async def clear(self, tier: str, entries: Sequence[Entry]) -> None:
-        """Make sure that no stray of these ids, or at these owners' keys, is left in `tier`, before they are written.
+        """Remove the strays in `tier` that have these ids or these owners' keys, before the records are written there.
 
-        The caller holds claims on all of them (`names_to_clear`). Raises TierDown if one of them stays, and StaleClaim
-        if another one, which the caller has no claim on, has come since: a forget claims nothing.
+        The caller holds claims on all of them (`names_to_clear`).
+
+        Raises:
+            TierDown: one of the strays could not be removed.
+            StaleClaim: a forget, which takes no claim, has added a stray that the caller's claim does not cover.
         """
         strays = self._catalog.strays.in_the_way(tier, entries)
         if strays:
@@ -248,7 +261,7 @@ class Reconciler:
                 raise TierDown(tier, "an older copy of a record could not be removed yet", 1.0, None)
 
     def names_to_clear(self, tier: str, entries: Sequence[Entry]) -> set[Name]:
-        """What has to be claimed, beside the entries themselves, to `clear` their way into `tier`."""
+        """Return the names that `clear` needs claimed in `tier`, beside those of the entries themselves."""
         strays = self._catalog.strays.in_the_way(tier, entries)
         return {name for stray in strays for name in record_names(stray.id, stray.owner, stray.key)}
 
@@ -261,8 +274,8 @@ class Reconciler:
             if self._takes_changes(tier) and not queue.is_resting:
                 queue.rest(await self._round(tier))
             queue.end()
-            self._tell(tier)
-            # that a tier is taken into the account wakes its task
+            self._log_state(tier)
+            # the admission of the tier wakes its task
             with anyio.CancelScope(deadline=queue.due if self._takes_changes(tier) else math.inf):
                 await queue.wanted.wait()
 
@@ -271,7 +284,7 @@ class Reconciler:
         return link.status == "up" and link.barred is None
 
     async def _round(self, tier: str) -> str | None:
-        """Work off all that can be done now; returns why the tier took no part."""
+        """Do all work that can be done now. Return why the tier failed completely, or None."""
         try:
             await self.remove_strays(tier)
             if self._catalog.tiers.is_scanned(tier):
@@ -282,14 +295,13 @@ class Reconciler:
         return None
 
     async def _try_failed(self, tier: str) -> None:
-        """Try each of those alone that a step has failed with, when its time has come; as long as nothing new is to be
-        done."""
+        """Retry failed records whose time has come, one by one, until there is new work."""
         queue = self._queues[tier]
         for id, failed in sorted(queue.failed.items(), key=lambda each: each[1].until):
             now = anyio.current_time()
             if failed.until > now or queue.wanted.is_set():
                 break
-            failed.until = now + failed.wait  # also where somebody else has claimed it
+            failed.until = now + failed.wait  # also if another change has claimed the record
             stray, entry = self._catalog.strays.at(tier, id), self._catalog.records.get(id)
             if stray is not None and stray.kind in _REMOVABLE:
                 await self._catalog.reads.grace()
@@ -302,9 +314,14 @@ class Reconciler:
     async def _step(
         self, tier: str, items: Sequence[_Item], work: Callable[[str, Sequence[_Item]], Awaitable[dict[str, str]]]
     ) -> None:
-        """Do some work on those of the items that are free, under claims. `work` returns which are not done, and why;
-        what it fails with is tried alone from then on, ever more rarely. Raises what is the tier's fault, or the
-        disk's, and no single record's."""
+        """Do some work on the items that are free, under claims. Items that fail are retried alone later.
+
+        Args:
+            work: returns the ids of the items that failed, with the reasons.
+
+        Raises:
+            TierDown, A2MError, OSError: the fault is the tier's or the disk's, not a single record's.
+        """
         mine, claims = self._claim(tier, items)
         if not mine:
             return
@@ -316,7 +333,7 @@ class Reconciler:
         except (A2MError, TierDown) as failure:
             is_refusal = isinstance(failure, A2MError) and no_room(failure) is None
             is_of_one = is_refusal or isinstance(failure, Untrusted | AnswerTooLong)
-            # a record that is sent may be what the tier goes down of
+            # sending one of the records may be what crashes the tier
             if is_of_one or any(isinstance(item, Entry) for item in mine):
                 for item in mine:
                     queue.fail(item.id, str(failure))
@@ -329,34 +346,33 @@ class Reconciler:
                 queue.fail(item.id, problems[item.id])
             else:
                 queue.failed.pop(item.id, None)
-        await anyio.lowlevel.checkpoint()  # the router may end between two steps, and not within one
+        await anyio.lowlevel.checkpoint()  # shutdown is possible between two steps, but not within one
 
-    def _tell(self, tier: str) -> None:
-        """Say in the log why copies are not up to date, and when they are."""
+    def _log_state(self, tier: str) -> None:
+        """Log why copies are not up to date, once, and when they are up to date again."""
         queue = self._queues[tier]
-        told = next((f"{id!r}: {failed.problem}" for id, failed in queue.failed.items()), None)
-        problem = queue.problem or told
+        first = next((f"{id!r}: {failed.problem}" for id, failed in queue.failed.items()), None)
+        problem = queue.problem or first
         if problem is not None:
             sentence = f"tier={tier} copies are not up to date, will retry: {problem}"
             self._alerts.begin(tier, logging.WARNING, sentence, cause=problem)
-        elif tier in self._alerts and not self._is_owed(tier):
+        elif tier in self._alerts and not self._has_work(tier):
             self._alerts.end(tier, f"tier={tier} copies are up to date")
 
-    def _is_owed(self, tier: str) -> bool:
+    def _has_work(self, tier: str) -> bool:
         return bool(self._catalog.strays.removable(tier, "", 1) or self._catalog.pending.ids_in(tier))
 
     def _claim(self, tier: str, items: Iterable[_Item]) -> tuple[list[_Item], list[Claim]]:
-        """Those of the items that nobody else has claimed, and the claims on them. A release of what is passed over
-        wakes the tier's task."""
+        """Claim the items that are free. Return them and the claims. The release of a skipped one wakes the task."""
         mine: list[_Item] = []
         claims: list[Claim] = []
-        names: set[Name] = set()  # several may be at one key
+        names: set[Name] = set()  # two items may be at the same key
         for item in items:
             wanted: set[Name] = set(record_names(item.id, item.owner, item.key)) - names
             claim = self._catalog.claims.take_if_free(wanted)
             if claim is None:
                 for name in wanted:
-                    self._passed_over.setdefault(name, set()).add(tier)
+                    self._waiting_tiers.setdefault(name, set()).add(tier)
             else:
                 names |= wanted
                 mine.append(item)
@@ -364,15 +380,17 @@ class Reconciler:
         return mine, claims
 
     def _on_release(self, names: frozenset[Name]) -> None:
-        for tier in {tier for name in names for tier in self._passed_over.pop(name, ())}:
+        for tier in {tier for name in names for tier in self._waiting_tiers.pop(name, ())}:
             self._queues[tier].wanted.set()
 
-    # --- copies that are to be absent
+    # --- copies to remove
 
     async def _remove(self, tier: str, strays: Sequence[NotedStray]) -> dict[str, str]:
-        """Remove those copies that may go. Returns why others stay, by their ids; not those for which a tier is waited
-        for that wakes the task when it comes up. The caller has claimed them, and has waited for the reads under way to
-        end."""
+        """Remove the copies that may be removed. Return the ids of the others, with the reasons.
+
+        A copy that waits for a tier that is down is left out of the result: the tier's coming up wakes the task. The
+        caller has claimed the copies, and has waited for the grace period.
+        """
         strays = self._catalog.strays.still_noted(tier, strays)
         entries = self._catalog.records.find(stray.id for stray in strays)
         at_home = {stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier}
@@ -390,34 +408,38 @@ class Reconciler:
         }
         leaving = (seen.keys() | unwanted) - at_home
         if leaving:
-            # a note that a power cut could take back must not cost the copy it would need then
+            # a power cut must not undo the note: the copy would be needed again then
             await self._catalog.synced()
             gone = await self._gateway.remove(tier, sorted(leaving))
             self._catalog.strike(tier, gone)
-            problems |= dict.fromkeys(leaving - gone, "its server does not forget it, though it says so")
+            problems |= dict.fromkeys(leaving - gone, "its server still holds it after a successful forget")
             if not self._gateway.mode(tier).native:
                 await self._restore(seen, tier)
         return problems
 
     async def _restore(self, seen: Mapping[str, Record], tier: str) -> None:
-        """Two tiers may lead to one server without saying so: then what was removed from the one was the record in the
-        other. It is written back."""
+        """Write records back if removing their copies has removed them from their home, too.
+
+        Two tiers may lead to one server, and not every server has an identity that shows it.
+        """
         for home, there in by_home(self._catalog.records.find(seen).values()).items():
             left = await self._gateway.read(home, [entry.id for entry in there])
             lost = [seen[entry.id] for entry in there if entry.id not in left]
             if lost:
                 await self._gateway.write_new(home, [draft_of(record) for record in lost])
-                log.error("%s and %s seem to lead to one server; give each a store of its own", tier, home)
+                log.error("tier=%s this tier and %s seem to lead to one server; give each its own store", tier, home)
 
     async def _seen_at_home(self, entries: Sequence[Entry], tier: str) -> tuple[dict[str, Record], dict[str, str]]:
-        """Those of the records that left `tier` which were read at their homes just now, and are there as they should
-        be, vectors included; and why others were not seen, as `_remove` returns it."""
+        """Read the records that left `tier` at their homes.
+
+        Return those that match, with vectors; and the ids of copies that stay, as `_remove` returns them.
+        """
         seen: dict[str, Record] = {}
         problems: dict[str, str] = {}
         for home, there in by_home(entries).items():
             try:
                 found = await self._gateway.read(home, [entry.id for entry in there], embeddings=True)
-                # a pending replacement is not lost: its end wakes the tasks
+                # a record with a pending write is not lost; the end of the write wakes the tasks
                 pending = self._catalog.pending.among(entry.id for entry in there)
                 lost = []
                 for entry in there:
@@ -429,66 +451,66 @@ class Reconciler:
                 if lost:
                     problems |= await self._bring_home(lost, tier, gone=[e for e in lost if e.id not in found])
             except (TierDown, A2MError) as failure:
-                log.info("%s: copies stay until %s can be read: %s", tier, home, failure)
-                if self._gateway.link(home).status == "up":  # else its coming back wakes us
+                log.info("tier=%s copies kept until tier %s can be read: %s", tier, home, failure)
+                if self._gateway.link(home).status == "up":  # otherwise the home's coming up wakes this task
                     problems |= dict.fromkeys((entry.id for entry in there), str(failure))
         return seen, problems
 
     async def _bring_home(self, lost: Sequence[Entry], tier: str, gone: Sequence[Entry]) -> dict[str, str]:
-        """For each record that its home does not hold as it should: if `tier` holds it with the catalog's digest,
-        `tier` becomes its home. If it is `gone` from its home, an older copy in `tier` becomes the record, or the
-        record is lost. If its home holds a former state, nothing changes.
+        """Handle records that their home does not hold as the catalog says, but `tier` may.
 
-        Returns the ids of copies that another round can remove, and why."""
+        If `tier` holds the record with the catalog's digest, `tier` becomes its home. If the record is `gone` from its
+        home, an older copy in `tier` becomes the record; without a copy the record is lost. If its home holds a former
+        state, nothing changes. Return the ids of copies that another round can remove, with the reasons.
+        """
         copies = await self._gateway.read(tier, [entry.id for entry in lost], embeddings=True)
         problems: dict[str, str] = {}
         for entry in lost:
             copy = copies.get(entry.id)
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
-                log.error("%s has lost %r; its copy in %s is its home again", entry.home, entry.id, tier)
+                log.error("tier=%s record lost: %r; its copy in %s is the record now", entry.home, entry.id, tier)
             elif copy is None:
                 self._catalog.strike(tier, [entry.id])
                 if entry in gone and self._catalog.tiers.is_scanned(entry.home) and self._catalog.lose([entry]):
-                    log.error("%s: a record that should live there is gone: %s", entry.home, entry.id)
+                    log.error("tier=%s record lost: %r, which should live there", entry.home, entry.id)
             elif entry in gone and self._catalog.fall_back(entry, copy, tier):
-                log.error("%s has lost %r; %s holds it as it once was, which it is now", entry.home, entry.id, tier)
+                log.error("tier=%s record lost: %r; its older copy in %s is the record now", entry.home, entry.id, tier)
             elif self._catalog.records.get(entry.id) is None:
-                problems[entry.id] = "a copy belongs to no record any more"
+                problems[entry.id] = "the copy's record was deleted meanwhile"
         return problems
 
-    # --- records that are to be there
+    # --- pending writes
 
     async def _replace_new(self, tier: str) -> None:
-        """Have `tier` hold what replaces its records, but for those that a step has failed with before. Raises as
-        `remove_strays`."""
+        """Send the pending writes of `tier`, except those that failed before. Raises as `remove_strays`."""
         failed = self._queues[tier].failed
         pending = [id for id in self._catalog.pending.ids_in(tier) if id not in failed]
         for start in range(0, len(pending), _FEW):
             page = self._catalog.records.find(pending[start : start + _FEW]).values()
-            # one that has been replaced since may have another home
+            # a record that was replaced again may have another home
             await self._step(tier, [entry for entry in page if entry.home == tier], self._replace)
 
     async def _replace(self, tier: str, entries: Sequence[Entry]) -> dict[str, str]:
-        """Replace the records, as far as nothing is in their way. Returns which are not replaced, and why."""
+        """Send the pending writes of these records unless a stray blocks them. Return the failed ids, with reasons."""
         drafts = self._catalog.pending.drafts(entry.id for entry in entries)
         problems: dict[str, str] = {}
         for entry in entries:
             if entry.id in drafts and self._catalog.strays.in_the_way(tier, [entry]):
-                problems[entry.id] = "an older copy is in its way"
+                problems[entry.id] = "an older copy in the tier blocks the write"
                 del drafts[entry.id]
         if not drafts:
             return problems
-        # a power cut must not take the one place where the new record is, when the old one is gone
+        # when the old copy is deleted, the catalog has the only copy of the new record: a power cut must not take it
         await self._catalog.synced()
         if not self._gateway.mode(tier).native:
             gone = await self._gateway.remove(tier, list(drafts))
-            problems |= dict.fromkeys(drafts.keys() - gone, "its server does not forget what it held")
+            problems |= dict.fromkeys(drafts.keys() - gone, "its server still holds the old copy after a forget")
         left = await self._gateway.write_seen(tier, [draft for id, draft in drafts.items() if id not in problems])
         problems |= {id: f"its server {what}" for id, what in left.items()}
         await self._catalog.reads.grace()
-        still = self._catalog.pending.among(drafts.keys() - problems.keys())  # others were forgotten meanwhile
+        still = self._catalog.pending.among(drafts.keys() - problems.keys())  # without those forgotten meanwhile
         vectors = {id: drafts[id].embedding for id in still}
         self._catalog.end_pending([entry for entry in entries if entry.id in still], vectors)
         if still:
-            self.wake()  # copies elsewhere wait until the record can be read at its home
+            self.wake()  # copies in other tiers wait until the record can be read at its home
         return problems

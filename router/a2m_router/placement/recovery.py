@@ -1,18 +1,18 @@
-"""Taking a tier into the account when it comes up: who it is, and whether it holds what the account says.
+"""Recovery: adding a tier to the catalog when it comes up. Is it the same store, and does it match the catalog?
 
-A tier takes part in writes, forgets and passes once all that it holds is accounted for.
+A tier takes part in writes, forgets and passes once all that it holds is in the catalog.
 
 Rules:
-- a tier is looked at before anything is changed there, by whomever: until `admit` its link is barred. Of several that a
-  start finds up, all are looked at before one is admitted, so that a start that is refused has changed none;
-- what a tier holds is compared with the account each time it comes up, at a cost that does not grow with it: how many
-  records, which are its newest, and whether it holds what was last written there. Whoever adds records behind the
-  router's back adds new ones, whoever only removes them changes the count, and a file that was set back lacks what came
-  last; so an exchange is noticed, too. Only where they differ is all of it read, and nothing changed there meanwhile;
-- each start has an epoch, which the catalog notes, synced, before a native store is told of it, and before anything is
-  written there; what a lesser server is told carries it. Whoever holds one that the catalog does not know is later than
-  the catalog, of which a copy was put back: nothing is removed there, and the start is refused. A store that holds an
-  earlier one than was noted of it was put back itself: it is read through.
+- a tier is looked at before anything changes it: its link is barred until `admit`. At a start, all tiers that are up
+  are looked at before the first one is admitted, so that a rejected start has changed no tier;
+- each time a tier comes up, it is compared with the catalog, at a cost that does not grow with its size: the number of
+  records, the newest records, and the records last written there. Records added behind the router's back are among the
+  newest; removals change the number; an older copy of the file lacks the last writes. So an exchange of records is
+  noticed, too. If something differs, the tier is scanned, and nothing changes it meanwhile;
+- each start of the router has an epoch. The catalog notes and syncs it before a native store gets it, and before
+  anything is written there; a lifted server gets it with each record. A tier with an epoch that the catalog does not
+  have is newer than the catalog, of which an older copy was put back: nothing is removed there, and the start is
+  rejected. A store with an earlier epoch than the catalog noted for it is itself an older copy: it is scanned.
 """
 
 import logging
@@ -35,30 +35,29 @@ from a2m_router.tiers.profile import CannotServe, Profile, read_profile
 
 log = logging.getLogger(__name__)
 
-# A server that does not say how many records it holds is asked for so many of the newest; after a crash, each is.
+# Newest records to read from a server that does not report its number of records; after a crash, from every server.
 _NEWEST: Final = 500
 
-# One that does is asked for so many, to see that they are those that are accounted for.
+# Newest records to read from a server that reports it.
 _WITNESSES: Final = 100
 
-
-# Where the newest of what a server tells are other federations', it is asked for so many times more, up to so many.
+# If the newest records are mostly other federations', the next request is so many times larger, up to a limit.
 _WIDER: Final = 4
 _WIDEST: Final = 10_000
 
-# How long a store that does not keep what it is told is left alone, seconds.
+# Seconds until the next attempt with a store that does not keep its federation's id.
 _AGAIN: Final = 1.0
 
-# why a server that is the old one may look like another
+# why the same server may look like another one
 _HINT: Final = "; a server that says no identity is known by its name, and by the command or address that reaches it"
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What was seen of a tier that has come up, before anything is changed there.
+    """The state of a tier that has come up, before anything changes it.
 
-    risen: by its link's count, when that was.
+    risen: the link's number of this connection.
     read_only: its server takes no writes.
-    difference: in what its newest records differ from the account, for the log; None where they do not.
+    difference: how its newest records differ from the catalog, for the log; None if they do not.
     """
 
     risen: int
@@ -67,7 +66,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Recovery:
-    """Takes tiers into the account of one catalog."""
+    """Adds the tiers of one catalog."""
 
     def __init__(self, settings: Settings, core: Core, modes: Modes, scanner: Scanner) -> None:
         self._settings = settings
@@ -77,12 +76,12 @@ class Recovery:
         self._modes = modes
         self._scanner = scanner
         self._intake = scanner.intake
-        self._unheard_of: set[str] = set()  # tiers that were in no account before, and are not in this one yet
+        self._new_tiers: set[str] = set()  # tiers that are new to the catalog and not welcomed yet
         for tier in settings.managed:
             self._gateway.link(tier.name).bar()
 
     def check(self, tier: Tier, profile: Profile) -> None:
-        """Raises CannotServe unless the server behind `tier` can be part of this federation."""
+        """Raise CannotServe unless the server behind `tier` can be part of this federation."""
         mode = mode_of(tier, profile)
         if self._modes.is_mount(tier):
             return
@@ -94,15 +93,15 @@ class Recovery:
                 "--adopt to take the new one as it is"
             )
         for other in self._settings.managed:
-            # two of a kind may be called alike; only a store knows itself
+            # two servers of a kind may have the same name; only a native store has an identity
             if (
                 profile.store.identity
                 and other.name != tier.name
                 and self._catalog.tiers.identity(other.name) == identity
             ):
                 raise CannotServe(
-                    f"tiers.{tier.name}: behind it is the store of tiers.{other.name}; what moves from the one to the "
-                    "other would be removed. Give each tier a store of its own"
+                    f"tiers.{tier.name}: behind it is the store of tiers.{other.name}; a move between the two would "
+                    "remove its records. Give each tier a store of its own"
                 )
         self._check_age(tier, profile)
         if not mode.vectors:
@@ -110,20 +109,19 @@ class Recovery:
                 raise _not_indexable(tier.name, self._catalog.vectors.metric(), "the federation")
             return
         width, metric = self._catalog.vectors.dimensions(), self._catalog.vectors.metric()
-        strays = self._catalog.strays.removable(
-            tier.name, "", 1
-        )  # a vector among them may have fixed its width; they go
+        # a stray's vector may have fixed the tier's width; strays will be removed, so a difference is accepted
+        strays = self._catalog.strays.removable(tier.name, "", 1)
         if profile.dimensions is not None and width is not None and profile.dimensions != width and not strays:
             raise CannotServe(
                 f"tiers.{tier.name}: its vectors have {profile.dimensions} dimensions, the federation's have {width}"
             )
         if width is not None and profile.metric is not None and profile.metric != metric:
             raise CannotServe(
-                f"tiers.{tier.name}: its server compares vectors by {profile.metric}, the federation does by {metric}"
+                f"tiers.{tier.name}: its server compares vectors by {profile.metric}, the federation by {metric}"
             )
 
     def _check_age(self, tier: Tier, profile: Profile) -> None:
-        """Raises CannotServe for a native store of another federation, and for one that is later than the catalog."""
+        """Raise CannotServe if a native store belongs to another federation, or is newer than the catalog."""
         if not mode_of(tier, profile).native or profile.store.epoch is UNSET:
             return
         federation, epoch = profile.store.federation, profile.store.epoch
@@ -134,14 +132,18 @@ class Recovery:
             raise LaterWriter(tier.name, epoch)
 
     def agree_on_metric(self, profiles: Sequence[tuple[Tier, Profile]]) -> None:
-        """Takes the tiers' metric as the federation's. Raises CannotServe where they differ, or where a tier's vectors
-        would have to be indexed here by a metric that no index is made for."""
+        """Adopt the tiers' metric as the federation's.
+
+        Raises:
+            CannotServe: the tiers' metrics differ, or the router would have to index vectors by a metric that it has
+                no index for.
+        """
         metrics = {profile.metric: tier.name for tier, profile in profiles if profile.metric is not None}
         if len(metrics) > 1:
-            told = ", ".join(f"{name} by {metric}" for metric, name in metrics.items())
+            differing = ", ".join(f"{name} by {metric}" for metric, name in metrics.items())
             raise CannotServe(
-                f"tiers: records move between them, but they compare vectors differently: {told}; what is only to "
-                "be read is a mount (mount = true)"
+                f"tiers: records move between them, but they compare vectors differently: {differing}; make a tier "
+                "that is only to be read a mount (mount = true)"
             )
         for metric in metrics:
             without = [tier.name for tier, profile in profiles if profile.metric is None]
@@ -150,8 +152,12 @@ class Recovery:
             self._catalog.vectors.set_metric(metric)
 
     async def look(self, tier: Tier) -> Look:
-        """Look at what has come up behind `tier`, and change nothing there. Raises CannotServe if it cannot be taken
-        into the account, as what is later than the catalog; TierDown and A2MError if it does not answer."""
+        """Look at a tier that has come up, and change nothing there.
+
+        Raises:
+            CannotServe: it cannot be added to the catalog, for example because it is newer than the catalog.
+            TierDown, A2MError: it does not answer.
+        """
         name = tier.name
         link = self._gateway.link(name)
         profile, risen = link.profile, link.risen
@@ -168,13 +174,15 @@ class Recovery:
         if mount:
             return Look(risen, True, None)
         mode = self._modes.of(name)
-        # before anything is written there so
+        # noted before anything is written to the tier in this mode
         self._catalog.vectors.set_lifting(name, lifted=not mode.native, indexed=not mode.vectors)
         return Look(risen, read_only, await self._difference(name, counts=profile.store.records is not None))
 
     async def admit(self, tier: Tier, look: Look) -> None:
-        """Take what is behind `tier` for what it was seen to be. From now on it may be changed, unless it has to be
-        read through first. Raises as `welcome` does."""
+        """Admit the tier that `look` described. It may be changed from now on, unless it has to be scanned first.
+
+        Raises as `welcome` does.
+        """
         if self._modes.is_mount(tier):
             return
         name = tier.name
@@ -184,12 +192,12 @@ class Recovery:
             raise _reconnected(name)
         known, identity = self._catalog.tiers.identity(name), identity_of(tier, profile)
         if known is None:
-            self._unheard_of.add(name)
+            self._new_tiers.add(name)
         self._catalog.tiers.set_identity(name, identity)
         if known not in (None, identity):
-            # what lived in the store that was there before is not in this one, and must not look as if it were
+            # the records of the earlier store are not in this one, and must not count as living here
             dropped = self._catalog.drop_home(name)
-            log.warning("%s: another store is behind it now; %d records went with the old one", name, dropped)
+            log.warning("tier=%s another store is behind it now: %d records of the old one dropped", name, dropped)
             self._intake.changed()
         if profile.dimensions is not None and self._catalog.vectors.dimensions() is None:
             self._catalog.vectors.fix_dimensions(profile.dimensions)
@@ -205,28 +213,32 @@ class Recovery:
             link.bar(TAKES_NO_WRITES)
 
     async def welcome(self, tier: Tier, look: Look) -> None:
-        """Bring the account and `tier` together, which was admitted. Raises TierDown and A2MError if it does not answer
-        that long, and CannotServe if it cannot be taken into the account."""
+        """Compare an admitted tier with the catalog, and scan it if they differ.
+
+        Raises:
+            TierDown, A2MError: it does not answer.
+            CannotServe: it cannot be added to the catalog.
+        """
         if self._modes.is_mount(tier):
             return
         name = tier.name
         if look.read_only:
-            log.error("%s: its server takes no writes any more; its records can be read, and stay where they are", name)
+            log.error("tier=%s its server takes no writes any more: its records can be read, but not changed", name)
         await self._count(tier, look)
-        if name in self._unheard_of and (holds := self._catalog.records.count(name)):
+        if name in self._new_tiers and (holds := self._catalog.records.count(name)):
             log.warning(
-                "%s: its %d records were in no account. If there was a catalog before this one, what it alone knew is "
-                "lost with it: accesses and salience count anew, and what was forgotten while its tier was down may be "
-                "there again",
+                "tier=%s its %d records were in no catalog. If there was an earlier catalog, what only that one had is "
+                "lost: accesses and salience count anew, and records that were forgotten while the tier was down may "
+                "be there again",
                 name,
                 holds,
             )
-        self._unheard_of.discard(name)
-        await self._scanner.take_in_what_was_set_aside(name)
+        self._new_tiers.discard(name)
+        await self._scanner.adopt_quarantined(name)
         await self._scanner.gather_groups()
 
     async def _enrol(self, tier: Tier, profile: Profile) -> None:
-        """Tell a native store whose it is, and of this start. Nothing is written to it before that, or removed."""
+        """Send a native store the federation's id and the epoch of this start, before any other change there."""
         name, federation, epoch = tier.name, profile.store.federation, profile.store.epoch
         if not mode_of(tier, profile).native or epoch is UNSET:
             return
@@ -237,47 +249,50 @@ class Recovery:
         if (federation, epoch) != (self._catalog.lineage.federation, self._catalog.lineage.epoch):
             if self._catalog.lineage.is_set_back(name, epoch):
                 log.error(
-                    "%s: its store is older than the catalog: a copy of its file was put back, or its disk has lost "
-                    "what it had confirmed. It is read through; what is gone is named, and what it holds as it once "
-                    "was is not shown. Bring the newer file back, if there is one",
+                    "tier=%s its store is older than the catalog: a copy of its file was put back, or its disk has "
+                    "lost synced writes. Scanning; lost records are named, and former states are not shown. Bring the "
+                    "newer file back, if there is one",
                     name,
                 )
                 self._catalog.lineage.note_set_back(name, epoch)
             elif federation not in (None, self._catalog.lineage.federation):
                 self._catalog.tiers.set_scanned(name, False)
-            # first of all: else a power cut leaves a store that bears an epoch nobody knows, or one that was older,
-            # and does not show it any more
+            # synced first: a power cut could leave a store with an epoch that the catalog does not know, or hide that
+            # an older copy of the store was put back
             await self._catalog.synced()
             lineage = self._catalog.lineage
             await self._gateway.link(name).look(Enrol(federation=lineage.federation, epoch=lineage.epoch))
         now = self._gateway.link(name).profile
         if now is None or now.store.epoch != self._catalog.lineage.epoch:
-            raise TierDown(name, "its store does not keep whose it is", _AGAIN, None)
+            raise TierDown(name, "its store does not keep its federation's id", _AGAIN, None)
         self._catalog.lineage.note_epoch(name)
 
     def _turn(self, tier: Tier, profile: Profile, *, mount: bool) -> None:
-        """A server that takes no writes is a mount, whatever the file says, until it takes some. One with records of
-        ours was not always so, and stays a tier: they can be read, and what refuses a write says why."""
+        """Use a server that takes no writes as a mount, or stop using it as one.
+
+        This holds whatever the file says, until the server takes writes. A server that holds records of ours stays a
+        tier: they can be read, and a rejected write has the reason.
+        """
         self._modes.decide(tier.name, mount=mount)
         self._catalog.tiers.set_scanned(tier.name, mount)
         if mount:
             log.warning(
-                "%s: its server takes no writes, so it is only read, as a mount; say so in the file: mount = true",
+                "tier=%s its server takes no writes: used as a mount, read-only; set mount = true for it in the file",
                 tier.name,
             )
         else:
-            log.warning("%s: its server takes writes now; it is a mount no more", tier.name)
+            log.warning("tier=%s its server takes writes now: no longer used as a mount", tier.name)
             self.check(tier, profile)
 
     async def _count(self, tier: Tier, look: Look) -> None:
-        """Compare what is there with what should be; scan where they differ."""
+        """Compare a tier with the catalog; scan it if they differ."""
         name = tier.name
         is_scanned = self._catalog.tiers.is_scanned(name)
         if is_scanned and look.difference is None and not look.read_only:
             await self._reconciler.remove_strays(name)
         if not is_scanned or not await self._agrees(name, look):
-            # until all is accounted for, nothing is written there that a page read before might bring back; and what
-            # the scan meets may be later than the catalog
+            # until the scan ends, a write could be undone by a page that was read before it; and the scan may find that
+            # the tier is newer than the catalog
             self._catalog.tiers.set_scanned(name, False)
             self._gateway.link(name).bar()
             await self._scanner.scan(name)
@@ -287,10 +302,13 @@ class Recovery:
         self._catalog.opening.uncounted.discard(name)
 
     async def _difference(self, tier: str, *, counts: bool) -> str | None:
-        """In what the newest records that a tier tells of differ from the account. Raises LaterWriter.
+        """Return how the newest records of a tier differ from the catalog; None if they do not.
 
         Args:
-            counts: its server says how many it holds.
+            counts: whether its server reports its number of records.
+
+        Raises:
+            LaterWriter: the tier is newer than the catalog.
         """
         most = _WITNESSES if counts and self._catalog.opening.ended_well else _NEWEST
         before = self._catalog.records.count(tier)
@@ -298,24 +316,24 @@ class Recovery:
         others = self._scanner.others(written)
         if others and self._intake.adopt:
             return "holds records of another federation"
-        self._scanner.say_whose(tier, others)
+        self._scanner.log_others(tier, others)
         ids = [record.id for record in newest]
         expected = self._catalog.records.count(tier)
-        told = f"tells of others than the {expected} records that are accounted for"
+        differs = f"newest records differ from the catalog ({expected} records expected)"
         if len(self._catalog.queries.accounted(tier, ids)) < len(ids):
-            return told
+            return differs
         if are_all:
             self._catalog.tiers.set_strange(tier, others.total())
             here = sum(entry.home == tier for entry in self._catalog.records.find(ids).values())
-            # it may have caught up with none of what was replaced; and others may be at work meanwhile
-            return told if here + len(self._catalog.pending.ids_in(tier)) < min(before, expected) else None
+            # none of the pending writes may have reached the tier; and other changes may be in progress
+            return differs if here + len(self._catalog.pending.ids_in(tier)) < min(before, expected) else None
         if others and len(ids) < self._enough(tier, most):
             profile = self._gateway.link(tier).profile
             if profile is not None and profile.store.pages:
-                return f"holds so many newer records of another federation that {len(ids)} of ours are seen"
+                return f"newest records are mostly another federation's, only {len(ids)} are this one's"
             log.warning(
-                "%s: among its newest %d records are %d of this federation; whether more came there that is not in the "
-                "account cannot be seen. Give each federation a server of its own",
+                "tier=%s of its newest %d records, only %d are this federation's: records added by others cannot be "
+                "detected. Give each federation its own server",
                 tier,
                 len(written),
                 len(ids),
@@ -323,53 +341,57 @@ class Recovery:
         return None
 
     async def _newest(self, tier: str, most: int) -> tuple[list[Record], bool, list[Written]]:
-        """The newest records in `tier` that are ours, `most` of them, or as many as are accounted for, as far as its
-        server tells of so many with those of others between them; whether they are all that are ours; and who has
-        written what it told."""
+        """Read the newest records in `tier` that are this federation's.
+
+        Read `most`, or as many as the catalog has for the tier, as far as the server lists them among those of others.
+        Return the records, whether they are all of ours, and the writers of everything listed.
+        """
         count = min(most, self._gateway.recall_limit(tier, most))
         while True:
             written: list[Written] = []
             newest, are_all = await self._gateway.newest(tier, count, written)
             more = min(_WIDER * count, self._gateway.recall_limit(tier, _WIDEST), _WIDEST)
-            is_short = len(written) < count  # so many are too long for an answer
+            is_short = len(written) < count  # more would be too long for one answer
             if are_all or is_short or more <= count or len(newest) >= self._enough(tier, most) or len(newest) == count:
                 return newest, are_all, written
             count = more
 
     def _enough(self, tier: str, most: int) -> int:
-        """Of how many records of ours in `tier` it is seen what they are."""
+        """Return how many records of ours in `tier` are enough to compare."""
         return min(most, max(1, self._catalog.records.count(tier)))
 
     async def _agrees(self, tier: str, look: Look) -> bool:
-        """Whether a tier seems to hold what it should, by the newest of what it tells, by its count, and by what was
-        last written there."""
+        """Return whether a tier seems to match the catalog: its newest records, its number, and its last writes."""
         if look.difference is not None:
-            log.info("%s %s: scanning", tier, look.difference)
+            log.info("tier=%s %s: scanning", tier, look.difference)
             return False
         before = self._catalog.queries.may_hold(tier)
         raw = await self._gateway.link(tier).call("memory/describe", Describe())
         holds = read_profile(raw).store.records
         may_hold = self._catalog.queries.may_hold(tier)
-        # others may be at work meanwhile
+        # other changes may be in progress
         may_hold = range(min(before.start, may_hold.start), max(before.stop, may_hold.stop))
         if holds is not None and holds - self._catalog.tiers.strange(tier) not in may_hold:
             log.info(
-                "%s holds %d records, %d are accounted for: scanning", tier, holds, self._catalog.records.count(tier)
+                "tier=%s holds %d records, the catalog has %d: scanning",
+                tier,
+                holds,
+                self._catalog.records.count(tier),
             )
             return False
         latest = self._catalog.queries.latest(tier, _WITNESSES)
         lacking = await self._scanner.lacking(tier, latest)
         if lacking:
-            log.info("%s lacks some of the %d records that were last written there: scanning", tier, len(latest))
+            log.info("tier=%s lacks some of the %d records last written there: scanning", tier, len(latest))
         return not lacking
 
 
 def _reconnected(tier: str) -> TierDown:
-    return TierDown(tier, "it has been connected anew meanwhile", _AGAIN, None)
+    return TierDown(tier, "it was reconnected meanwhile", _AGAIN, None)
 
 
 def _not_indexable(tier: str, metric: str, whose: str) -> CannotServe:
     return CannotServe(
-        f"tiers.{tier}: its server has no vectors, and the router cannot index them by {metric}, as {whose} compares "
-        f"them; only by {' and '.join(METRICS)}"
+        f"tiers.{tier}: its server has no vectors, and the router cannot index them by {metric}, the metric of "
+        f"{whose}; only by {' and '.join(METRICS)}"
     )

@@ -1,14 +1,14 @@
-"""Scanning: reading all that a tier holds into the account.
+"""Scans: reading all that a tier holds, and adding it to the catalog.
 
-Only here are records adopted: an id that the catalog does not know is never shown by a read.
+Only scans adopt records: a read never shows an id that the catalog does not have.
 
 Rules:
-- a record that should be there is lost when it was asked for by its id, after a scan that did not find it, and no other
-  copy is noted. Then it leaves the account, so that nothing waits for it; what it has earned is kept for its return;
-- of two records at one owner's key, and of two owners' at one id, one is set aside: kept where it is, named in the log
-  and by --check, forgotten by its id like any other. It is taken in when key and id are free;
-- a scan that is cut off begins anew: its tier is not accounted for before `end_scan`, and what has been adopted by then
-  is adopted already.
+- a record is lost if its home does not return it by its id, after a scan that did not find it, and no other copy is
+  noted. It is removed from the catalog, so that nothing waits for it. What it has earned is kept for its return;
+- of two records at one owner's key, or of two owners at one id, one is quarantined. It stays where it is, the log and
+  --check name it, and a forget by its id removes it. It is adopted when its key and id are free;
+- an interrupted scan starts again from the beginning. Its tier counts as scanned only after `end_scan`; records adopted
+  before stay adopted.
 """
 
 import logging
@@ -37,22 +37,22 @@ from a2m_router.tiers.profile import CannotServe
 
 log = logging.getLogger(__name__)
 
-# Records that are asked for by id in one step of looking for those that are lost.
+# Records that one step reads by id, to find lost ones.
 _STEP: Final = 500
 
-# Ids that one line of the log names; it says how many there are.
+# Ids named in one log line, which also has their number.
 _NAMED: Final = 20
 
 
 class Intake(msgspec.Struct, frozen=True, kw_only=True):
-    """How tiers are taken into the account.
+    """How tiers are added to the catalog.
 
     Args:
-        changed: called when records came into the account, or went, that no event tells of.
-        adopt: another server behind a tier than last time is taken as it is.
-        gather: moves a part of a group to where the rest of it is; without, it stays torn for those who can.
-        watch: is told of each page of a scan: the tier, how many records were read, and of how many if that is known.
-        only_reads: no tier is told anything that it keeps.
+        changed: called when records were added or removed without an event.
+        adopt: accept another server behind a tier than last time.
+        gather: moves a part of a group to the tier of the rest; None leaves the group split.
+        watch: called for each page of a scan with the tier, the number of records read, and the total if it is known.
+        only_reads: send no tier anything that it stores.
     """
 
     changed: Callable[[], None] = lambda: None
@@ -73,8 +73,8 @@ class Scanner:
         self._alerts = Alerts(log)
 
     async def lacking(self, tier: str, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of the records that live in `tier` which it does not hold as they are."""
-        with self._catalog.reads.reading():  # until it has ended, the catalog keeps what the tier catches up with
+        """Return the entries, of some that live in `tier`, that it does not hold in their current state."""
+        with self._catalog.reads.reading():  # during a read, the catalog keeps its copies of pending writes
             found = await self._gateway.read(tier, [entry.id for entry in entries])
             behind = self._catalog.pending.among(entry.id for entry in entries)
             now = self._catalog.records.find(entry.id for entry in entries)
@@ -88,12 +88,18 @@ class Scanner:
         ]
 
     async def scan(self, tier: str) -> None:
+        """Read all that `tier` holds, adopt its records, and remove lost records from the catalog.
+
+        Raises:
+            CannotServe: its server cannot list what it holds, or its records are another federation's.
+            TierDown, A2MError: it does not answer.
+        """
         adopted = seen = there = 0
         former: list[Entry] = []
         left: list[str] = []
         profile = self._gateway.link(tier).profile
-        said = None if profile is None else profile.store.records
-        self.intake.watch(tier, 0, said)
+        total = None if profile is None else profile.store.records
+        self.intake.watch(tier, 0, total)
         written: list[Written] = []
         try:
             async with aclosing(self._gateway.everything(tier, written)) as pages:
@@ -111,19 +117,19 @@ class Scanner:
                     there += sum(entry.home == tier for entry in entries.values())
                     living = [record for record in page if record.id in entries and entries[record.id].home == tier]
                     former += [entries[r.id] for r in living if not is_as_it_is(r, entries[r.id])]
-                    self.intake.watch(tier, seen, said)
+                    self.intake.watch(tier, seen, total)
                     for entry in refused:
                         log.error(
-                            "%s: %r is set aside, and not shown: %s. It is taken in at the next start when that is "
-                            "forgotten; or forget this one, by its id",
+                            "tier=%s record quarantined, not shown: %r: %s. The first start after that one is "
+                            "forgotten adopts it; or forget this one, by its id",
                             tier,
                             entry.id,
                             self._catalog.findings.why_set_aside(entry.id, entry.key),
                         )
         except CannotList as problem:
             raise CannotServe(
-                f"tiers.{tier}: what its server holds cannot be taken into the account: {problem}; use it empty, or as "
-                "a mount (mount = true)"
+                f"tiers.{tier}: its server cannot list what it holds, so it cannot be added to the catalog: {problem}; "
+                "use it empty, or as a mount (mount = true)"
             ) from None
         if self._adopts_others(tier, written):
             await self.scan(tier)
@@ -131,34 +137,35 @@ class Scanner:
         self._refuse_if_lost(tier, written)
         if left:
             log.warning(
-                "%s: %d records there were forgotten, or given up, since it was as it is now, and go again: %s",
+                "tier=%s %d records found that were forgotten or given up, will be removed again: %s",
                 tier,
                 len(left),
                 _named(left),
             )
-        # what is written or leaves meanwhile makes the comparison too careful, or is seen by the next start
+        # a write or a removal meanwhile makes this check stricter than needed, or the next start sees it
         lost = await self._lose_what_is_gone(tier) if there < self._catalog.records.count(tier) else 0
         former = await self.lacking(tier, former) if former else []
         if former:
             log.error(
-                "%s: it holds %d records in another state than they were last in, which is not shown: %s; write them "
-                "anew, or forget them",
+                "tier=%s %d records found in a former state, not shown: %s; write them again, or forget them",
                 tier,
                 len(former),
                 _named([entry.id for entry in former]),
             )
         if seen or lost:
-            log.info("%s: scanned %d records, adopted %d", tier, seen, adopted)
+            log.info("tier=%s scanned: %d records, %d adopted", tier, seen, adopted)
 
     def others(self, written: Iterable[Written]) -> Counter[Origin]:
-        """How many records who else has written."""
+        """Return how many of the records each other federation or unknown start has written."""
         return Counter(
             origin for _, origin in written if not self._catalog.lineage.is_ours(origin.federation, origin.epoch)
         )
 
     def _adopts_others(self, tier: str, written: Iterable[Written]) -> bool:
-        """Whether what other federations have written, as a scan has met it, is taken from now on; else it is named,
-        and stays theirs."""
+        """Adopt what other federations have written, if the settings say so, and return whether there was any.
+
+        Otherwise their records are logged, and stay theirs.
+        """
         others = self.others(written)
         if others and self.intake.adopt:
             self._catalog.lineage.take_origins(
@@ -167,13 +174,15 @@ class Scanner:
             )
             return True
         self._catalog.tiers.set_strange(tier, others.total())
-        self.say_whose(tier, others)
+        self.log_others(tier, others)
         return False
 
     def _refuse_if_lost(self, tier: str, written: Iterable[Written]) -> None:
-        """Raises OtherFederation where a lesser server holds another federation's records, and this one has never had
-        any: they are rather its own, and its catalog was lost. A native store tells one from the other, since it is
-        one federation's: that of a lost catalog would have been refused."""
+        """Raise OtherFederation if a lifted server's records are probably our own, written under a lost catalog.
+
+        That is so if it holds another federation's records and this federation never had any. With a native store this
+        check is not needed: it belongs to one federation, and the one of a lost catalog is rejected earlier.
+        """
         others = self.others(written)
         if (
             not others
@@ -194,39 +203,40 @@ class Scanner:
             "begins it",
         )
 
-    def say_whose(self, tier: str, others: Counter[Origin]) -> None:
-        """Say once of a tier that it holds what belongs to somebody else."""
+    def log_others(self, tier: str, others: Counter[Origin]) -> None:
+        """Log once that a tier holds records of other federations."""
         if not others:
             self._alerts.end(tier)
             return
         whose = _federations(others)
         sentence = (
-            f"{tier}: at least {others.total()} records there belong to another federation ({whose}; this one is "
-            f"{self._catalog.lineage.federation}), and are not taken in; give each a server of its own, or end the "
-            "router of the other one, and start once with --adopt to take them"
+            f"tier={tier} records of another federation not adopted: at least {others.total()} there belong to "
+            f"{whose}, this one is {self._catalog.lineage.federation}; give each federation its own server, or stop "
+            "the router of the other one, and start once with --adopt to adopt them"
         )
         self._alerts.begin(tier, logging.ERROR, sentence, cause=whose)
 
     async def _lose_what_is_gone(self, tier: str) -> int:
-        """Take out of the account what `tier` does not hold, asked for by id; returns how many records that are.
+        """Remove records from the catalog that `tier` does not return by their ids. Return their number.
 
-        Looks at all that should be there: for the scan, which does, too."""
+        This reads all records that should be there, so only scans call it.
+        """
         lost: list[str] = []
         after: int | None = 0
         while after is not None:
             page, after = self._catalog.queries.walk(Selection(tiers=[tier]), after, _STEP)
-            # what the tier is just catching up with may be there by the time that it was not found
+            # the tier may receive a pending write right after it was read
             behind = self._catalog.pending.among(entry.id for entry in page)
             found = await self._gateway.read(tier, [entry.id for entry in page])
             gone = [entry for entry in page if entry.id not in found and entry.id not in behind]
             lost += [entry.id for entry in self._catalog.lose(gone)]
         if lost:
             self.intake.changed()
-            log.error("%s: %d records that should live there are gone: %s", tier, len(lost), _named(lost))
+            log.error("tier=%s %d records lost that should live there: %s", tier, len(lost), _named(lost))
         return len(lost)
 
-    async def take_in_what_was_set_aside(self, tier: str) -> None:
-        """Records whose ids or owners' keys had others, and have none any more."""
+    async def adopt_quarantined(self, tier: str) -> None:
+        """Adopt quarantined records whose ids and owners' keys are free now."""
         free = self._catalog.findings.free_again(tier)
         if free:
             found = list((await self._gateway.read(tier, free, embeddings=True)).values())
@@ -235,25 +245,28 @@ class Scanner:
             self._catalog.strike(tier, set(free) - {record.id for record in found})
             if adopted:
                 self.intake.changed()
-                log.info("%s: %d records that were set aside are taken in, nothing is in their place", tier, adopted)
+                log.info("tier=%s %d quarantined records adopted: their ids and keys are free now", tier, adopted)
 
     async def gather_groups(self) -> None:
-        """Groups of which two tiers hold a part each are made whole, as far as both can be reached."""
+        """Make groups whole that are split between two tiers, if both tiers can be reached."""
         for torn in self._catalog.decide_groups().torn:
             if self.intake.gather is not None:
                 await self.intake.gather(torn)
-        self._catalog.decide_groups()  # a second copy of what has been gathered is one too many now
+        self._catalog.decide_groups()  # after gathering, second copies are superfluous
 
     def _own(self, page: Sequence[Record], tier: str) -> Sequence[Record]:
-        """Those of a page that may be taken in as they are. What was lifted when it was written there has an owner that
-        a native tier does not tell of, and would become everybody's."""
+        """Return the records of a page that may be adopted as they are.
+
+        If a lifted record is found on a native tier, its owner is in the rider, which a native tier does not read.
+        Adopted as it is, it would be visible to everyone.
+        """
         if not self._gateway.mode(tier).native:
             return page
         own = [record for record in page if not isinstance(record, Lifted)]
         if len(own) < len(page):
             log.error(
-                "%s holds %d records that were written there lifted, as to a lesser server; reach it as it was reached "
-                "then (by its url), and they are taken in",
+                "tier=%s %d records not adopted: they were written there lifted, as to a server over HTTP; reach the "
+                "tier as before (by its url) to have them adopted",
                 tier,
                 len(page) - len(own),
             )
@@ -263,7 +276,7 @@ class Scanner:
         try:
             return [entry_of(record, tier) for record in page]
         except ValueError as problem:
-            raise Untrusted(tier, f"holds a record that is none: {problem}") from None
+            raise Untrusted(tier, f"holds an invalid record: {problem}") from None
 
 
 def _federations(origins: Iterable[Origin]) -> str:

@@ -1,7 +1,7 @@
-"""Slots: which drafts of a batch become one record, and what a writer has seen of it (`if_revision`). Pure.
+"""Slots: which drafts of a batch become one record, and which revision a writer has seen (`if_revision`). Pure.
 
-The drafts of a slot are written one after the other, each making a revision of the page: with `[null, 0]` the first one
-begins the page and the second one replaces it.
+The drafts of a slot are written one after the other, and each creates a revision of the page: with `[null, 0]`, the
+first one creates the page and the second one replaces it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,9 @@ from a2m_router.protocol.wire.timestamps import render
 
 
 class Slot(msgspec.Struct, eq=False):
-    """What becomes one record: the drafts of a batch that write the same id or key, in order; the last one counts.
+    """The drafts of a batch that become one record: they write the same id or key. The last one counts.
 
-    `place` is its own among the slots of its batch, `places` are the drafts' among those of the batch. `answer` is the
-    id of the record that it comes to.
+    `place` is the slot's index in its batch; `places` are the indexes of its drafts. `answer` is the id of the record.
     """
 
     place: int
@@ -38,7 +37,7 @@ class Slot(msgspec.Struct, eq=False):
 
     @property
     def is_conditional(self) -> bool:
-        """Whether one of the drafts says at which revision its page must be."""
+        """Whether one of the drafts has a condition on the revision of its page."""
         return any(draft.if_revision is not UNSET for draft in self.drafts)
 
     def add(self, draft: ConditionalDraft, place: int) -> None:
@@ -49,12 +48,14 @@ class Slot(msgspec.Struct, eq=False):
 def slots_of(
     drafts: Sequence[ConditionalDraft], is_another: Callable[[ConditionalDraft], bool]
 ) -> tuple[list[Slot], list[Slot]]:
-    """The slots of a batch, and the slot that each draft falls into, in order.
+    """Return the slots of a batch, and the slot of each draft, in order.
 
-    The same id twice is one record, the same key twice a write and its replacement; but a draft whose id names a record
-    that `is_another` than the one at its key is a write to that.
+    Drafts with the same id are one record; drafts with the same key are a write and its replacement. A draft whose id
+    names a record other than the one at its key (`is_another`) writes to the record with that id.
 
-    Raises INVALID_PARAMS for a draft with a condition that would not be written, since an earlier one has its id.
+    Raises:
+        A2MError: INVALID_PARAMS for a draft with a condition that would not be written, because an earlier one has its
+            id.
     """
     slots: list[Slot] = []
     places: list[Slot] = []
@@ -82,8 +83,10 @@ def slots_of(
 
 
 def not_at_key(place: int, draft: Draft, why: str) -> A2MError:
-    """INVALID_PARAMS for a draft with a condition whose id is that of a record elsewhere: without the condition it
-    would be answered with that record's id, and nothing would be written at its key."""
+    """Return INVALID_PARAMS for a draft with a condition whose id belongs to a record that is not at its key.
+
+    Without the condition, the reply would be that record's id, and nothing would be written at the key.
+    """
     return invalid_params(
         f"records[{place}].if_revision",
         f"{why}, and that is not the record at the key {draft.key!r}; leave the id out, or take another",
@@ -91,7 +94,7 @@ def not_at_key(place: int, draft: Draft, why: str) -> A2MError:
 
 
 def whole_of(draft: ConditionalDraft, id: str, created_at: str | None, revision: int) -> Draft:
-    """The draft as a tier is given it."""
+    """Return the draft in the form that a tier gets."""
     return msgspec.structs.replace(
         draft,
         id=id,
@@ -104,13 +107,16 @@ def whole_of(draft: ConditionalDraft, id: str, created_at: str | None, revision:
 
 
 def rewritten(draft: ConditionalDraft, entry: Entry, times: int = 0) -> Draft:
-    """The draft as a tier is given it under the id of a known record, after it was replaced so many times."""
+    """Return the draft as a tier gets it: under the id of a known record, after `times` replacements."""
     return whole_of(draft, entry.id, render(entry.created_at), entry.revision + times)
 
 
 def rewrites_of(slot: Slot, entry: Entry) -> int:
-    """How often the writes of a slot under a known id replace its record: each that carries its owner's key, with
-    another content. The same key under another owner is another key."""
+    """Return how often the writes of a slot under a known id replace its record.
+
+    A write replaces it if it has the record's key and owner, and another content. The same key under another owner is
+    another key.
+    """
     rewrites = 0
     current = entry.digest
     for draft in slot.drafts:
@@ -122,8 +128,13 @@ def rewrites_of(slot: Slot, entry: Entry) -> int:
 
 
 def is_written(slot: Slot, page: Entry | None) -> bool:
-    """Whether a slot whose conditions are not met any more has been written before, and is there: then the call is a
-    repeated one. False if they are met. Raises INVALID_PARAMS if they are not, and it is not there."""
+    """Return whether the slot was written by an earlier, identical call, so that its conditions fail now.
+
+    Return False if the conditions are met.
+
+    Raises:
+        A2MError: INVALID_PARAMS, the conditions are not met and the slot was not written before.
+    """
     draft = slot.last
     assert draft.key is not None, "a condition is about a key"
     if page is not None and (page.owner, page.key) != (draft.owner, draft.key):
@@ -137,8 +148,11 @@ def is_written(slot: Slot, page: Entry | None) -> bool:
 
 
 def unmet(slot: Slot, page: Entry | None) -> A2MError | None:
-    """INVALID_PARAMS with `data: {reason: "revision", revision}` for the first draft whose condition is not met by the
-    page as it is, and as earlier drafts leave it; None if all are met. `revision` is the page's, as it is."""
+    """Return INVALID_PARAMS for the first draft whose condition is not met; None if all are met.
+
+    Each condition applies to the page as the earlier drafts of the call leave it. The error has `data: {reason:
+    "revision", revision}`, with the page's current revision.
+    """
     revision = None if page is None else page.revision
     index = _first_unmet(slot, revision)
     if index is None:
@@ -150,11 +164,11 @@ def unmet(slot: Slot, page: Entry | None) -> A2MError | None:
     left = _revisions(slot, revision)[index]
     if left != revision:
         came += f" ({left} after the earlier records of this call)"
-    todo = "fetch it, and repeat the change on what it is now"
+    todo = "fetch it, and repeat the change on its current content"
     if revision is None:
-        todo = "to begin one, say that there must be none (null)"
+        todo = "to create a page, send null (no page expected)"
         if draft.owner is not None:
-            todo += f"; a page that is not of {draft.owner!r} is another one"
+            todo += f"; a page of another owner than {draft.owner!r} is another page"
     return A2MError(
         Code.INVALID_PARAMS,
         f"records[{slot.places[index]}].if_revision: expected {wanted} at the key {draft.key!r}{whose}, and {came}; "
@@ -164,14 +178,14 @@ def unmet(slot: Slot, page: Entry | None) -> A2MError | None:
 
 
 def was_met(slot: Slot, page: Entry) -> bool:
-    """Whether a page that met the conditions is at the revision of `page` after the slot was written."""
+    """Return whether `page` has the revision that writing the slot to a page that met its conditions leads to."""
     before = page.revision - len(slot.drafts)
     began = _revisions(slot, None)[-1] == page.revision and _first_unmet(slot, None) is None
     return began or (before >= 0 and _first_unmet(slot, before) is None)
 
 
 def _first_unmet(slot: Slot, revision: int | None) -> int | None:
-    """The index of the first draft whose condition is not met by a page at `revision`; None if all are met."""
+    """Return the index of the first draft whose condition a page at `revision` does not meet; None if all are met."""
     left = _revisions(slot, revision)
     return next(
         (
@@ -184,7 +198,6 @@ def _first_unmet(slot: Slot, revision: int | None) -> int | None:
 
 
 def _revisions(slot: Slot, revision: int | None) -> list[int | None]:
-    """The revisions that the drafts lead to: before the first one, which is `revision`, and after each of them. None is
-    that of a page that is not there."""
+    """Return the revisions before the first draft, which is `revision`, and after each draft. None: no page exists."""
     first = (slot.last.revision or 0) if revision is None else revision + 1
     return [revision, *range(first, first + len(slot.drafts))]

@@ -1,7 +1,8 @@
 """The steps of a move between two servers that share no transaction, in their order.
 
-Moves run by this table, and `tests/verification/explorer` explores it. The steps of a row run at once. A row begins
-when the row before has ended. What dies in between, and what puts it right, is in docs/architecture.md.
+Moves follow this table, and `tests/verification/explorer` explores it. The steps of a row run concurrently. A row
+begins when the previous row has ended. docs/architecture.md says what remains if a process dies in between, and what
+repairs it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from a2m_router.tiers.gather import gather
 
 
 class Step(StrEnum):
-    """One step of a move, by the name that the explorer knows."""
+    """One step of a move, with the name that the explorer uses."""
 
     CLEAR = "clear the way"
     NOTE = "note the copies to come"
@@ -34,10 +35,10 @@ MOVE: Final[Table] = (
     (Step.WRITE,),
     (Step.COMMIT,),
 )
-"""A move. The commit is the flip: the records' home becomes the target. The guard of the change syncs it."""
+"""The steps of a move. The commit is the flip: the records' home becomes the target. The change's guard syncs it."""
 
 
 async def run(table: Table, steps: Steps) -> None:
-    """Carry out a table. Raises what a step raises, when all steps of its row have ended."""
+    """Run all rows of a table. If a step raises, the exception is raised when all steps of its row have ended."""
     for row in table:
         await gather([steps[step] for step in row])

@@ -1,15 +1,15 @@
-"""Writes: how records come to be, and are replaced.
+"""Writes: how records are created and replaced.
 
-The steps, in their order; the crash table of docs/architecture.md says what remains when anything dies in between:
+The steps, in order; the crash table of docs/architecture.md says what remains if a process dies in between:
 1. under a claim the batch becomes a plan;
-2. the tiers are prepared: what is known is read, and nothing is in the way of what is new;
-3. what is new is reserved: it has a row without a home, and a stray at its destination;
-4. it is written to its tiers, to all at once;
-5. the commit: all that is new, and all that replaces, becomes true in one transaction;
-6. the sync. What was written is acknowledged when this is done, and the claim is released. The reconciler has the tiers
-   catch up with what replaces.
+2. the tiers are prepared: known records are read, and strays that block new ones are removed;
+3. new records are reserved: each gets a row without a home, and a stray at its destination;
+4. new records are written to their tiers, to all at once;
+5. the commit: all new records and all replacements take effect in one transaction;
+6. the sync. Then the write is acknowledged and the claim is released. The reconciler sends the replacements to their
+   tiers as pending writes.
 
-What was only reserved when a router ended is given up by the next.
+Reservations without a commit are given up by the next start of the router.
 """
 
 from collections import Counter
@@ -33,11 +33,11 @@ from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 
 
 class WriteConflict(Exception):
-    """What a write depended on has changed before it could become true; nothing was written."""
+    """A condition of a write stopped holding before the commit; nothing was written."""
 
 
 class NotDurable(Exception):
-    """What was written is true, but the catalog's disk has not synced it: `problem`."""
+    """The write is committed, but the catalog's disk has not synced it: `problem`."""
 
     def __init__(self, problem: OSError) -> None:
         super().__init__(str(problem))
@@ -52,7 +52,7 @@ class Writes:
         self._guard = core.guard
         self._planner = planner
         self._delivering = delivering
-        self._widths: Counter[int] = Counter()  # of the vectors in batches under way
+        self._widths: Counter[int] = Counter()  # of the vectors in batches in progress
 
     async def carry_out(
         self,
@@ -61,23 +61,23 @@ class Writes:
         committed: Callable[[Sequence[Entry]], None],
         still: Callable[[], bool] | None = None,
     ) -> list[str]:
-        """Write a batch, all of it or nothing; the ids in the order of the drafts.
+        """Write a batch, all of it or nothing. Return the ids in the order of the drafts.
 
         Args:
-            committed: called in the step in which the batch becomes true, with the records that were written, in order.
-            still: asked in that step; if it does not hold, nothing is written.
+            committed: called in the step of the commit, with the written records in order.
+            still: called in the same step; if it returns False, nothing is written.
 
         Raises:
-            A2MError: the batch is wrong (`Planner.plan`), or a tier refuses it for a reason of the caller's; or an
-                earlier change of the same records keeps it waiting for too long.
-            TierDown: a tier did not take its part; nothing was written.
+            A2MError: the batch is wrong (`Planner.plan`); a tier rejects it for a fault of the caller's; or an earlier
+                change of the same records takes too long.
+            TierDown: a tier did not do its part; nothing was written.
             OSError: the catalog's disk failed; nothing was written.
-            NotDurable: all was written, and may be gone after a power cut.
-            WriteConflict: `still` did not hold.
+            NotDurable: all was written, but a power cut may remove it.
+            WriteConflict: `still` returned False; nothing was written.
         """
         slots, places = self._planner.slots(drafts)
         if any(slot.last.tier is not None and slot.last.group is not None for slot in slots):
-            # a batch that is refused moves nothing
+            # planned first, so that a batch that is rejected moves nothing
             await self._delivering.take_groups_along(self._planner.plan(slots, scope), scope)
         written = False
         while not written:
@@ -86,7 +86,7 @@ class Writes:
         return [slot.answer for slot in places if slot.answer is not None]
 
     async def _claim(self, slots: Sequence[Slot], scope: Scope) -> tuple[Claim, Plan]:
-        """A claim on all that the slots touch, and what they come to under it."""
+        """Claim all names that the slots touch. Return the claim and the plan made under it."""
 
         def look() -> tuple[set[Name], Plan]:
             plan = self._planner.plan(slots, scope)
@@ -98,16 +98,16 @@ class Writes:
         except TimeoutError:
             raise A2MError(
                 Code.INTERNAL_ERROR,
-                "an earlier change of the same records has not been settled by its tier yet; try again",
+                "an earlier change of the same records is still in doubt; try again",
                 {"reason": "unsettled", "retry_after": patience},
             ) from None
 
     async def _write(
         self, plan: Plan, claim: Claim, committed: Callable[[Sequence[Entry]], None], still: Callable[[], bool] | None
     ) -> bool:
-        """Carry out a plan under its claim, which is released at the end, or when none of its calls is in doubt.
+        """Carry out a plan under its claim. The claim is released at the end, or when no call is in doubt any more.
 
-        Returns False if a scan or a forget has brought about what the plan did not know: it has to be made anew.
+        Return False if a scan or a forget has outdated the plan: the caller makes a new one.
         """
         new, replacements = plan.entries, plan.replacements
         redo = {replacement.entry.id: draft for _, draft, replacement in plan.replaced}
@@ -135,7 +135,7 @@ class Writes:
                     lost = self._catalog.commit_write(new, replacements, vectors, redo)
                     is_true, change.note = True, None
                     committed(_written(plan, lost))
-                # what is acknowledged outlives a power cut; so must what is known: the disk may have refused it before
+                # acknowledged records survive a power cut. Known ones, too: their earlier sync may have failed
                 await self._catalog.synced()
             return True
         except StaleClaim:
@@ -146,9 +146,11 @@ class Writes:
             raise
 
     def _is_outdated(self, new: Sequence[Entry], replacements: Sequence[Replacement]) -> bool:
-        """Whether a scan, which needs no claim, has changed what a plan was made from: it has taken in a record that
-        the plan takes for new, or a record that is to be replaced has another home or state. One that was forgotten is
-        gone, and stays so."""
+        """Return whether a scan, which takes no claim, has outdated a plan.
+
+        The scan has adopted a record that the plan takes for new, or has changed the home or state of a record to be
+        replaced. A record that was forgotten meanwhile stays forgotten and outdates nothing.
+        """
         records = self._catalog.records
         if any(
             records.get(entry.id) or (entry.key is not None and records.by_key(entry.owner, entry.key)) for entry in new
@@ -159,9 +161,10 @@ class Writes:
 
     @contextmanager
     def _width(self, drafts: Sequence[Draft]) -> Iterator[None]:
-        """The width of a batch's vectors, while it is being written: until the first is there, it holds for no others.
+        """Reserve the width of a batch's vectors during the write: until a first vector exists, only this fixes it.
 
-        Raises EMBEDDING_MISMATCH if the federation's vectors, or those of a batch under way, have another one.
+        Raises:
+            A2MError: EMBEDDING_MISMATCH, the vectors of the federation or of a batch in progress have another width.
         """
         width = next((len(draft.embedding) for draft in drafts if draft.embedding is not None), None)
         fixed = self._catalog.vectors.dimensions() or next(iter(self._widths), None)
@@ -174,7 +177,7 @@ class Writes:
         finally:
             if width is not None:
                 self._widths[width] -= 1
-                self._widths += Counter()  # drops what has come down to zero
+                self._widths += Counter()  # removes counts of zero
 
 
 def _check(still: Callable[[], bool] | None) -> None:
@@ -183,8 +186,7 @@ def _check(still: Callable[[], bool] | None) -> None:
 
 
 def _written(plan: Plan, lost: Sequence[Replacement]) -> list[Entry]:
-    """The records written, in the order of the batch. A replacement that was forgotten before it became true is none of
-    them."""
+    """Return the written records in the order of the batch, without replacements that were forgotten meanwhile."""
     gone = {replacement.entry.id for replacement in lost}
     written = [(slot.place, entry) for slot, _, entry in plan.new]
     written += [(slot.place, r.entry) for slot, _, r in plan.replaced if r.entry.id not in gone]

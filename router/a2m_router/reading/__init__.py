@@ -1,1 +1,1 @@
-"""One answer out of several tiers: a question, asked of all at once, and what of their answers may be shown."""
+"""Reading: one question is sent to several tiers at once, and their results become one answer."""

@@ -1,4 +1,4 @@
-"""An answer: records as they are shown, and the tiers that it had to do without."""
+"""Answers: the records as the router returns them, and the tiers that failed or are incomplete."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,42 +15,43 @@ from a2m_router.tiers.link import TierDown
 
 
 class Degraded(msgspec.Struct, frozen=True):
-    """A tier that an answer had to do without, and why."""
+    """A tier that is missing or incomplete in an answer, and why."""
 
     tier: str
     reason: str
 
     def error(self) -> A2MError:
-        """What a call is refused with that cannot do without it."""
+        """Return the error for a call that needs this tier."""
         return unanswered(self.tier, self.reason, 1.0)
 
 
 class Former(Degraded, frozen=True):
-    """A tier that has answered, but some records not as they are by the account; these are not shown."""
+    """A tier that answered, but holds some records in another state than the catalog says; these are not returned."""
 
     def error(self) -> A2MError:
-        """As of any other, but that the tier has answered."""
+        """Return the error for a call that needs this tier; it says that the tier has answered."""
         return untrue(self.tier, self.reason)
 
 
 class Answer(msgspec.Struct):
-    """The records that were found, in their order, and the tiers that it had to do without."""
+    """The records found, in order, and the tiers that are missing or incomplete."""
 
     records: list[Record]
     degraded: list[Degraded]
 
 
 class TierAnswers(msgspec.Struct):
-    """What several tiers answered, by their names: `lists` of records, and the `failures` of those that did not."""
+    """The results of several tiers, by tier name: `lists` of records, and the `failures` of the others."""
 
     lists: dict[str, list[Record]]
     failures: dict[str, Failure]
 
     def missing(self, tiers: Sequence[Tier]) -> list[Degraded]:
-        """Those of the `tiers` that were asked that did not answer.
+        """Return the tiers that failed, of the `tiers` that were asked.
 
-        Raises what the caller can mend, where none has answered: a width that was fixed only just now, a limit of the
-        tier's own; and INTERNAL_ERROR as `refuse_if_nothing` does.
+        Raises:
+            A2MError: no tier answered, and one of the errors is the caller's to correct (a vector width that was fixed
+                just now, a limit of the tier's own); or INTERNAL_ERROR as in `refuse_if_nothing`.
         """
         if len(self.failures) == len(tiers):
             for failure in self.failures.values():
@@ -62,12 +63,12 @@ class TierAnswers(msgspec.Struct):
 
 
 def reason_of(failure: Failure) -> str:
-    """Why a tier did not answer."""
+    """Return why a tier failed."""
     return failure.reason if isinstance(failure, TierDown) else str(failure)
 
 
 def refuse_if_nothing(tiers: Sequence[Tier], missing: Iterable[Degraded]) -> None:
-    """Raises INTERNAL_ERROR without a required tier, and when none of those asked has answered."""
+    """Raise INTERNAL_ERROR if a required tier failed, or all tiers that were asked."""
     required = {tier.name for tier in tiers if tier.required}
     silent = [down for down in missing if not isinstance(down, Former)]
     for down in silent:
@@ -76,22 +77,25 @@ def refuse_if_nothing(tiers: Sequence[Tier], missing: Iterable[Degraded]) -> Non
 
 
 def with_unaccounted(degraded: Sequence[Degraded], unaccounted: Mapping[str, str]) -> list[Degraded]:
-    """The tiers that an answer had to do without, and those that hold, or held, what is not accounted for."""
+    """Return `degraded` with the tiers of `unaccounted` added.
+
+    These may hold, or held during the read, records that the catalog does not have.
+    """
     named = {down.tier for down in degraded}
     return [*degraded, *(Degraded(tier, why) for tier, why in unaccounted.items() if tier not in named)]
 
 
 def age(record: Record, entries: Mapping[str, Entry]) -> tuple[int, int]:
-    """A record's place in the order of time."""
+    """Return a record's position in the order of time."""
     entry = entries.get(record.id)
     return (parse(record.created_at), 0) if entry is None else (entry.created_at, entry.seq)
 
 
 def as_answered(record: Record, entry: Entry | None, embeddings: bool, score: float | None = None) -> Record:
-    """The record as it is answered, with what the router keeps account of: where it lives and what it has earned. What
-    has no entry is a mount's.
+    """Return the record as the router answers it, with the catalog's fields: its tier and what it has earned.
 
-    Its revision is the tier's word: it belongs to the content, which may have been replaced since it was read.
+    A record without an entry belongs to a mount. The revision comes from the tier: it belongs to the content, which may
+    have been replaced since it was read.
     """
     embedding = record.embedding if embeddings else None
     if entry is None:

@@ -1,4 +1,4 @@
-"""Candidates: what one tier answers, brought to what was meant, and asked for more where that leaves too little."""
+"""Candidates: the results of one tier, filtered by the question, and requests for more if too few remain."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -16,50 +16,53 @@ from a2m_router.reading.homes import acceptable, check_riders
 from a2m_router.reading.question import Question
 from a2m_router.tiers.gateway import TierGateway
 
-# How many times more a tier is asked for when too little of its answer may be shown.
+# Factor for the next request if too few candidates of a tier remain after filtering.
 MORE: Final = 8
 
-# A tier is asked for at most so many candidates.
+# The most candidates to request from a tier.
 MOST: Final = 10_000
 
-# Where no more records than this are meant, their ids can go along with a question.
+# If at most so many records match, a request can contain their ids.
 FEW: Final = 1000
 
-# A record that is told without its vector does not show whether it has one.
+# A record returned without its vector does not show whether it has one.
 EMBEDDING: Final = "embedding"
 
 Ask = Callable[[], Awaitable[list[Record]]]
 
 
 class Way(Protocol):
-    """How one kind of tier is asked. A question is prepared when a method is called, and asked when the result is."""
+    """How to call one kind of tier. Each method prepares a call, and returns the function that makes it."""
 
     def ranking(self, tier: Tier, question: Question) -> Ask:
-        """What gets the tier's ranking of its candidates."""
+        """Return a function that gets the tier's ranking of its candidates."""
         ...
 
     def listing(self, tier: Tier, question: Question) -> Ask:
-        """What gets all that the tier holds of what is meant."""
+        """Return a function that gets all matching records of the tier."""
         ...
 
 
 class Searched(Way, Protocol):
-    """How one kind of managed tier is asked."""
+    """How to call one kind of managed tier."""
 
     def search(self, tier: Tier, question: Question) -> Ask:
-        """What gets all that the query finds; it raises QUOTA_EXCEEDED if that is more than a call tells."""
+        """Return a function that gets all matches of the query.
+
+        It raises QUOTA_EXCEEDED if they are more than one call returns.
+        """
         ...
 
 
 class Found(NamedTuple):
-    """What a tier's server was seen to find.
+    """The candidates of one tier.
 
     Args:
-        kept: of its answer, what is meant.
-        is_enough: of these there are as many as are wanted.
-        is_full: the answer has as many records as the server tells at once.
-        is_all: the server finds no more.
-        is_shared: some of the answer was another federation's.
+        kept: the candidates that passed the filter.
+        is_enough: they are as many as wanted.
+        is_full: the server returned as many records as it can at once.
+        is_all: the server has no more.
+        is_shared: some results belonged to another federation.
     """
 
     kept: list[Record]
@@ -70,7 +73,7 @@ class Found(NamedTuple):
 
 
 class Candidates:
-    """Gets the candidates of single tiers, and knows which of them are meant."""
+    """Gets the candidates of single tiers, and filters them."""
 
     def __init__(self, catalog: Catalog, gateway: TierGateway) -> None:
         self._catalog = catalog
@@ -79,9 +82,11 @@ class Candidates:
     async def enough(
         self, tier: Tier, asked: Recall, question: Question, keep: Callable[[list[Record]], list[Record]]
     ) -> Found:
-        """What `keep` leaves of a tier's candidates. Where copies that are only waiting to be removed, or that are not
-        meant, or another federation's records fill its answer, so that not even the wanted number is left, it is asked
-        for more."""
+        """Get a tier's candidates, and filter them by `keep`.
+
+        Copies that wait for their removal, records that do not match, and records of another federation may fill the
+        result. If less than the wanted number remains, the tier is asked for more.
+        """
         most = self._gateway.recall_limit(tier.name, MOST)
         limit = min(question.limit, most)
         while True:
@@ -94,50 +99,55 @@ class Candidates:
             limit = min(MORE * limit, most)
 
     def standing(self, kept: Sequence[Record]) -> int:
-        """How many of a tier's records its answer stands for: what has been replaced may not be meant any more."""
+        """Return how many of the kept records count as found: one with a pending write may not match any more."""
         return len(kept) - len(self._catalog.pending.among(record.id for record in kept))
 
     def in_native(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
-        """Those of a native tier's records that are meant: these live in the question's tiers now, in the caller's
-        sight, and were there when it was asked. What else it says the tier has judged."""
+        """Return the records of a native tier that match.
+
+        They live in the question's tiers now, the caller may see them, and they existed when the read began. The tier
+        itself has applied all other conditions.
+        """
         names = {tier.name for tier in question.tiers}
         entries = self._catalog.records.find(record.id for record in records)
-        meant = {
+        matching = {
             entry.id
-            for entry in self._told_by(tier, entries.values(), question)
-            if entry.home in names and question.may_mean(entry) and self._catalog.queries.sees(question.scope, entry)
+            for entry in self._accepted(tier, entries.values(), question)
+            if entry.home in names and question.may_match(entry) and self._catalog.queries.sees(question.scope, entry)
         }
-        return [record for record in records if record.id in meant]
+        return [record for record in records if record.id in matching]
 
     def in_lifted(self, tier: Tier, question: Question, records: list[Record]) -> list[Record]:
-        """Those of a lifted tier's records that are meant."""
+        """Return the records of a lifted tier that match."""
         entries = self._catalog.queries.among((record.id for record in records), question.selection())
         check_riders(self._gateway, tier.name, records, {entry.id: entry for entry in entries})
-        meant = {entry.id for entry in self._told_by(tier, entries, question) if question.may_mean(entry)}
-        return [record for record in records if record.id in meant and matches(record, question.where.rest)]
+        matching = {entry.id for entry in self._accepted(tier, entries, question) if question.may_match(entry)}
+        return [record for record in records if record.id in matching and matches(record, question.where.rest)]
 
-    def _told_by(self, tier: Tier, entries: Collection[Entry], question: Question) -> Iterable[Entry]:
-        """Those that the tier's copies stand for: what a move has left behind is its new home's to tell."""
+    def _accepted(self, tier: Tier, entries: Collection[Entry], question: Question) -> Iterable[Entry]:
+        """Return the entries whose copies in `tier` the read accepts. A copy left by a move is skipped."""
         if question.read is None:
             return entries
         accepts = acceptable(self._catalog, question.read, entries)
         return [entry for entry in entries if accepts(entry, tier.name)]
 
     def here(self, tier: Tier, question: Question, most: int) -> list[str] | None:
-        """The ids of what is meant in a tier, now that it has answered; None if they are more than `most`."""
+        """Return the ids of the matching records in a tier after its answer; None if they are more than `most`."""
         here = self._catalog.queries.few(question.selection([tier]), most)
         return None if here is None else self.with_left(tier, question, here)
 
     def with_left(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[str]:
-        """The ids, and behind them those of what has moved on since the read began: it is in the list of no tier but
-        this, where it still may be read."""
+        """Append the matching records that have left the tier since the read began.
+
+        No other tier's list has them, and their copies here may still be read.
+        """
         left = [] if question.read is None else self._catalog.reads.left(question.read, tier.name)
-        meant = [entry.id for entry in self._catalog.queries.among(left, question.selection())]
-        return list(dict.fromkeys([*ids, *meant]))
+        matching = [entry.id for entry in self._catalog.queries.among(left, question.selection())]
+        return list(dict.fromkeys([*ids, *matching]))
 
 
 def one_ranking(rankings: Sequence[Sequence[Record]]) -> list[Record]:
-    """One ranking out of several of the same tier. Only places count: scores of two calls are never compared (§5.3)."""
+    """Merge several rankings of one tier. Only ranks count: scores of two calls are never compared (§5.3)."""
     records = {record.id: record for ranking in rankings for record in ranking}
     ranked = reciprocal_rank([Ranking([record.id for record in ranking]) for ranking in rankings])
     return [records[id] for id, _ in ranked]

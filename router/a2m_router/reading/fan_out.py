@@ -1,8 +1,8 @@
-"""The fan-out: one question, put to several tiers at once, each in the way of its kind.
+"""The fan-out: one question is sent to several tiers at once, in the way of each kind of tier.
 
-- A question is prepared for all tiers in one step that does not wait, so that a record on its way from one to the other
-  is looked for where it was.
-- A record that has been replaced, and whose tier has not caught up, is as the catalog says, whatever its tier answers.
+- The question is prepared for all tiers in one step without an await. So a record that moves meanwhile is looked up
+  where it was at that moment.
+- A record with a pending write is returned as the catalog has it, whatever its tier returns.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from a2m_router.tiers.mounts import Mounts
 
 
 class FanOut:
-    """Asks the tiers of one federation."""
+    """Sends questions to the tiers of one federation."""
 
     def __init__(self, catalog: Catalog, gateway: TierGateway, mounts: Mounts) -> None:
         self._catalog = catalog
@@ -36,34 +36,34 @@ class FanOut:
         self._mounted = Mounted(catalog, gateway, self._candidates)
 
     async def rankings(self, question: Question) -> TierAnswers:
-        """Each tier's ranking of its candidates."""
+        """Return each tier's ranking of its candidates."""
         return await self._ask(lambda tier: self._way(tier).ranking(tier, question), question)
 
     async def listings(self, question: Question) -> TierAnswers:
-        """All that each tier holds of what is meant."""
+        """Return all matching records of each tier."""
         return await self._ask(lambda tier: self._way(tier).listing(tier, question), question)
 
     async def searches(self, question: Question) -> TierAnswers:
-        """All that the query finds in each tier, none of which is a mount.
+        """Return all matches of the query in each tier, none of which is a mount.
 
-        A failure is QUOTA_EXCEEDED if that is more than a tier tells in one call.
+        The failure of a tier is QUOTA_EXCEEDED if it has more matches than one call returns.
         """
         return await self._ask(lambda tier: self._managed_way(tier).search(tier, question), question)
 
     def barred(self, question: Question) -> Mapping[str, Barred]:
-        """Those of the question's tiers, by their names, that a recall can ask nothing."""
+        """Return the question's mounts that a recall cannot ask, by name."""
         asked = {tier.name: self._mounted.why_not(tier, question) for tier in question.tiers if tier in self._mounts}
         return {name: reason for name, reason in asked.items() if reason is not None}
 
     def unaccounted(self, tiers: Iterable[Tier]) -> dict[str, str]:
-        """Those of the tiers that may hold what nobody knows of, by their names, and why."""
+        """Return the tiers that may hold records that the catalog does not have, by name, and why."""
         managed = [tier.name for tier in tiers if tier not in self._mounts]
         return {
             name: self._gateway.why_unaccounted(name) for name in managed if not self._catalog.tiers.is_scanned(name)
         }
 
     def refuse_unaccounted(self, tiers: Iterable[Tier]) -> None:
-        """Raises INTERNAL_ERROR if one of the tiers may hold what nobody knows of."""
+        """Raise INTERNAL_ERROR if one of the tiers may hold records that the catalog does not have."""
         for name in self.unaccounted(tiers):
             raise self._gateway.without(name)
 
@@ -85,28 +85,28 @@ class FanOut:
         return answers
 
     def _overlay(self, lists: dict[str, list[Record]], question: Question) -> None:
-        """Put what has been replaced in place of what tiers that have not caught up answered."""
+        """Put the catalog's records in place of copies whose tiers have pending writes for them."""
         pending = self._pending(question.tiers)
         if not pending:
             return
-        redone = self._catalog.pending.drafts(id for _, ids in pending for id in ids)
+        written = self._catalog.pending.drafts(id for _, ids in pending for id in ids)
         for name, records in lists.items():
-            lists[name] = [record for record in records if record.id not in redone]
-        meant = [
+            lists[name] = [record for record in records if record.id not in written]
+        matching = [
             record
             for tier, ids in pending
-            for record in self._candidates.in_lifted(tier, question, [record_of(redone[id]) for id in ids])
+            for record in self._candidates.in_lifted(tier, question, [record_of(written[id]) for id in ids])
         ]
         if question.query is not None:
-            found = set(lexical(question.query, {record.id: record.content for record in meant}))
-            meant = [r for r in meant if r.id in found or None not in (question.embedding, r.embedding)]
+            found = set(lexical(question.query, {record.id: record.content for record in matching}))
+            matching = [r for r in matching if r.id in found or None not in (question.embedding, r.embedding)]
         elif question.embedding is not None:
-            meant = [record for record in meant if record.embedding is not None]
+            matching = [record for record in matching if record.embedding is not None]
         for tier, ids in pending:
-            lists.setdefault(tier.name, []).extend(record for record in meant if record.id in ids)
+            lists.setdefault(tier.name, []).extend(record for record in matching if record.id in ids)
 
     def _pending(self, tiers: Sequence[Tier]) -> list[tuple[Tier, list[str]]]:
-        """The tiers that do not hold something yet as it is, and its ids."""
+        """Return the tiers with pending writes, and the ids of these."""
         if not self._catalog.pending.is_open():
             return []
         pending = [(tier, self._catalog.pending.ids_in(tier.name)) for tier in tiers if tier not in self._mounts]
@@ -114,7 +114,7 @@ class FanOut:
 
 
 def _prepared(prepare: Callable[[Tier], Ask], tier: Tier) -> Ask:
-    """What asks one tier; that it cannot be asked is its answer."""
+    """Prepare the call of one tier. If that fails, the call raises the failure."""
     try:
         return prepare(tier)
     except TierDown as down:

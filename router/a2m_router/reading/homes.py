@@ -1,7 +1,8 @@
-"""Records at their homes: which copies a read may take, and reading by id.
+"""Records at their homes: which copies a read accepts, and reading by id.
 
-A read takes of each record the copy in the home that it had when the read began, and nothing of what was written since,
-or under its id. A read during which a group gives way to its summary begins anew: it could meet neither of the two.
+A read accepts each record's copy in the home that the record had when the read began. It returns nothing that was
+written later, not even under the same id. If a summary replaces a group during a read, the read is repeated: it could
+miss both.
 """
 
 import logging
@@ -25,17 +26,17 @@ from a2m_router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
 
-# How often a read begins anew.
+# Attempts of a read if summaries replace groups during it.
 _MOST_REWRITES: Final = 50
 
-# A record is asked for once more if it was not read: its tier was behind and has caught up, or it has another home now.
+# A record that was not found is read once more: its pending write may have been sent, or it has another home now.
 _ROUNDS: Final = 2
 
 T = TypeVar("T")
 
 
 class Homes:
-    """Shows records as they are at their homes, and no other copy."""
+    """Returns records as they are at their homes, and no other copies."""
 
     def __init__(self, catalog: Catalog, gateway: TierGateway, mounts: Mounts) -> None:
         self._catalog = catalog
@@ -45,10 +46,13 @@ class Homes:
     def shown(
         self, question: Question, lists: dict[str, list[Record]], read: Reading
     ) -> tuple[dict[str, Record], Mapping[str, Entry], list[Degraded]]:
-        """What may be shown, one copy a record, and the entries of what is not a mount's; the rest is struck from the
-        lists. With it the tiers that answer records in another state than they are in.
+        """Filter the lists of tiers: keep one copy of each record that may be returned.
 
-        What has left the tiers in question meanwhile is not shown as if it were still there.
+        A record that has left the question's tiers meanwhile is not returned. Records that may not be returned are
+        removed from `lists`.
+
+        Returns:
+            The records, the entries of all that are not a mount's, and the tiers that hold records in another state.
         """
         asked = {tier.name for tier in question.tiers}
         mounts = {tier.name for tier in question.tiers if tier in self._mounts}
@@ -80,17 +84,15 @@ class Homes:
     async def read(
         self, entries: Sequence[Entry], tiers: Sequence[Tier], scope: Scope, *, embeddings: bool
     ) -> tuple[dict[str, Record], list[Degraded]]:
-        """The records of `entries`, as they have just been looked up, read at their homes. To be called within a
-        read.
+        """Read the records of `entries`, which were just looked up, at their homes. The caller is within a read.
 
-        What has left the tiers in question meanwhile, or the caller's sight, is not shown; nor is what was written anew
-        under an id.
+        A record is left out if it has left `tiers` or the caller's sight meanwhile, or if its id was written anew.
         """
         asked = {tier.name for tier in tiers}
         found: dict[str, Record] = {}
         degraded: dict[str, Degraded] = {}
         wanted = list(entries)
-        differing: dict[str, str] = {}  # ids, and which tier holds them in another state
+        differing: dict[str, str] = {}  # ids, and the tiers that hold them in another state
         for _ in range(_ROUNDS):
             differing.clear()
             late = self._catalog.pending.among(entry.id for entry in wanted)
@@ -106,7 +108,7 @@ class Homes:
                 for entry in still(wanted, self._catalog.records.find(entry.id for entry in wanted).values())
                 if entry.home in asked and self._catalog.queries.sees(scope, entry)
             }
-            # what a tier has not caught up with is as it stands here
+            # a pending write is read from the catalog
             for id, draft in self._catalog.pending.drafts(now).items():
                 found[id] = as_answered(record_of(draft), now[id], embeddings)
             for home, answer in zip(homes, copies, strict=True):
@@ -119,7 +121,7 @@ class Homes:
                     degraded[home] = Degraded(home, untrusted.reason)
                     continue
                 for id, record in answer.items():
-                    # it may have moved since, and what it left behind stays until the read has ended
+                    # it may have moved since; the copy it left stays until the read has ended
                     if id in now and id not in found:
                         if not is_as_it_is(record, now[id]):
                             differing[id] = home
@@ -130,28 +132,32 @@ class Homes:
                 break
         for entry in wanted:
             if entry.id not in differing:
-                log.error("%s does not hold %r, which should live there", entry.home, entry.id)
+                log.error("tier=%s record missing: it does not hold %r, which should live there", entry.home, entry.id)
         for home in dict.fromkeys(differing.values()):
             degraded[home] = Former(home, former([id for id, holder in differing.items() if holder == home]))
         return found, list(degraded.values())
 
-    def still_meant(self, entries: Sequence[Entry], selection: Selection) -> list[Entry]:
-        """Those of the entries that are there still, as they are now, and still are what was asked for: one that has
-        been replaced meanwhile may have another session; and one that has moved may have left the tiers in question, or
-        the caller's sight."""
+    def still_matching(self, entries: Sequence[Entry], selection: Selection) -> list[Entry]:
+        """Return the current entries of the records that still exist and still match the selection.
+
+        A record that was replaced meanwhile may have another session; one that moved may have left the tiers or the
+        caller's sight.
+        """
         return still(entries, self._catalog.queries.among([entry.id for entry in entries], selection))
 
 
 def acceptable(catalog: Catalog, read: Reading, entries: Iterable[Entry]) -> Callable[[Entry, str], bool]:
-    """Whether `read` may take the copy that is in a tier's list for the record, once the list has been overlaid
-    (`FanOut`); to be asked before anything is awaited."""
+    """Return a function that says whether `read` accepts a tier's copy for a record.
+
+    The lists must have the pending writes in place (`FanOut`). Call the function before the next await.
+    """
     behind = catalog.pending.among(entry.id for entry in entries)
     accepts = catalog.reads.accepts
     return lambda entry, tier: tier == entry.home if entry.id in behind else accepts(read, entry, tier)
 
 
 def check_riders(gateway: TierGateway, tier: str, records: Iterable[Record], entries: Mapping[str, Entry]) -> None:
-    """Raises Untrusted where a tier's server has returned one of its records without its rider."""
+    """Raise Untrusted if a tier's server has returned one of its records without its rider."""
     for record in records:
         entry = entries.get(record.id)
         if entry is not None:
@@ -159,19 +165,21 @@ def check_riders(gateway: TierGateway, tier: str, records: Iterable[Record], ent
 
 
 def still(then: Iterable[Entry], now: Iterable[Entry]) -> list[Entry]:
-    """Those of the records that are there still, as they are now; not others, written under their ids since."""
+    """Return the current entries of the records that still exist; not of later ones with the same ids."""
     numbers = {entry.id: entry.seq for entry in then}
     return [entry for entry in now if entry.seq == numbers[entry.id]]
 
 
 async def undisturbed(catalog: Catalog, look: Callable[[], Awaitable[T]]) -> T:
-    """What a look finds during which no group gives way to its summary.
+    """Run `look`; repeat it if a group was distilled meanwhile, because the result could miss both the originals and
+    the summary.
 
-    Raises INTERNAL_ERROR, reason "changing", if that goes on all the time.
+    Raises:
+        A2MError: INTERNAL_ERROR with reason "changing", after too many attempts.
     """
     for _ in range(_MOST_REWRITES):
         rewrites = catalog.rewrites
         found = await look()
         if catalog.rewrites == rewrites:
             return found
-    raise changing("groups are being rewritten faster than they can be read; try again")
+    raise changing("groups are distilled faster than they can be read; try again")

@@ -1,8 +1,8 @@
-"""A lifted tier: any server but an `a2m-store`. It gets the core query, and the router applies the rest to its answer.
+"""Lifted tiers: any server but an `a2m-store`. It gets the core query; the router applies the remaining conditions.
 
-Where the catalog knows that only a few records are meant, their ids go along; likewise where its server was seen to
-hold another federation's records, too. What the router has to order itself (by time, or by vectors of its own) is read
-by id.
+If the catalog knows that only a few records match, the router sends their ids with the query. It does so, too, if the
+server was seen to hold another federation's records. If the router makes the order itself (by time, or by vectors of
+its own), it reads the records by id.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from a2m_router.tiers.gateway import TierGateway, raw_json
 from a2m_router.tiers.gather import gather
 from a2m_router.tiers.lifting import delegable
 
-# The first ids, so many, of what a question means in a tier.
+# Returns the ids of the first records that match a question in a tier, at most a given number.
 _Order = Callable[[Question, Tier, int], list[str]]
 
 
 class Lifted:
-    """Asks lifted tiers (`Searched`)."""
+    """Calls lifted tiers (`Searched`)."""
 
     def __init__(self, catalog: Catalog, gateway: TierGateway, candidates: Candidates) -> None:
         self._catalog = catalog
@@ -36,7 +36,7 @@ class Lifted:
 
     def ranking(self, tier: Tier, question: Question) -> Ask:
         if question.query is None and question.embedding is None:
-            # a server's own times are those of its writes
+            # a server's own times are those of its writes, not of the records
             return self._in_order(tier, question, self._newest, MOST)
         if question.embedding is None or self._gateway.mode(tier.name).vectors:
             return self._by_its_own_ranking(tier, question)
@@ -52,19 +52,21 @@ class Lifted:
         return partial(self._search, tier, question, self._catalog.queries.ids(question.selection([tier])))
 
     async def _search(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        """What the query finds and shares a word with it: a server may rank all that it has, however far away."""
+        """Return the matches that share a word with the query: a server may rank all its records, however distant."""
         found = await self._among(tier, question, ids)
         sharing = set(lexical(question.query or "", {record.id: record.content for record in found}))
         return [record for record in found if record.id in sharing]
 
     async def _among(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        """Those of `ids` that are meant. The server selects by no condition: what is listed or forgotten must not
-        depend on how it does that."""
+        """Return the matching records among `ids`.
+
+        The server applies no condition: lists and forgets must not depend on how it applies one.
+        """
         asked = msgspec.structs.replace(self._core_of(tier, question), where=None)
         return self._candidates.in_lifted(tier, question, await self._gateway.among(tier.name, ids, asked))
 
     def _core_of(self, tier: Tier, question: Question) -> Recall:
-        """What of a question the server is sent; the rest is applied to its answer."""
+        """Return the part of a question that the server gets. The router applies the rest to the result."""
         where = delegable(question.where.given, metadata=self._catalog.tiers.shows_metadata(tier.name))
         return Recall(
             query=question.query,
@@ -73,16 +75,19 @@ class Lifted:
             embeddings=question.embeddings or question.embedding is not None,
         )
 
-    # --- as its server ranks
+    # --- in the server's own order
 
     def _by_its_own_ranking(self, tier: Tier, question: Question) -> Ask:
-        is_told = question.is_narrow or self._gateway.is_shared(tier.name)
-        few = self._catalog.queries.few(question.selection([tier]), FEW) if is_told else None
+        sends_ids = question.is_narrow or self._gateway.is_shared(tier.name)
+        few = self._catalog.queries.few(question.selection([tier]), FEW) if sends_ids else None
         return partial(self._ranking, tier, question, few)
 
     async def _ranking(self, tier: Tier, question: Question, few: Sequence[str] | None) -> list[Record]:
-        """`few`: the ids that are meant, where the server is to be told them; None where all that it has is meant, or
-        too much to be told."""
+        """Rank the tier's candidates.
+
+        Args:
+            few: the matching ids if the server gets them; None if all its records match, or too many to send.
+        """
         if few == []:
             return []
         found = await self._among_few(tier, question, few)
@@ -98,13 +103,15 @@ class Lifted:
         asked = self._core_of(tier, question)
         if few is not None:
             asked.where = {**(asked.where or {}), "id": raw_json(few)}
-        meant = partial(self._candidates.in_lifted, tier, question)
-        return await self._candidates.enough(tier, asked, question, meant)
+        keep = partial(self._candidates.in_lifted, tier, question)
+        return await self._candidates.enough(tier, asked, question, keep)
 
     async def _among_others(self, tier: Tier, question: Question, found: Found) -> list[Record]:
-        """What is meant, at a server whose answer another federation's records have filled, or as good as: it is asked
-        for the ids of ours, so many at a time."""
-        # an answer that is not full is all, unless the server tells fewer at once than it says
+        """Return the candidates of a server whose results another federation's records fill, or nearly fill.
+
+        The server gets the ids of our records, some at a time.
+        """
+        # a result that is not full is complete, unless the server returns fewer at once than it declares
         ids = self._candidates.here(tier, question, FEW if found.is_all else MOST)
         if ids is None:
             if not found.is_all:
@@ -118,18 +125,22 @@ class Lifted:
         return one_ranking(parts)[: question.limit]
 
     async def _in_parts(self, tier: Tier, question: Question, ids: Sequence[str]) -> list[Record]:
-        """The ranking of a server that tells fewer records at once than are wanted: asked of a few ids at a time, it
-        tells all that it finds."""
-        meant = partial(self._candidates.in_lifted, tier, question)
+        """Return the ranking of a server that returns fewer records at once than wanted.
+
+        For a few ids at a time, it returns all matches.
+        """
+        keep = partial(self._candidates.in_lifted, tier, question)
         asked = self._core_of(tier, question)
-        parts = [meant(part) async for part in self._gateway.parts(tier.name, ids, asked)]
+        parts = [keep(part) async for part in self._gateway.parts(tier.name, ids, asked)]
         return one_ranking(parts)[: question.limit]
 
-    # --- as the catalog orders
+    # --- in the catalog's order
 
     def _in_order(self, tier: Tier, question: Question, order: _Order, most: int) -> Ask:
-        """What gets the records in an order that the catalog knows; where the tier is asked for more, of `most` at
-        most, what has moved on since the read began comes last."""
+        """Return a function that gets the records in an order of the catalog.
+
+        If the tier is asked for more, up to `most`, records that have left it since the read began come last.
+        """
         asked = msgspec.structs.replace(self._core_of(tier, question), query=None, embedding=None)
         begun = min(question.limit, most)
         prepared = order(question, tier, begun)
@@ -158,5 +169,5 @@ class Lifted:
 
 
 async def _blended(by_words: Ask, by_vector: Ask) -> list[Record]:
-    """One ranking out of two of the same tier."""
+    """Merge two rankings of one tier."""
     return one_ranking(await gather([by_words, by_vector]))

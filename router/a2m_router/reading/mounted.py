@@ -1,4 +1,4 @@
-"""A mount: it answers for itself, and its records are shown under the mount's name."""
+"""Mounts: a mount applies the question to its own records; they are returned under the mount's name."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -21,23 +21,23 @@ from a2m_router.tiers.answers import Untrusted
 from a2m_router.tiers.gateway import TierGateway, raw_json
 from a2m_router.tiers.lifting import delegable
 
-# What no record of a mount has: it belongs to nobody, to no conversation, and has earned nothing.
+# Fields that no record of a mount has: it has no owner and no conversation, and earns nothing.
 _NOT_IN_MOUNTS: Final = ("owner", "session", "key", "revision", "salience", "access_count", "accessed_at")
 
-# Why a mount is not asked by a vector; where there are words, it is asked by these.
+# Why a mount is not asked by a vector. If the question has words, the mount gets these.
 NO_VECTORS: Final = "it cannot search by a vector, and there are no words to ask it by"
 OTHER_WIDTH: Final = "its vectors have another width than the one given, and there are no words to ask it by"
 
 
 class Barred(NamedTuple):
-    """Why a mount cannot be asked: as one of several tiers, and as an error where there is no answer without it."""
+    """Why a mount cannot be asked: the reason for `degraded`, and the error if the mount is needed."""
 
     reason: str
     error: A2MError
 
 
 class Mounted:
-    """Asks mounts (`Way`)."""
+    """Calls mounts (`Way`)."""
 
     def __init__(self, catalog: Catalog, gateway: TierGateway, candidates: Candidates) -> None:
         self._catalog = catalog
@@ -51,8 +51,10 @@ class Mounted:
         return partial(self._listing, tier, question)
 
     def why_not(self, tier: Tier, question: Question) -> Barred | None:
-        """Why a mount cannot be asked for a ranking: it cannot use the question's vector, and there are no words. None
-        where it can, or where it has nothing of what is meant."""
+        """Return why a mount cannot rank: it cannot use the question's vector, and there are no words.
+
+        None if it can rank, or if none of its records can match.
+        """
         if question.query is not None or _where(tier, question) is None:
             return None
         return self._why_no_vector(tier, question.embedding)
@@ -63,7 +65,7 @@ class Mounted:
             return []
         barred = self._why_no_vector(tier, question.embedding)
         if barred is not None and question.query is None:
-            raise barred.error  # without both it would tell what is newest
+            raise barred.error  # without both, the server would return its newest records
         vector = question.embedding if barred is None else None
         asked = Recall(
             query=question.query,
@@ -75,7 +77,7 @@ class Mounted:
         try:
             return (await self._candidates.enough(tier, asked, question, show)).kept
         except A2MError as refused:
-            # its width may have been fixed since it told of it
+            # the width may have been fixed since the server declared it
             if refused.code != Code.EMBEDDING_MISMATCH or vector is None or question.query is None:
                 raise
             by_words = msgspec.structs.replace(asked, embedding=None)
@@ -85,27 +87,27 @@ class Mounted:
         where = _where(tier, question)
         if where is None:
             return []
-        # a `where` may be ignored there, and others' records are left out, so that a limit would be filled with what
-        # is not meant
+        # the server may ignore `where`, and other owners' records are filtered out here: with a limit, they could
+        # displace records that match
         limit = question.limit if tier.shared and not question.where.given else None
         asked = Timeline(
             where=where or None,
             limit=limit or None,
             embeddings=question.embeddings or EMBEDDING in question.where.rest,
         )
-        found: dict[str, Record] = {}  # a server may tell one twice
+        found: dict[str, Record] = {}  # a server may return a record twice
         async for page in self._gateway.pages(tier.name, asked):
             found.update((record.id, record) for record in self._show(tier, question, page))
         return list(found.values())
 
     def _why_no_vector(self, tier: Tier, embedding: Sequence[float] | None) -> Barred | None:
-        """Why a mount that is up cannot search by a vector; None where it can, or may be able to.
+        """Return why a mount that is up cannot search by a vector; None if it can, or may be able to.
 
-        By which metric it compares is no matter: of its answer only places count.
+        Its metric does not matter: only the ranks of its results count.
         """
         link = self._gateway.link(tier.name)
         if embedding is None or link.status != "up" or link.profile is None:
-            return None  # what it said before it went down need not hold any more
+            return None  # its capabilities may have changed since it went down
         if "embeddings" not in link.profile.capabilities:
             problem = f"{tier.name!r} cannot search by a vector; ask it in words, with a query"
             return Barred(NO_VECTORS, invalid_params("embedding", problem))
@@ -119,20 +121,20 @@ class Mounted:
         return Barred(OTHER_WIDTH, A2MError(Code.EMBEDDING_MISMATCH, problem, {"tier": tier.name, "dimensions": width}))
 
     def _show(self, tier: Tier, question: Question, records: Iterable[Record]) -> list[Record]:
-        """Those of a mount's records that are meant, as they are shown."""
+        """Return the records of a mount that match, in the form that callers get."""
         shown = []
         profile = self._gateway.link(tier.name).profile
-        # by another metric it would be on another scale than the others' similarities; then the vector has to tell
+        # similarities by another metric have another scale; then they are computed from the vectors
         is_comparable = profile is not None and profile.metric == self._catalog.vectors.metric()
         for record in records:
-            # one that the file does not call a mount is as private as the file says
+            # a mount that federation.toml does not declare as one is as private as the file says
             if not (tier.shared or question.scope.holds(record.owner)):
                 continue
             try:
                 parse(record.created_at)
             except ValueError as problem:
                 raise Untrusted(
-                    tier.name, f"answered a record {record.id!r} whose created_at is none: {problem}"
+                    tier.name, f"answered a record {record.id!r} with an invalid created_at: {problem}"
                 ) from None
             each = Record(
                 id=f"{tier.name}/{record.id}",
@@ -141,7 +143,7 @@ class Mounted:
                 role=record.role,
                 metadata=record.metadata,
                 group=record.group,
-                # of one that the file calls a mount nobody is the owner; another is as private as the file says
+                # a record of a declared mount has no owner; other mounts are as private as federation.toml says
                 owner=None if tier.shared else record.owner,
                 tier=tier.name,
                 uri=record.uri,
@@ -156,7 +158,7 @@ class Mounted:
 
 
 def _where(tier: Tier, question: Question) -> dict[str, Raw] | None:
-    """The conditions that a mount is asked to apply first; None where none of its records can meet all of them."""
+    """Return the conditions that the mount itself applies; None if none of its records can meet all conditions."""
     where = question.where
     if question.key_prefix is not None:
         return None

@@ -1,4 +1,4 @@
-"""A native tier: an `a2m-store`, which applies the whole question itself."""
+"""Native tiers: an `a2m-store` applies the whole question itself."""
 
 from functools import partial
 from typing import Final
@@ -12,12 +12,12 @@ from a2m_router.reading.candidates import FEW, Ask, Candidates, one_ranking
 from a2m_router.reading.question import Question
 from a2m_router.tiers.gateway import TierGateway, raw_json
 
-# What a tier without a limit of its own is asked to tell at most by a query that is to be forgotten.
+# A forget by query requests at most so many matches from a tier without a limit of its own.
 _MOST_MATCHES: Final = 4096
 
 
 class Native:
-    """Asks native tiers (`Searched`)."""
+    """Calls native tiers (`Searched`)."""
 
     def __init__(self, gateway: TierGateway, candidates: Candidates) -> None:
         self._gateway = gateway
@@ -44,13 +44,13 @@ class Native:
             key_prefix=question.key_prefix,
             embeddings=question.embeddings or (question.embedding is not None and not similar),
         )
-        meant = partial(self._candidates.in_native, tier, question)
-        found = await self._candidates.enough(tier, asked, question, meant)
+        keep = partial(self._candidates.in_native, tier, question)
+        found = await self._candidates.enough(tier, asked, question, keep)
         few = self._candidates.here(tier, question, FEW) if found.is_full and not found.is_enough else None
         if few is None:
             return found.kept
-        # what is not meant fills all that it tells at once; asked for a few ids at a time, it tells all that it finds
-        return one_ranking([meant(part) async for part in self._gateway.parts(tier.name, few, asked)])
+        # records that do not match fill the result; for a few ids at a time, the tier returns all matches
+        return one_ranking([keep(part) async for part in self._gateway.parts(tier.name, few, asked)])
 
     async def _listing(self, tier: Tier, question: Question) -> list[Record]:
         asked = Timeline(
@@ -74,7 +74,7 @@ class Native:
         if not found.is_all:
             raise A2MError(
                 Code.QUOTA_EXCEEDED,
-                f"query: at least {found.told:,} records of {tier.name!r} match, more than one call can tell; "
+                f"query: at least {found.told:,} records of {tier.name!r} match, more than one call can return; "
                 "narrow it by where or key_prefix, or forget in parts",
                 {"tier": tier.name, "limit": most},
             )
@@ -82,5 +82,5 @@ class Native:
 
 
 def _owner_for(tier: Tier, scope: Scope) -> str | None:
-    """The owner to name to a tier: in a shared one everybody sees everything."""
+    """Return the owner to send to a tier; None for a shared one, where every caller sees all records."""
     return None if tier.shared else scope.owner

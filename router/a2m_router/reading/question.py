@@ -1,4 +1,4 @@
-"""What is asked of some tiers at once, and who can tell what of its `where`. Pure."""
+"""Questions: what one caller asks of some tiers at once, and who applies which part of its `where`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -15,13 +15,16 @@ from a2m_router.protocol.wire.errors import unknown_tier
 from a2m_router.protocol.wire.method_params import Read, Selector
 from a2m_router.tiers.gateway import raw_json
 
-# What the router counts itself, or shows otherwise; a tier's own numbers mean something else.
+# Fields that the router counts or computes itself; a tier's own values mean something else.
 OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "revision"})
 
 
 class SplitWhere(msgspec.Struct, frozen=True):
-    """A caller's `where` as it was `given`, taken apart: `known` is what the catalog can tell, `rest` what only the
-    records can: content, metadata, uri, media_type. `sent` is what a native tier is asked to apply itself."""
+    """A caller's `where`, as `given` and split into parts.
+
+    `known`: conditions that the catalog can apply. `rest`: conditions that need the records themselves (content,
+    metadata, uri, media_type). `sent`: conditions that a native tier applies.
+    """
 
     given: Mapping[str, Raw] = {}
     known: Where = {}
@@ -30,12 +33,12 @@ class SplitWhere(msgspec.Struct, frozen=True):
 
     @property
     def needs_catalog(self) -> bool:
-        """Whether no tier could apply all of it."""
+        """Whether no tier could apply all conditions."""
         return not (OWNED - {"tier"}).isdisjoint(self.known)
 
 
 def read_where(where: Mapping[str, Raw] | None) -> SplitWhere:
-    """Takes a `where` apart (§5.2)."""
+    """Split a `where` (§5.2)."""
     if not where:
         return SplitWhere()
     parsed = parse_where(where)
@@ -48,7 +51,7 @@ def read_where(where: Mapping[str, Raw] | None) -> SplitWhere:
 
 
 def _tiers_in_question(tier: str | None, where: SplitWhere, settings: Settings) -> list[Tier]:
-    """The tiers a read is about, by its `tier` and by `tier` in its `where`. Raises UNKNOWN_TIER."""
+    """Return the tiers of a read, by its `tier` and by `tier` in its `where`. Raise UNKNOWN_TIER."""
     chosen = list(settings.tiers)
     if tier is not None:
         chosen = [candidate for candidate in chosen if candidate.name == tier]
@@ -61,18 +64,17 @@ def _tiers_in_question(tier: str | None, where: SplitWhere, settings: Settings) 
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of some tiers at once, for one caller.
+    """What one caller asks of some tiers at once.
 
     Args:
-        query: None for no words.
-        limit: candidates that each tier is asked for; 0 for all.
-        wanted: records that the answer has at most; a tier of whose candidates fewer are meant is asked for more.
-        min_score: the least score of a record in the answer.
-        read: what is written since it began is not meant, and of a record the copy that it accepts stands for it; None
+        query: the words; None for a question without words.
+        limit: the candidates to request from each tier; 0 for all.
+        wanted: the most records of the answer. A tier with fewer matching candidates is asked for more.
+        min_score: the lowest score of a record in the answer.
+        read: the read in progress. Records written later do not match, and only the copies that it accepts count. None
             if that does not matter.
-        ids: the records that are meant, where no tier could tell by itself.
-        crowded: the tiers of which another federation's records have filled the answers; they are put in as they
-            answer.
+        ids: the matching ids, if no tier could apply the conditions itself.
+        crowded: the tiers whose results another federation's records fill; added during the calls.
     """
 
     tiers: Sequence[Tier]
@@ -90,34 +92,34 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     crowded: set[str] = msgspec.field(default_factory=set)
 
     def selection(self, tiers: Sequence[Tier] | None = None) -> Selection:
-        """What of it the catalog can tell."""
+        """Return the conditions that the catalog can apply."""
         names = [tier.name for tier in (self.tiers if tiers is None else tiers)]
         return Selection(tiers=names, scope=self.scope, where=self.where.known, key_prefix=self.key_prefix)
 
-    def may_mean(self, entry: Entry) -> bool:
-        """Whether the record was there when this was asked."""
+    def may_match(self, entry: Entry) -> bool:
+        """Return whether the record existed when the read began."""
         return self.read is None or entry.seq <= self.read.newest
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it means less than all that a tier holds, as far as the catalog can tell."""
+        """Whether the question matches only a part of a tier's records, as far as the catalog can tell."""
         return not self.scope.everyone or bool(self.where.known) or self.key_prefix is not None
 
 
 def question_of(params: Read | Selector, scope: Scope, settings: Settings) -> Question:
-    """What some parameters ask, as far as they all can: which tiers, and which records in them. Raises UNKNOWN_TIER."""
+    """Return the tiers and conditions that the parameters of all reads have in common. Raise UNKNOWN_TIER."""
     where = read_where(narrowed_to_ids(params) if isinstance(params, Selector) else params.where)
     tiers = _tiers_in_question(params.tier, where, settings)
     return Question(tiers=tiers, scope=scope, where=where, key_prefix=params.key_prefix)
 
 
 def selects(selector: Selector) -> bool:
-    """Whether there is a selector at all: one that matches all there is does not count as one."""
+    """Return whether there is a selector at all; one that matches everything does not count."""
     return selector.ids is not None or bool(selector.query or selector.tier or selector.where or selector.key_prefix)
 
 
 def narrowed_to_ids(selector: Selector) -> dict[str, Raw] | None:
-    """A selector's `where` and its `ids` as one `where`."""
+    """Combine a selector's `where` and its `ids` into one `where`."""
     if selector.ids is None:
         return selector.where
     where = dict(selector.where or {})

@@ -1,4 +1,4 @@
-"""A recall: all tiers in question are asked at once, once, and their rankings are fused (§4.3)."""
+"""Recalls: all tiers in question are asked once, at the same time, and their rankings are fused (§4.3)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,13 +18,13 @@ from a2m_router.reading.fan_out import FanOut
 from a2m_router.reading.homes import Homes, undisturbed
 from a2m_router.reading.question import Question
 
-# A recall by what only the catalog knows names the records to the tiers: at most so many.
+# A recall by fields that only the catalog has sends the matching ids to the tiers, at most so many.
 _MOST_IDS: Final = 10_000
 
-# Why a tier may have what is better than what it told.
+# Why a tier may hold better matches than it returned.
 _CROWDED: Final = (
-    "its server holds another federation's records too, which fill its answers, so that some of this one's may be "
-    "missing; give each federation a server of its own"
+    "its server also holds another federation's records, which fill its results, so some of this federation's may be "
+    "missing; give each federation its own server"
 )
 
 
@@ -38,9 +38,12 @@ class Recalls:
         self._homes = homes
 
     async def best(self, question: Question) -> Answer:
-        """The best records for a question, by recency without words and a vector; not counted as accessed.
+        """Return the best records for a question; the newest ones if it has neither words nor a vector.
 
-        Raises A2MError if none of the tiers answers, or a required one does not.
+        They are not counted as accessed.
+
+        Raises:
+            A2MError: no tier answered, or a required one failed.
         """
         return await undisturbed(self._catalog, partial(self._best, question))
 
@@ -55,7 +58,7 @@ class Recalls:
             question = self._as_of(question, read)
             unaccounted = self._fan_out.unaccounted(question.tiers)
             answers = await self._fan_out.rankings(question)
-            # from here on nothing is waited for: the catalog is as it is when the answer is complete
+            # no await from here on: the answer shows one moment of the catalog
             degraded = answers.missing(question.tiers)
             shown, entries, differing = self._homes.shown(question, answers.lists, read)
         if question.query is not None or question.embedding is not None:
@@ -73,13 +76,13 @@ class Recalls:
         )
 
     def _as_of(self, question: Question, read: Reading) -> Question:
-        """The question as it is put to its tiers within a read."""
+        """Return the question as the tiers get it within a read."""
         question = msgspec.structs.replace(question, read=read, crowded=set())
         if not question.where.needs_catalog:
             return question
         ids = self._catalog.queries.ids(question.selection())
         if len(ids) > _MOST_IDS:
-            raise quota("where", _MOST_IDS, len(ids), "records that match what only the router counts")
+            raise quota("where", _MOST_IDS, len(ids), "records that match the fields that only the router has")
         return msgspec.structs.replace(question, ids=ids)
 
     def _fused(
@@ -98,14 +101,14 @@ class Recalls:
         if "vector" in settings.rankings and question.embedding is not None:
             rankings.append(Ranking(by_similarity(self._similarities(question.embedding, shown)), POOL_WEIGHT))
         fused = reciprocal_rank(rankings, settings.k)
-        # what none of the chosen rankings places is still an answer, behind what they place
+        # records without a place in the chosen rankings come last
         placed = {id for id, _ in fused}
         last = fused[-1][1] if fused else 1.0
         rest = [id for id in shown if id not in placed]
         return fused + [(id, last / (place + 2)) for place, id in enumerate(rest)]
 
     def _similarities(self, embedding: Sequence[float], shown: Mapping[str, Record]) -> dict[str, float]:
-        """One scale for all: as the store says it, which is exact, or computed from the vector it sent."""
+        """Return similarities on one scale: the store's own, which is exact, or computed from the returned vector."""
         found = {}
         for id, record in shown.items():
             if record.similarity is not None:

@@ -1,4 +1,4 @@
-"""Which records a question means, for a forget: the catalog is asked, and the tiers only for what it cannot tell."""
+"""Resolving: which records a forget selects. The catalog answers; tiers are asked only what the catalog cannot tell."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from a2m_router.reading.question import Question
 from a2m_router.tiers.failures import changing, unanswered
 from a2m_router.tiers.link import TierDown
 
-# How often the tiers are asked anew because what they found was replaced meanwhile.
+# Attempts if matching records are replaced during the call.
 _LOOKS: Final = 20
 
 
@@ -22,9 +22,11 @@ class Resolving:
         self._fan_out = fan_out
 
     async def ids(self, question: Question) -> list[str]:
-        """The ids of all records that a question to managed tiers means.
+        """Return the ids of all records that a question to managed tiers selects.
 
-        Raises INTERNAL_ERROR if a tier that must be asked does not answer, or is not accounted for.
+        Raises:
+            A2MError: INTERNAL_ERROR, a tier that must be asked does not answer, or may hold records that the catalog
+                does not have.
         """
         self._fan_out.refuse_unaccounted(question.tiers)
         if question.query is None and not question.where.rest:
@@ -34,15 +36,15 @@ class Resolving:
             if found is not None:
                 return found
         raise changing(
-            "what matches is being replaced all the time, so that it cannot be told what still does; try again"
+            "the matching records are replaced faster than they can be read, so the matches are uncertain; try again"
         )
 
     async def _found(self, question: Question) -> list[str] | None:
-        """The ids that the tiers find; None if one of them was replaced meanwhile: then it takes another look.
+        """Return the ids that the tiers find; None if one of the records was replaced meanwhile.
 
-        With every other content a record has another revision, or another birth. One that its tier holds as it once was
-        is shown to nobody, so that it is not meant by what it was. What a group said that gives way to its summary
-        meanwhile may stand in the summary, which nobody has been asked for.
+        A replaced record has another revision or another creation time. A record that its tier holds in a former state
+        is never shown, so it is not selected. If a summary replaces a group meanwhile, the result is None, too: the
+        summary may match, and no tier was asked for it.
         """
         rewrites, version = self._catalog.rewrites, self._catalog.records.version
         with self._catalog.reads.reading() as read:

@@ -1,7 +1,7 @@
-"""Timelines, pages and fetches (§4.4, §4.9): the catalog says which records are meant; they are read at their homes.
+"""Timelines, pages and fetches (§4.4, §4.9): the catalog selects the records; they are read at their homes.
 
-What only the records themselves can tell (content, metadata, `uri`, `media_type`) is asked of the tiers; mounts answer
-for themselves.
+Conditions that need the records themselves (content, metadata, `uri`, `media_type`) are sent to the tiers. Mounts
+apply the question to their own records.
 """
 
 from collections.abc import Sequence
@@ -34,20 +34,19 @@ from a2m_router.tiers.failures import changing, untrue
 from a2m_router.tiers.gather import gather
 from a2m_router.tiers.mounts import Mounts
 
-# A fetch whose record is gone when it is read looks again: there may be another one at its key by now, or nobody's.
+# Attempts of a fetch whose record is gone when it is read: its key may have another record by now, or none.
 _LOOKS: Final = 3
 
 
 class _Part(NamedTuple):
-    """Records with their places in a timeline (when each was created, then in which order it was written), and the
-    tiers that they had to do without."""
+    """Records with their positions in a timeline (creation time, then order of writing), and the missing tiers."""
 
     placed: list[tuple[tuple[int, int], Record]]
     degraded: list[Degraded]
 
 
 class Timelines:
-    """Carries out timelines, and what else is read by id."""
+    """Carries out timelines, pages and fetches."""
 
     def __init__(self, catalog: Catalog, fan_out: FanOut, homes: Homes, mounts: Mounts) -> None:
         self._catalog = catalog
@@ -56,9 +55,10 @@ class Timelines:
         self._mounts = mounts
 
     async def newest(self, question: Question) -> Answer:
-        """The newest `limit` records, oldest first; all of them for a limit of 0.
+        """Return the newest `limit` records, oldest first; all records for a limit of 0.
 
-        Raises A2MError if none of the tiers answers, or a required one does not.
+        Raises:
+            A2MError: no tier answered, or a required one failed.
         """
         return await undisturbed(self._catalog, partial(self._newest, question))
 
@@ -72,7 +72,7 @@ class Timelines:
         return Answer(records, with_unaccounted(degraded, {**unaccounted, **self._fan_out.unaccounted(question.tiers)}))
 
     async def _known_and_mounted(self, question: Question) -> _Part:
-        """A timeline by what the catalog knows; mounts, which it does not know, answer for themselves."""
+        """Make a timeline from the catalog, and from mounts, whose records the catalog does not have."""
         mounted = [tier for tier in question.tiers if tier in self._mounts]
         selection = question.selection()
         newest = self._catalog.queries.newest(selection, question.limit or None)
@@ -82,20 +82,20 @@ class Timelines:
         parts = await gather(looks)
         degraded = [down for part in parts for down in part.degraded]
         refuse_if_nothing(question.tiers, degraded)
-        # what one part has found may have changed while the other was waited for
-        gone = {entry.id for entry in newest} - {entry.id for entry in self._homes.still_meant(newest, selection)}
+        # records of one part may have changed while the other part was awaited
+        gone = {entry.id for entry in newest} - {entry.id for entry in self._homes.still_matching(newest, selection)}
         placed = [each for part in parts for each in part.placed if each[1].id not in gone]
         return _Part(placed, degraded)
 
     async def _known(self, question: Question, newest: Sequence[Entry]) -> _Part:
-        """The newest of a timeline in the catalog, read where they live."""
+        """Read the newest records of the catalog at their homes."""
         tiers = [tier for tier in question.tiers if tier not in self._mounts]
         records, missing = await self._homes.read(newest, tiers, question.scope, embeddings=question.embeddings)
         there = [entry for entry in newest if entry.id in records]
         return _Part([((entry.created_at, entry.seq), records[entry.id]) for entry in there], missing)
 
     async def _mounted(self, question: Question) -> _Part:
-        """What mounts have of a timeline."""
+        """Return the mounts' part of a timeline."""
         answers = await self._fan_out.listings(question)
         there = [record for records in answers.lists.values() for record in records]
         managed = self._catalog.records.find(record.id for record in there)
@@ -104,23 +104,26 @@ class Timelines:
         return _Part([(age(record, {}), record) for record in shown], silent)
 
     async def _matching(self, question: Question, read: Reading) -> _Part:
-        """A timeline by what only the records themselves can tell."""
+        """Make a timeline by conditions that need the records themselves."""
         answers = await self._fan_out.listings(question)
         missing = answers.missing(question.tiers)
         shown, now, differing = self._homes.shown(question, answers.lists, read)
-        meant = {entry.id for entry in self._catalog.queries.among(now, question.selection())}
+        matching = {entry.id for entry in self._catalog.queries.among(now, question.selection())}
         records = [
             as_answered(record, now.get(id), question.embeddings)
             for id, record in shown.items()
-            if id in meant or id not in now
+            if id in matching or id not in now
         ]
         return _Part([(age(record, now), record) for record in records], [*missing, *differing])
 
     async def page(self, question: Question, place: int) -> tuple[list[Record], int | None]:
-        """The next `limit` records of a walk over managed tiers, in the order of writing, oldest first; and the place
-        where it goes on, None at the end. They may be none before the end.
+        """Return the next `limit` records of a walk over managed tiers, in the order of writing.
 
-        Raises INTERNAL_ERROR if a tier does not answer, or is not accounted for.
+        Within a page they are sorted by creation time. The second value is the place of the next page; None at the end.
+        A page may be empty before the end.
+
+        Raises:
+            A2MError: INTERNAL_ERROR, a tier does not answer, or may hold records that the catalog does not have.
         """
         return await undisturbed(self._catalog, partial(self._page, question, place))
 
@@ -132,19 +135,20 @@ class Timelines:
             records, missing = await self._homes.read(
                 there, question.tiers, question.scope, embeddings=question.embeddings
             )
-            meant = self._homes.still_meant(there, selection)
+            matching = self._homes.still_matching(there, selection)
         for down in missing:
             raise down.error()
-        for entry in meant:
+        for entry in matching:
             if entry.id not in records:
                 raise _lost(entry)
-        return [records[entry.id] for entry in sorted(meant, key=lambda entry: entry.created_at)], next_place
+        return [records[entry.id] for entry in sorted(matching, key=lambda entry: entry.created_at)], next_place
 
     async def fetch(self, key: str, tiers: Sequence[Tier], scope: Scope, *, embeddings: bool) -> Record | None:
-        """The caller's record at a key, else the ownerless one, else none.
+        """Return the caller's record at a key, otherwise the ownerless one, otherwise None.
 
-        Raises INTERNAL_ERROR if a tier must be read that does not answer, or if there may be a better record than what
-        would be answered, since a tier is not accounted for.
+        Raises:
+            A2MError: INTERNAL_ERROR, a tier that must be read does not answer; or a tier may hold a better match that
+                the catalog does not have.
         """
         with self._catalog.reads.reading():
             for _ in range(_LOOKS):
@@ -160,7 +164,7 @@ class Timelines:
                     return records[entry.id]
         assert entry is not None
         if not still([entry], self._catalog.records.find([entry.id]).values()):
-            raise changing("the record at the key is being forgotten and written anew all the time; try again")
+            raise changing("the record at the key is replaced faster than it can be read; try again")
         raise _lost(entry)
 
 

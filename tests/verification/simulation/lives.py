@@ -312,7 +312,7 @@ class Clients(Run):
         data = refused.data or {}
         assert "reason" in data, f"an error without a reason: {refused}"
         # where tiers take their time, somebody else may be at work on the same records for too long
-        is_busy = data["reason"] == "unsettled" or "has not been settled yet" in refused.message
+        is_busy = data["reason"] == "unsettled" or "is still in doubt" in refused.message
         assert is_busy or self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
 
     async def shown(self, method: str, **params: Any) -> Shown:
