@@ -321,5 +321,5 @@ async def test_an_id_of_another_federation_is_refused_in_words_that_blame_nobody
         assert f"belongs to another federation ({theirs};" in str(refused)
         assert contents(await fed.timeline()) == {"two": "working"}
         await fed.settled()
-    assert "is not what it says" not in caplog.text
+    assert "protocol violation" not in caplog.text
     assert [record.content for record in told_by(shared.server)] == ["one"]
