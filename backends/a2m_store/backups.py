@@ -1,7 +1,7 @@
-"""`store/backup`, an extension of a2m-store: a copy of its file as it is at one moment, while it goes on serving.
+"""`store/backup`, an extension of a2m-store: copy the store's file as it is at one moment, while the store serves.
 
-The moment lies between the call and its answer. One copy is made at a time; it is removed where it does not become
-whole, also when the store ends meanwhile.
+The moment lies between the call and its result. The store makes one copy at a time. It removes an incomplete copy, also
+when it stops meanwhile.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -18,7 +18,10 @@ from a2m_store.store import Store
 
 
 class State(msgspec.Struct, omit_defaults=True):
-    """The answer. `file` is the store's own; the rest is of a backup: bytes, and the version of the copy's tables."""
+    """The result. `file` is the store's own file.
+
+    The other fields describe a backup: `copied` and `size` are bytes, `schema` is the version of the copy's tables.
+    """
 
     file: str
     backup: str | None = None
@@ -31,14 +34,14 @@ class State(msgspec.Struct, omit_defaults=True):
 
 
 class _Made(Job):
-    copying: Copying  # from when it is opened
+    copying: Copying  # set once the snapshot is open
 
 
 class Backups:
     """The backups of one store.
 
     Args:
-        spawn: starts work that outlives the call. May raise A2MError.
+        spawn: starts a task that outlives the call. May raise A2MError.
     """
 
     def __init__(
@@ -53,17 +56,24 @@ class Backups:
         self._jobs: Jobs[_Made] = Jobs(spawn, self._make, self._remove)
 
     def methods(self) -> Mapping[str, Method]:
+        """Return the methods by name: `store/backup`."""
         return {METHOD: Method(Backup, self.backup)}
 
     async def backup(self, params: Backup, caller: Caller) -> State:
-        """Raises METHOD_NOT_FOUND for callers that may be anybody, and INTERNAL_ERROR for a backup that failed."""
+        """Begin a backup (`path`), report or cancel one (`backup`), or name the store's file (neither).
+
+        Raises:
+            A2MError: METHOD_NOT_FOUND for a caller that is not on the store's own pipes, and for a store in memory;
+                INTERNAL_ERROR for a backup that failed.
+        """
         file = self._store.path
         if not caller.asserts_owner or file is None:
             raise A2MError(
-                Code.METHOD_NOT_FOUND, f"{METHOD!r} is for who has started this store, and for stores in files"
+                Code.METHOD_NOT_FOUND,
+                f"{METHOD!r} is served only to the program that started this store, and only for a store in a file",
             )
         try:
-            mine = told(file.resolve())
+            own_file = told(file.resolve())
         except CannotCopy as problem:
             raise failed(str(problem)) from None
         if params.path is not None:
@@ -72,9 +82,9 @@ class Backups:
         elif params.backup is not None:
             made = await self._jobs.look(params.backup, cancel=params.cancel)
         else:
-            return State(mine)
-        of = made.copying
-        return State(mine, made.id, str(made.path), made.done, made.cancelled, of.copied, of.size, of.schema)
+            return State(own_file)
+        copy = made.copying
+        return State(own_file, made.id, str(made.path), made.done, made.cancelled, copy.copied, copy.size, copy.schema)
 
     async def _make(self, made: _Made) -> None:
         made.copying = await self._store.snapshot().copy_to(made.path, threads=self._threads)
@@ -82,4 +92,4 @@ class Backups:
         await made.copying.run(threads=self._threads)
 
     async def _remove(self, made: _Made) -> None:
-        """A copy that does not become whole removes itself."""
+        """Do nothing: `Copying` removes an incomplete copy itself."""

@@ -1,8 +1,10 @@
 """Group commit: the calls that wait together share one transaction and one sync.
 
-Rules: calls are carried out in the order they came; one that fails undoes itself and nothing else; what changes the
-store is told to have been done only when it is on disk; if the disk takes nothing, all who wanted to write are told so,
-and those who only read are answered from what is there.
+Rules:
+- calls run in the order in which they came;
+- a call that fails rolls back its own changes, and no other call's;
+- a call that writes gets its result only when its changes are on disk;
+- if the disk accepts no writes, each call that writes gets an error. Calls that only read get their results.
 """
 
 import errno
@@ -17,14 +19,17 @@ from a2m_store.store import Store
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One call: what carries it out, and whether its answer is a promise that the store must keep."""
+    """One call: the function that runs it, and whether it writes. The store must keep the changes that it confirms."""
 
     run: Callable[[], Any]
     writes: bool
 
 
 def carry_out(store: Store, calls: Sequence[Call], *, durable: bool) -> list[Any]:
-    """For each call its result, or the exception that is its answer. Blocks until that is on disk, if `durable`."""
+    """Run the calls, and return for each its result, or the exception to answer it with.
+
+    Blocks until the changes are on disk, if `durable`.
+    """
     try:
         outcomes = _together(store, calls)
     except (apsw.Error, OSError) as problem:
@@ -43,7 +48,7 @@ def _together(store: Store, calls: Sequence[Call]) -> list[Any]:
         with store.transaction() as connection:
             return [_unless_it_wrote(connection, call) for call in calls]
     except _Unfinished:
-        # a savepoint makes the index of words write out what it holds, so it is for the rare batch that needs one
+        # a savepoint makes the index of words flush its buffer: only a batch that needs savepoints pays for them
         with store.transaction() as connection:
             return [_in_savepoint(store, connection, call) for call in calls]
 
@@ -68,7 +73,7 @@ def _in_savepoint(store: Store, connection: apsw.Connection, call: Call) -> Any:
     return _attempt(connection, run)
 
 
-# after one of these the disk, not the call, is at fault
+# the disk causes these, not the call
 _FATAL: Final = (OSError, apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.CorruptError, apsw.ReadOnlyError)
 
 
@@ -92,13 +97,13 @@ def _nothing_kept(store: Store, calls: Sequence[Call], problem: Exception) -> li
 
 
 def _lost(problem: Exception) -> A2MError:
-    """Why nothing of a call was kept."""
+    """Return the error for a call of which nothing was stored."""
     if isinstance(problem, OSError) and problem.errno in (errno.EBUSY, errno.ESTALE):
         return disk_failed(problem, "the store's")
     reason = _reason(problem)
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"nothing of this call was kept: {reason}; free some space and repeat it",
+        f"nothing of this call was stored: {reason}; free some disk space, then repeat the call",
         {"reason": reason},
     )
 
@@ -106,7 +111,8 @@ def _lost(problem: Exception) -> A2MError:
 def _unsure(reason: str) -> A2MError:
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"done, but the disk did not confirm it: {reason}; see to the disk before relying on this store",
+        f"the call was carried out, but the disk did not confirm the write: {reason}; check the disk before you rely "
+        "on this store",
         {"reason": reason},
     )
 

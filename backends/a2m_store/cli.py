@@ -23,7 +23,7 @@ _KINDS: Final = ("working", "episodic", "semantic", "procedural")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command, and return its exit code."""
     open_missing_streams()
     options = _parser().parse_args(arguments)
     return run("a2m-store", partial(_serve, options), (DatabaseError,), log_level=options.log_level)
@@ -35,25 +35,25 @@ def _parser() -> argparse.ArgumentParser:
         prog="a2m-store",
         description="One A2M 0.1 memory server on one SQLite file. It serves stdin and stdout unless --http is given.",
     )
-    parser.add_argument("path", type=path_argument, metavar="PATH", help="the file; it is made if it is not there")
+    parser.add_argument("path", type=path_argument, metavar="PATH", help="the file; created if it is missing")
     parser.add_argument("--kind", choices=_KINDS, help="the kind of memory that `describe` reports")
-    parser.add_argument("--name", metavar="N", help="the name that `describe` reports; by default the file's")
+    parser.add_argument("--name", metavar="N", help="the name that `describe` reports (default: the file's)")
     parser.add_argument(
         "--http",
         type=loopback,
         metavar="HOST:PORT",
-        help="serve HTTP there; callers are not told apart, so owners are ignored, and no browser's page may call",
+        help="serve HTTP there, without authentication: owners are ignored, and calls from web pages are rejected",
     )
     parser.add_argument(
         "--durability",
         choices=("full", "normal"),
         default="full",
-        help="full (the default): what is acknowledged outlives a power cut; normal: only the end of this process",
+        help="full (the default): acknowledged writes survive a power cut; normal: only the end of this process",
     )
     parser.add_argument(
         "--metric",
         choices=METRICS,
-        help="how vectors are compared; by default as the file did so far, cosine for a new one",
+        help="how vectors are compared (default: the file's metric; cosine for a new file)",
     )
     parser.add_argument(
         "--max-records",
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         default=DEFAULT_RETAINED,
         metavar="N",
-        help="events kept for those who poll for them (default: %(default)s)",
+        help="events kept for clients that poll (default: %(default)s)",
     )
     add_log_level(parser)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

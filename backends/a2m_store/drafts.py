@@ -1,4 +1,4 @@
-"""What a caller wants to write, checked and made whole (§4.2). Pure: nothing here knows what the store holds."""
+"""Check and complete the drafts of a write (§4.2). Pure: this module has no access to the stored records."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from a2m_router.protocol.wire.timestamps import moment, render
 
 
 class StoreLimits(msgspec.Struct, frozen=True):
-    """What `describe` declares and every call is held to (§4.1)."""
+    """The limits that `describe` declares and every call must keep (§4.1)."""
 
     max_records_per_call: int = 1_000
     max_content_length: int = 1_000_000
@@ -23,17 +23,21 @@ class StoreLimits(msgspec.Struct, frozen=True):
 
 
 class OwnerScope(msgspec.Struct, frozen=True):
-    """Whose call it is. `told_apart`: callers have owners at all; where not, every `owner` is ignored (§6)."""
+    """The owner of a call. `told_apart`: the binding distinguishes callers; otherwise every `owner` is ignored (§6)."""
 
     told_apart: bool
     owner: str | None
 
 
 def checked(params: Remember, scope: OwnerScope, limits: StoreLimits, dimensions: int | None) -> list[Draft]:
-    """The drafts of one call with the call's defaults filled in; all are good or the first problem is raised.
+    """Return the drafts of one call with the call's defaults filled in.
 
-    `dimensions`: the width that the store's vectors have, None if it holds none yet; then the first one fixes it.
-    Raises INVALID_PARAMS, CAPABILITY_NOT_SUPPORTED, SCOPE_DENIED, QUOTA_EXCEEDED and EMBEDDING_MISMATCH.
+    Args:
+        dimensions: the width of the store's vectors; None if it holds none yet: then the first vector fixes it.
+
+    Raises:
+        A2MError: INVALID_PARAMS, CAPABILITY_NOT_SUPPORTED, SCOPE_DENIED, QUOTA_EXCEEDED or EMBEDDING_MISMATCH, for the
+            first problem found.
     """
     if len(params.records) > limits.max_records_per_call:
         raise quota("records", limits.max_records_per_call, len(params.records), "records")
@@ -53,7 +57,7 @@ def _whole(draft: Draft, where: str, session: str | None, scope: OwnerScope, lim
         raise quota(f"{where}.content", limits.max_content_length, len(draft.content), "characters")
     for name, text in (("id", draft.id), ("key", draft.key)):
         if text == "":
-            raise invalid_params(f"{where}.{name}", "expected at least one character; leave it out to have none")
+            raise invalid_params(f"{where}.{name}", "expected at least one character; omit the field to set none")
     if draft.embedding is not None:
         vectors.check(draft.embedding, f"{where}.embedding")
     if draft.salience is not None and not math.isfinite(draft.salience):
@@ -84,7 +88,7 @@ def _owner(draft: Draft, where: str, scope: OwnerScope) -> str | None:
     if draft.owner != scope.owner:
         raise A2MError(
             Code.SCOPE_DENIED,
-            f"{where}.owner: the call is {scope.owner!r}'s and cannot write for {draft.owner!r}",
+            f"{where}.owner: this call belongs to {scope.owner!r} and cannot write for {draft.owner!r}",
         )
     return draft.owner
 

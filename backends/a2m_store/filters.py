@@ -1,8 +1,10 @@
 """`where`, `key_prefix` and the scope of a read, compiled to SQL over the table `record`. Pure.
 
-Rules: names of declared record fields test the field, every other name a top-level member of metadata (§5.2);
-comparing is JSON equality, exactly; a condition that nothing can meet is `0`; values are always bound, and of many
-values one list is bound, so that the text of a statement does not depend on how many there are.
+Rules:
+- the name of a declared record field tests that field. Every other name tests a top-level member of metadata (§5.2);
+- values are compared by exact JSON equality;
+- a condition that no record can meet is `0`;
+- values are always bound. Several values are bound as one list, so a statement's text does not depend on their number.
 """
 
 import hashlib
@@ -17,26 +19,26 @@ from a2m_router.protocol.wire.timestamps import moment
 
 Value: TypeAlias = str | int | float | bytes | None
 
-# an atom or a name that is longer stands in the index as a hash, which no short one can look like: it has this length
+# The index holds a longer atom or name as its hash. The hash is one byte longer than this, so no plain text equals it.
 _LONGEST: Final = 63
 
 
 class SqlCondition(msgspec.Struct, frozen=True):
-    """SQL, and the values bound to it."""
+    """A piece of SQL, and the values bound to it."""
 
     sql: str
     values: tuple[Value, ...] = ()
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """What a read may return: all `conditions` hold and, where `owner` is given, the owner is that or none (§6)."""
+    """The filter of a read: all `conditions` hold and, if `owner` is given, the record's owner is that or none (§6)."""
 
     conditions: tuple[SqlCondition, ...] = ()
     owner: str | None = None
 
     @property
     def condition(self) -> SqlCondition | None:
-        """The whole filter; None where everything passes."""
+        """The whole filter; None if every record passes."""
         scope = (
             () if self.owner is None else (SqlCondition("(record.owner = ? OR record.owner IS NULL)", (self.owner,)),)
         )
@@ -45,7 +47,7 @@ class Filter(msgspec.Struct, frozen=True):
 
     @property
     def arms(self) -> list[SqlCondition]:
-        """The filter as disjoint parts, each with one owner: an index holds each in order of time."""
+        """The filter as disjoint parts, one for each owner: an index holds each part in order of time."""
         if self.owner is None:
             return [_all(self.conditions)]
         owners = (SqlCondition("record.owner = ?", (self.owner,)), SqlCondition("record.owner IS NULL"))
@@ -53,19 +55,22 @@ class Filter(msgspec.Struct, frozen=True):
 
 
 def compiled(where: Where, fields: frozenset[str]) -> tuple[SqlCondition, ...]:
-    """One condition for each name of `where`; `fields` are the record fields that are declared."""
+    """Return one condition for each name of `where`; `fields` are the declared record fields."""
     return tuple(
         _FIELDS[name](atoms) if name in fields else _member_is(name, atoms) for name, atoms in sorted(where.items())
     )
 
 
 def any_id(ids: Sequence[str]) -> SqlCondition:
-    """The record's id is one of `ids`."""
+    """Return the condition that the record's id is one of `ids`."""
     return _any("record.id", ids)
 
 
 def beneath(key_prefix: str) -> SqlCondition:
-    """The key is `key_prefix` or beneath it: `a/b` has `a/b` and `a/b/c`, not `a/bc`; the empty one has every key."""
+    """Return the condition that the key is `key_prefix` or beneath it.
+
+    `a/b` selects `a/b` and `a/b/c`, but not `a/bc`. The empty prefix selects every key.
+    """
     if not key_prefix:
         return SqlCondition("record.key IS NOT NULL")
     folder = key_prefix.removesuffix("/")
@@ -75,7 +80,7 @@ def beneath(key_prefix: str) -> SqlCondition:
 
 
 def short(text: bytes) -> bytes:
-    """A name or an atom as it stands in the index of metadata."""
+    """Return a name or an atom as the index of metadata holds it."""
     if len(text) <= _LONGEST:
         return text
     return hashlib.blake2b(text, digest_size=_LONGEST + 1).digest()
@@ -106,18 +111,18 @@ def _float_of(atom: bytes) -> float | None:
         number = float(atom[1:])
     except ValueError:
         return None
-    # a number between two floats is equal to neither
+    # a number between two floats equals neither of them
     return number if number - number == 0 and number_atom(number) == atom else None
 
 
 def _metadata(atoms: Sequence[bytes]) -> SqlCondition:
-    # the whole object is hardly ever asked for: computed from the text, row by row
+    # few filters name the whole object, so it has no index: each row's text is read
     present = [atom for atom in atoms if atom != NULL]
     return _either([_any("json_atom(record.metadata)", present), *_absent("record.metadata", atoms)])
 
 
 def _embedding(atoms: Sequence[bytes]) -> SqlCondition:
-    # vectors are not for equality: only having one and having none are told apart
+    # vectors are not compared: a filter can only select the records that have none
     return SqlCondition("record.seq NOT IN (SELECT record FROM vector)") if NULL in atoms else SqlCondition("0")
 
 
@@ -164,7 +169,7 @@ def _absent(column: str, atoms: Sequence[bytes]) -> list[SqlCondition]:
 def _any(column: str, values: Sequence[Value]) -> SqlCondition:
     if len(values) < 2:
         return SqlCondition(f"{column} = ?", tuple(values)) if values else SqlCondition("0")
-    # texts and bytes go through as hex, since SQLite's JSON cannot hold every one of them
+    # texts and bytes are passed as hex: SQLite's JSON cannot hold all of them
     listed = [
         each.encode().hex() if isinstance(each, str) else each.hex() if isinstance(each, bytes) else each
         for each in values

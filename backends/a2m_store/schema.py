@@ -1,7 +1,8 @@
-"""The tables of a store's file, and the steps from an empty file to them.
+"""The tables of a store's file, and the migrations that create them.
 
-A record is one row of `record`; its number `seq` ties everything else to it and is the order of insertion, never given
-twice. What is looked up by equality stands in an index, so that no write, fetch or replay reads the whole table.
+A record is one row of `record`. The other tables refer to it by its number `seq`, which is the order of insertion and
+is never used twice. Every column that is looked up by equality has an index, so no write, fetch or replay reads the
+whole table.
 """
 
 import uuid
@@ -15,7 +16,7 @@ from a2m_router.storage.database import Database
 
 APPLICATION: Final = b"a2ms"
 
-# Small columns first: a filter then never reads the pages on which a long content lies.
+# Small columns come first: a filter then never reads the pages of a long content.
 _TABLES: Final = """
 CREATE TABLE store (
     identity TEXT NOT NULL,
@@ -46,28 +47,28 @@ CREATE INDEX record_owner ON record (owner, created_at);
 CREATE INDEX record_session ON record (session, owner, created_at) WHERE session IS NOT NULL;
 CREATE INDEX record_group ON record ("group", owner) WHERE "group" IS NOT NULL;
 CREATE INDEX record_uri ON record (uri) WHERE uri IS NOT NULL;
--- no two records without an owner share a key either, but to an index nulls differ: the store sees to it
+-- two records without an owner may not share a key either; to an index nulls differ, so the store checks that
 CREATE UNIQUE INDEX record_key ON record (key, owner) WHERE key IS NOT NULL;
 
--- written at a record's first recall: counting must not rewrite its content
+-- a row is added at a record's first recall: counting must not rewrite the content
 CREATE TABLE access (record INTEGER PRIMARY KEY, count INTEGER NOT NULL, at INTEGER NOT NULL) STRICT;
 
--- top-level members of metadata, but for nulls; long names and atoms by their hash
+-- top-level members of metadata, except nulls; long names and atoms as a hash
 CREATE TABLE member (
     name BLOB NOT NULL, atom BLOB NOT NULL, record INTEGER NOT NULL, PRIMARY KEY (name, atom, record)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE vector (record INTEGER PRIMARY KEY, doubles BLOB NOT NULL) STRICT;
 
--- The tokens are made beforehand and hold ASCII letters, digits and non-ASCII only: `ascii` parts them at spaces and
--- alters none. bm25 needs how often a token occurs, which without a content table only `detail=full` keeps.
+-- The tokens are prepared by the caller and hold only ASCII letters, digits and non-ASCII: `ascii` splits them at
+-- spaces and changes none. bm25 needs each token's frequency; without a content table only `detail=full` keeps it.
 CREATE VIRTUAL TABLE lexical USING fts5(
     tokens, content='', contentless_delete=1, tokenize='ascii', detail=full
 );
 """
 
-# The index of words as it is today: it keeps the tokens, so that what it has of a record can be taken out again, and
-# `secure-delete` takes it out at once; without a content table of its own FTS5 leaves it there until it merges.
+# The present index of words. It keeps the tokens, so a record's tokens can be deleted again. `secure-delete` deletes
+# them at once; a contentless FTS5 table would keep them until its next merge.
 _WORDS: Final = """
 CREATE TEMP TABLE words AS
     SELECT doc, group_concat(term, ' ') AS tokens FROM (SELECT doc, term FROM occurrence ORDER BY doc, "offset")
@@ -82,13 +83,13 @@ DROP TABLE words;
 ALTER TABLE store DROP COLUMN newest;
 """
 
-# Whose records these are, and which start of its router was the last to say so.
+# The federation that the store belongs to, and the epoch of the last router that enrolled it.
 _ENROLMENT: Final = """
 ALTER TABLE store ADD COLUMN federation TEXT;
 ALTER TABLE store ADD COLUMN epoch TEXT;
 """
 
-# Each owner's share of the index of words: what a ranking for him may know of how long and how common things are.
+# Each owner's share of the index of words: a ranking for an owner may use only the word statistics of these records.
 _SHARES: Final = """
 ALTER TABLE record ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0;  -- in the index of words
 CREATE TABLE share (
@@ -102,7 +103,7 @@ CREATE VIRTUAL TABLE occurrence USING fts5vocab('lexical', 'instance');
 
 
 def open_file(path: Path | None, *, holder: str = "an a2m-store") -> Database:
-    """The store's database at `path`, or a private one in memory. Raises DatabaseError."""
+    """Open the store's database at `path`, or a private one in memory if it is None. Raises DatabaseError."""
     return Database(
         path, [_first, _second, _WORDS, _ENROLMENT], application=APPLICATION, holder=holder, prepare=nearest.load
     )

@@ -1,6 +1,7 @@
-"""Ranking (§4.3, §5): by words, by vector, by both, or by age. What is found is `seq` numbers, best first.
+"""Ranking (§4.3, §5): by words, by vector, by both, or by age. Results are `seq` numbers, best first.
 
-Filters act inside every query, never afterwards: a limit is filled as long as there is anything to fill it with.
+Every SQL query contains the filter. Results are never filtered afterwards, so a search returns as many records as the
+limit allows if so many match.
 """
 
 import json
@@ -18,11 +19,11 @@ from a2m_router.protocol.wire.vectors import similarity
 from a2m_router.storage.nearest import MAX_NEAREST
 from a2m_store.filters import Filter, SqlCondition
 
-# a query of more different words is known by its first ones; bm25 looks up each in turn
+# only this many different words of a query are used: bm25 looks up each of them
 _MOST_WORDS: Final = 1024
 
-# Of two rankings that are blended each is read to this multiple of the limit, and to this depth at least: what is far
-# down in one may be high up in the other.
+# When two rankings are blended, each is read to this multiple of the limit, and at least to this depth: a record that
+# is low in one may be high in the other.
 _DEPTH: Final = 4
 _LEAST_DEPTH: Final = 64
 
@@ -38,9 +39,10 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """What is looked for: words, a vector that the index understands (`probe`) and the same as it came, or nothing.
+    """What a search looks for: words, a vector, both or neither.
 
-    `probe` is None for a vector without direction where the metric needs one: nothing is near it.
+    `vector` is the vector as the caller sent it, and `probe` is the same in the form of the index. `probe` is None for
+    a vector without direction if the metric needs one: no record is near it.
     """
 
     words: Sequence[str]
@@ -50,7 +52,7 @@ class Query(msgspec.Struct, frozen=True):
 
 
 def ranked(connection: apsw.Connection, query: Query, filter: Filter, limit: int) -> list[Ranked]:
-    """At most `limit` records, best first; scores descend, strictly as far as floats allow."""
+    """Return at most `limit` records, best first. Scores descend, strictly as far as floats allow."""
     if query.vector is None and not query.words:
         newest = newest_first(connection, filter, limit)
         return [Ranked(seq, 1 / place) for place, seq in enumerate(newest, start=1)]
@@ -64,8 +66,8 @@ def ranked(connection: apsw.Connection, query: Query, filter: Filter, limit: int
 
 
 def newest_first(connection: apsw.Connection, filter: Filter, limit: int | None) -> list[int]:
-    """The newest `limit` records, or all: by created_at, then by insertion, latest first."""
-    # each arm comes out of an index in this order and stops at the limit; together they are few
+    """Return the newest `limit` records, or all if it is None: by created_at, then by insertion, latest first."""
+    # an index yields each arm in this order, up to the limit: few rows remain to be sorted
     arms = filter.arms
     order = "ORDER BY created_at DESC, seq DESC LIMIT ?"
     most = -1 if limit is None else limit
@@ -79,7 +81,7 @@ def newest_first(connection: apsw.Connection, filter: Filter, limit: int | None)
 
 
 def matching(connection: apsw.Connection, words: Sequence[str], filter: Filter) -> list[int]:
-    """Every record that a recall of `words` could return; of no words, every record that passes."""
+    """Return every record that a recall of `words` could return; without words, every record that passes."""
     whole = filter.condition or SqlCondition("1")
     if not words:
         return [seq for (seq,) in connection.execute(f"SELECT seq FROM record WHERE {whole.sql}", whole.values)]
@@ -88,16 +90,19 @@ def matching(connection: apsw.Connection, words: Sequence[str], filter: Filter) 
 
 
 def _match(words: Sequence[str]) -> str:
-    # tokens hold no quotes: a quoted one is itself, whatever FTS5 would read into it bare
+    # quoted, no token is read as FTS5 syntax; tokens contain no quotes themselves
     return " OR ".join(f'"{word}"' for word in words[:_MOST_WORDS])
 
 
 def _lexical(connection: apsw.Connection, words: Sequence[str], filter: Filter, limit: int) -> list[Ranked]:
-    """By bm25, as FTS5 reckons it. How common a word is, and how long a record, is measured by what the owner can see:
-    else the order of his own records would tell him of others' words."""
+    """Rank by bm25, with FTS5's formula.
+
+    Word frequencies and record lengths are measured over the records that the owner can see. Otherwise the order of an
+    owner's records would reveal which words other owners' records contain.
+    """
     if filter.owner is not None:
         return _lexical_for(connection, words, filter, filter.owner, limit)
-    # From the matches outwards: the cost follows the matches, however many records the filter lets through.
+    # CROSS JOIN makes SQLite start from the matches: the cost follows them, not the records that pass the filter.
     condition = filter.condition
     joined, test = (" CROSS JOIN record ON seq = lexical.rowid", f" AND {condition.sql}") if condition else ("", "")
     sql = (
@@ -105,7 +110,7 @@ def _lexical(connection: apsw.Connection, words: Sequence[str], filter: Filter, 
         "ORDER BY weight, lexical.rowid DESC LIMIT ?"
     )
     rows = connection.execute(sql, (_match(words), *(condition.values if condition else ()), limit))
-    # bm25 comes negated, and is never 0 for a match
+    # FTS5 returns bm25 negated; it is never 0 for a match
     return [Ranked(seq, weight / (weight - 1)) for seq, weight in rows]
 
 
@@ -127,7 +132,7 @@ WHERE {rest} GROUP BY hit.seq ORDER BY score DESC, hit.seq DESC LIMIT ?
 def _lexical_for(
     connection: apsw.Connection, words: Sequence[str], filter: Filter, owner: str, limit: int
 ) -> list[Ranked]:
-    """The same formula as `bm25()`, which knows no owners, with k1 = 1.2 and b = 0.75."""
+    """Rank one owner's view, by the formula of `bm25()`, which has no owners, with k1 = 1.2 and b = 0.75."""
     records, length = connection.execute(
         "SELECT sum(records), sum(tokens) FROM share WHERE owner IN ('', '=' || ?)", (owner,)
     ).fetchone() or (None, None)
@@ -158,7 +163,7 @@ def _nearest(connection: apsw.Connection, query: Query, filter: Filter, limit: i
 
 
 def similarity_to(connection: apsw.Connection, query: Query, seq: int) -> float | None:
-    """The exact similarity of a record to the query's vector; None where either has none."""
+    """Return the exact similarity of a record to the query's vector; None if either has no vector."""
     if query.vector is None:
         return None
     doubles = connection.execute("SELECT doubles FROM vector WHERE record = ?", (seq,)).get
@@ -168,18 +173,18 @@ def similarity_to(connection: apsw.Connection, query: Query, seq: int) -> float 
 
 
 def _blended(rankings: Sequence[Sequence[Ranked]]) -> list[Ranked]:
-    """One ranking out of several by reciprocal rank; 1 is first place in all that hold anything."""
-    earned: defaultdict[int, list[float]] = defaultdict(list)
+    """Fuse rankings into one by reciprocal rank. The score 1 means first place in every ranking that is not empty."""
+    shares: defaultdict[int, list[float]] = defaultdict(list)
     for ranking in rankings:
         for place, found in enumerate(ranking, start=1):
-            earned[found.seq].append(1 / (_K + place))
+            shares[found.seq].append(1 / (_K + place))
     best = sum(1 / (_K + 1) for ranking in rankings if ranking)
-    blend = [Ranked(seq, math.fsum(shares) / best) for seq, shares in earned.items()]
+    blend = [Ranked(seq, math.fsum(each) / best) for seq, each in shares.items()]
     return sorted(blend, key=lambda found: (-found.score, -found.seq))
 
 
 def _descending(ranking: Iterable[Ranked]) -> list[Ranked]:
-    """The same order with scores of which none equals the one before."""
+    """Return the same order with strictly descending scores."""
     ceiling = 1.0
     strict = []
     for found in ranking:

@@ -1,6 +1,6 @@
-"""The store as an A2M server, whatever the binding: calls wait in a queue, one worker carries them out in batches.
+"""The store as an A2M server for every binding: calls wait in a queue, and one worker runs them in batches.
 
-While another program holds the file, writes stay in the queue, in their order, and what only reads is answered.
+While another program locks the file, writes stay in the queue in their order, and reads are answered.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -25,21 +25,21 @@ from a2m_store.backups import Backups
 from a2m_store.batch import Call, carry_out
 from a2m_store.store import CAPABILITIES, Store, enrols, scope_of
 
-# Seconds that a write waits for another program that holds the file, fewer than a router waits for its answer; and
-# between two looks whether it does.
+# Seconds that a write waits for another program to unlock the file; less than a router's deadline.
 _PATIENCE: Final = 2.0
+# Seconds between two attempts.
 _LOOK: Final = 0.05
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What serves one method, and whether its answer is a promise that must outlive a power cut."""
+    """The handler of one method. `writes`: its result is a promise that must survive a power cut."""
 
     params: type[Params]
     carried_out_by: Callable[[Store, Any, Caller], Any]
     writes: bool = False
 
 
-# A recall counts accesses, but its answer promises nothing: it waits for no disk.
+# A recall counts accesses, but its result promises nothing, so it does not wait for the disk.
 METHODS: Final = MappingProxyType(
     {
         "memory/describe": Served(method_params.Enrol, Store.describe),
@@ -59,13 +59,13 @@ METHODS: Final = MappingProxyType(
 async def serving(
     store: Store, *, threads: bool = True, durable: bool = True, retained: int = DEFAULT_RETAINED
 ) -> AsyncIterator["Server"]:
-    """A server of `store` that works as long as the context lasts; at its end what waits is still carried out.
+    """Serve `store` as long as the context lasts; at its end the waiting calls are still carried out.
 
     Args:
-        threads: batches are carried out on a worker thread while the event loop goes on reading; else in the event
-            loop itself, for tests whose clock jumps past threads.
-        durable: what is acknowledged outlives a power cut; else only the end of the process.
-        retained: events that are kept for those who poll.
+        threads: run batches on a worker thread while the event loop goes on reading. False runs them in the event
+            loop, for tests with a virtual clock.
+        durable: acknowledged writes survive a power cut; otherwise only the end of the process.
+        retained: the number of events kept for clients that poll.
     """
     server = Server(store, threads=threads, durable=durable, retained=retained)
     async with anyio.create_task_group() as tasks:
@@ -77,7 +77,7 @@ async def serving(
 
 
 class Server:
-    """An `Answering`. Mutable state: `_waiting`, in the order in which calls came, and `_closed`."""
+    """An `Answering` for one store. Mutable state: `_waiting`, in the order in which calls came, and `_closed`."""
 
     def __init__(self, store: Store, *, threads: bool, durable: bool, retained: int) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class Server:
         self._log = EventLog(retained)
         watching = Watching(self._log, lambda caller, owner: Sight(scope_of(owner, caller).owner))
         stored = {name: Method(served.params, partial(self._carried_out, served)) for name, served in METHODS.items()}
-        self._tasks: TaskGroup | None = None  # of `work`
+        self._tasks: TaskGroup | None = None  # set by `work`
         backups = Backups(store, self._spawn, threads=threads)
         self._dispatcher = Dispatcher({**stored, **watching.methods(), **backups.methods()}, CAPABILITIES)
 
@@ -97,19 +97,19 @@ class Server:
         return await self._dispatcher(message, caller)
 
     async def describe(self, caller: Caller) -> Mapping[str, Any]:
-        """The `memory/describe` result for `caller`. Raises A2MError when the server has closed."""
+        """Return the `memory/describe` result for `caller`. Raises A2MError if the server is closed."""
         described: Mapping[str, Any] = await self._carried_out(
             METHODS["memory/describe"], method_params.Enrol(), caller
         )
         return described
 
     def close(self) -> None:
-        """No new calls; `work` ends when those that wait are carried out."""
+        """Reject new calls; `work` returns when the waiting ones are carried out."""
         self._closed = True
         self._more.set()
 
     async def work(self) -> None:
-        """Carries out what waits, batch after batch, until `close`; and what is to be backed up, beside that."""
+        """Run the waiting calls, batch after batch, until `close`; backups run beside them."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             await self._work()
@@ -128,7 +128,7 @@ class Server:
                     await self._more.wait()
                     continue
                 batch, self._waiting = self._waiting, []
-                # what has begun is finished and answered, whoever is cancelled meanwhile
+                # a batch that has begun is finished and answered, even if its callers are cancelled meanwhile
                 with anyio.CancelScope(shield=True):
                     outcomes = await self._outcomes([waiting.call for waiting in batch])
                 again = []
@@ -138,9 +138,9 @@ class Server:
                     else:
                         self._settle(waiting, outcome)
                 if again:
-                    came = bool(self._waiting)
+                    has_new = bool(self._waiting)
                     self._waiting = again + self._waiting
-                    if not came:
+                    if not has_new:
                         self._more = anyio.Event()
                         with anyio.move_on_after(_LOOK):
                             await self._more.wait()
@@ -164,7 +164,7 @@ class Server:
     async def _carried_out(self, served: Served, params: Params, caller: Caller) -> Any:
         if self._closed:
             raise stopping()
-        # nothing is awaited before the call stands in the queue: that is what keeps calls in order
+        # no await before the call is in the queue: this keeps calls in order
         run = partial(_noting_what_happens, self._store, partial(served.carried_out_by, self._store, params, caller))
         waiting = _Waiting(Call(run, served.writes or enrols(params, caller)))
         self._waiting.append(waiting)
@@ -172,17 +172,17 @@ class Server:
         await waiting.done.wait()
         if isinstance(waiting.outcome, _Done):
             return waiting.outcome.result
-        assert waiting.outcome is not None, "it is there when it is done"
+        assert waiting.outcome is not None, "`done` is set after the outcome"
         raise waiting.outcome
 
 
 def _is_held(outcome: "_Done | Exception") -> bool:
-    """Whether a call could not be carried out since another program holds the file."""
+    """Return whether a call failed because another program locks the file."""
     return isinstance(outcome, A2MError) and (outcome.data or {}).get("reason") == FILE_HELD
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """What came of a call, and what it has changed."""
+    """A call's result, and the events of its changes."""
 
     result: Any
     happened: list[Event]

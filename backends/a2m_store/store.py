@@ -1,10 +1,10 @@
 """One tier on SQLite: the methods of A2M 0.1, carried out one after the other.
 
 Rules:
-- a method does all it says or, inside the caller's transaction, raises; the caller decides what is undone;
-- nothing is kept outside the file but the tally, which is written with the transaction that changed it, and what has
-  happened since the caller last cleared it, for the caller to tell (§4.12) once it is certain;
-- what a scoped caller cannot see is, to it, not there; only a write to another owner's id says so (§6).
+- a method runs inside the caller's transaction. It does all its work or raises; the caller decides what to roll back;
+- two things are kept outside the file: the tally, which the transaction that changed it also writes, and `happened`,
+  the events since the caller last cleared it. The caller emits them (§4.12) once the changes are certain;
+- records that a scoped caller cannot see do not exist for it. Only a write to another owner's id reveals one (§6).
 """
 
 import contextlib
@@ -71,7 +71,7 @@ ON CONFLICT (record) DO UPDATE SET count = count + 1, at = excluded.at
 
 
 class _Tally(msgspec.Struct, frozen=True):
-    """What is known of the whole without reading it."""
+    """Facts about the whole store that are kept in memory."""
 
     dimensions: int | None
     records: int
@@ -80,7 +80,7 @@ class _Tally(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What a write must know of the record that was there."""
+    """The fields of an existing record that a write needs."""
 
     seq: int
     id: str
@@ -92,17 +92,18 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The records of one file. Every method belongs into a `transaction`, and to one thread at a time.
+    """The records of one file. Call its methods inside a `transaction`, and from one thread at a time.
 
     Args:
-        path: the file; None is a store in memory.
-        clock: the time in milliseconds since 1970.
-        name: what `describe` calls the store; the file's stem by default.
-        kind: working, episodic, semantic or procedural, if it should say.
-        metric: how vectors are compared; by default as the file does it, cosine for a new one. Another one than the
-            file's builds the index of vectors anew.
+        path: the file; None for a store in memory.
+        clock: returns the time in milliseconds since 1970.
+        name: the name that `describe` reports; the file's stem by default.
+        kind: the kind that `describe` reports, if any: working, episodic, semantic or procedural.
+        metric: how vectors are compared; by default the file's metric, cosine for a new file. If it differs from the
+            file's, the index of vectors is rebuilt.
 
-    Raises DatabaseError where the file cannot be used.
+    Raises:
+        DatabaseError: the file cannot be used.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Store:
         self._name = name or ("store" if path is None else path.stem)
         self._kind = kind
         self.happened: list[Event] = []
-        self._counts = True  # whether a recall is counted
+        self._counts = True  # whether recalls are counted
         self._database = open_file(path)
         self._connection = self._database.connection
         try:
@@ -136,7 +137,7 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
-        """All or nothing; inside another one, a savepoint of it."""
+        """Run the block in a transaction; inside another transaction, in a savepoint."""
         before = self._tally
         try:
             with self._database.transaction() as connection:
@@ -152,7 +153,7 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
-        """For reads where nothing can be written: a recall is not counted."""
+        """Run reads while the file cannot be written: recalls are not counted."""
         self._counts = False
         try:
             with self._database.reading() as connection:
@@ -161,7 +162,7 @@ class Store:
             self._counts = True
 
     def sync(self) -> None:
-        """What is committed outlives a power cut. Blocks."""
+        """Make all commits survive a power cut. Blocks."""
         self._database.sync()
 
     @property
@@ -170,7 +171,7 @@ class Store:
         return self._database.path
 
     def snapshot(self) -> Snapshot:
-        """What is committed now. Raises OSError; ValueError for a store in memory."""
+        """Return a snapshot of all that is committed. Raises OSError; ValueError for a store in memory."""
         return self._database.snapshot()
 
     def close(self) -> None:
@@ -178,10 +179,11 @@ class Store:
         self._database.close()
 
     def describe(self, params: method_params.Describe, caller: Caller) -> dict[str, Any]:
-        """§4.1, and under `store` what this store does beyond the protocol.
+        """Describe the server (§4.1), and under `store` what it offers beyond the protocol.
 
-        A router on its pipes says here to which federation the store belongs, and which start of the router this is;
-        both stay in the file, so that one which is set back shows it."""
+        A router on the store's pipes sends here its federation's id and the epoch of its start. Both stay in the file,
+        so the router recognises an older copy of the file.
+        """
         if params.protocol is not None and not speaks(params.protocol):
             raise A2MError(
                 Code.PROTOCOL_NOT_SUPPORTED,
@@ -215,21 +217,21 @@ class Store:
             },
         }
         if caller.asserts_owner and self._database.path is not None:
-            # it writes files where it is told to: only whoever has started this process may ask for that
+            # a backup writes a file at any path: only the program that started this process may request one
             described["store"]["backup"] = True
         if self._kind is not None:
             described["kind"] = self._kind
         return described
 
     def remember(self, params: method_params.Remember, caller: Caller) -> dict[str, Any]:
-        """§4.2; a `created_at` and a `revision` that come along are kept."""
+        """Write records (§4.2); a given `created_at` or `revision` is kept."""
         scope = scope_of(params.owner, caller)
         drafts = checked(params, scope, self.limits, self._tally.dimensions)
         now = self._clock()
         return {"ids": [self._write(draft, scope, now) for draft in drafts]}
 
     def recall(self, params: method_params.Recall, caller: Caller) -> dict[str, Any]:
-        """§4.3; `similarity` is the exact one to the caller's `embedding`, of each record that has a vector."""
+        """Search records (§4.3). Each record with a vector gets its exact `similarity` to the caller's `embedding`."""
         limit = self._recall_limit(params.limit)
         if params.embedding is not None:
             vectors.check(params.embedding, "embedding")
@@ -256,8 +258,11 @@ class Store:
         return {"records": records}
 
     def timeline(self, params: method_params.Pages, caller: Caller) -> dict[str, Any]:
-        """§4.4. With `after` or `page`, a walk over everything in order of insertion, page by page: `next` is what to
-        give as `after`, null at the end; `limit` has no part in it."""
+        """Return the newest records, oldest first (§4.4).
+
+        With `after` or `page`, walk over all matching records in order of insertion, page by page. `next` is the value
+        to send as `after`, null at the end; `limit` is ignored.
+        """
         for name, number in (("limit", params.limit), ("page", params.page)):
             if number == 0:
                 raise invalid_params(name, "expected 1 or more; leave it out for no limit")
@@ -268,28 +273,28 @@ class Store:
         return {"records": [self._read(seq, params.embeddings) for seq in reversed(newest)]}
 
     def forget(self, params: method_params.Forget, caller: Caller) -> dict[str, Any]:
-        """§4.5: what every selector matches. A selector that matches all there is does not count as one."""
+        """Delete the records that all selectors match (§4.5). Reject an empty selector: it would match every record."""
         words = query_tokens(params.query or "")
         if not (words or params.where or params.key_prefix) and params.ids is None:
             raise invalid_params(
                 "params",
                 "expected ids, a query with words to search for, a where with a condition, or a key_prefix: "
-                "forgetting everything takes more than an empty selector",
+                "an empty selector does not forget everything",
             )
         if params.query is not None and not words:
-            raise invalid_params("query", "expected words to search for; this one holds none")
+            raise invalid_params("query", "expected words to search for; this query contains none")
         filter = self._filter(params, caller)
         if params.ids is not None:
             filter = replace(filter, conditions=(any_id(params.ids), *filter.conditions))
         found = search.matching(self._connection, words, filter)
-        gone = [self._remove(seq) for seq in found]
+        removed = [self._remove(seq) for seq in found]
         self._tally = replace(self._tally, records=self._tally.records - len(found))
         by = scope_of(params.owner, caller).owner
-        self.happened.append(Forgotten(at=self._clock(), by=by, records=named(gone)))
+        self.happened.append(Forgotten(at=self._clock(), by=by, records=named(removed)))
         return {"forgotten": len(found)}
 
     def reinforce(self, params: method_params.Reinforce, caller: Caller) -> dict[str, Any]:
-        """§4.8; salience stays between 0 and what a float can hold."""
+        """Change the salience of records (§4.8); it stays between 0 and the largest float."""
         filter = Filter((any_id(params.ids),), scope_of(params.owner, caller).owner)
         found = search.matching(self._connection, (), filter)
         for seq in found:
@@ -300,7 +305,7 @@ class Store:
         return {"reinforced": len(found)}
 
     def fetch(self, params: method_params.Fetch, caller: Caller) -> dict[str, Any]:
-        """§4.9: the caller's record, else the ownerless one, else null."""
+        """Return the record at a key (§4.9): the caller's own, else the one without an owner, else null."""
         if not params.key:
             raise invalid_params("key", "expected at least one character")
         owner = scope_of(params.owner, caller).owner
@@ -308,7 +313,7 @@ class Store:
         return {"record": None if known is None else self._read(known.seq, params.embeddings)}
 
     def session_list(self, params: method_params.SessionList, caller: Caller) -> dict[str, Any]:
-        """§4.10"""
+        """List the sessions that the caller sees (§4.10)."""
         visible = Filter(owner=scope_of(params.owner, caller).owner).condition or SqlCondition("1")
         rows = self._connection.execute(
             "SELECT session, count(*), min(created_at), max(created_at) FROM record "
@@ -323,7 +328,7 @@ class Store:
         }
 
     def session_close(self, params: method_params.SessionClose, caller: Caller) -> dict[str, Any]:
-        """§4.11: one store has no tiers to move anything between."""
+        """Close a session (§4.11). A store has no tiers, so nothing moves."""
         if not params.session:
             raise invalid_params("session", "expected at least one character")
         owner, now = scope_of(params.owner, caller).owner, self._clock()
@@ -364,9 +369,9 @@ class Store:
         try:
             start = 0 if after is None else int(after)
         except ValueError:
-            raise invalid_params("after", "expected what an earlier answer gave as `next`") from None
+            raise invalid_params("after", "expected the `next` of an earlier result") from None
         whole = filter.condition or SqlCondition("1")
-        # one more than asked for shows whether there is a next page
+        # one row more than requested shows whether there is a next page
         size = min(size, 2**62)
         sql = f"SELECT seq FROM record WHERE seq > ? AND {whole.sql} ORDER BY seq LIMIT ?"
         found = [seq for (seq,) in self._connection.execute(sql, (start, *whole.values, size + 1))]
@@ -432,16 +437,18 @@ class Store:
         self._connection.execute(_INSERT, (*_common(draft), len(words), id, created, salience, revision))
         self._index(self._connection.last_insert_rowid(), draft, words)
         self._tally = replace(self._tally, records=self._tally.records + 1)
-        self._tell_written(id, draft, revision or 0)
+        self._note_written(id, draft, revision or 0)
         return id
 
     def _moment(self, draft: Draft, now: int) -> int:
-        """When a record is created: now, but never before the newest of its own conversation, so that a conversation is
-        replayed as it was written."""
+        """Return the creation time of a new record: now, or just after its session's newest record.
+
+        So a session is replayed in the order in which it was written.
+        """
         if draft.session is None:
             return now
         newest = self._connection.execute(_NEWEST_OF, (draft.session, draft.owner)).get
-        # a millisecond later each, where the clock is behind: their order is then in the records themselves
+        # if the clock is behind, each record is a millisecond later, so `created_at` alone gives the order
         return now if newest is None or newest <= now else after(newest)
 
     def _replace(self, known: _Known, draft: Draft) -> None:
@@ -452,9 +459,9 @@ class Store:
         words = tokens(draft.content or "")
         self._connection.execute(_REPLACE, (*_common(draft), len(words), created, salience, revision, known.seq))
         self._index(known.seq, draft, words)
-        self._tell_written(known.id, draft, revision)
+        self._note_written(known.id, draft, revision)
 
-    def _tell_written(self, id: str, draft: Draft, revision: int) -> None:
+    def _note_written(self, id: str, draft: Draft, revision: int) -> None:
         self.happened.append(
             Written(
                 at=self._clock(),
@@ -467,7 +474,7 @@ class Store:
         )
 
     def _remove(self, seq: int) -> tuple[str, Place]:
-        """The record's id, and whose it was."""
+        """Delete a record, and return its id and its owner."""
         self._unindex(seq)
         self._connection.execute("DELETE FROM access WHERE record = ?", (seq,))
         id, owner = next(self._connection.execute("DELETE FROM record WHERE seq = ? RETURNING id, owner", (seq,)))
@@ -499,7 +506,7 @@ class Store:
         if self._connection.changes():
             execute("DELETE FROM nearest WHERE rowid = ?", (seq,))
             if execute("SELECT max(record) FROM vector").get is None:
-                # the next first vector fixes the width anew
+                # no vector is left, so the next one fixes the width
                 self._tally = replace(self._tally, dimensions=None)
 
     def _fix_width(self, dimensions: int) -> None:
@@ -508,7 +515,7 @@ class Store:
             self._tally = replace(self._tally, dimensions=dimensions)
 
     def _put_in_reach(self, seq: int, vector: Sequence[float]) -> None:
-        # a vector without direction is kept, but nothing is near it
+        # a vector without direction is stored but not indexed: no query is near it
         packed = indexed(vector, self._metric)
         if packed is not None:
             self._connection.execute("INSERT INTO nearest (rowid, vector) VALUES (?, ?)", (seq, packed))
@@ -536,13 +543,13 @@ class Store:
 
 
 def enrols(params: method_params.Params, caller: Caller) -> TypeGuard[method_params.Enrol]:
-    """Whether a router says here whose store this is; over HTTP it could be anybody who calls."""
-    is_told = isinstance(params, method_params.Enrol) and params.federation is not None and params.epoch is not None
-    return is_told and caller.asserts_owner
+    """Return whether a router enrols the store into its federation; over HTTP the caller could be any program."""
+    has_both = isinstance(params, method_params.Enrol) and params.federation is not None and params.epoch is not None
+    return has_both and caller.asserts_owner
 
 
 def scope_of(owner: str | None, caller: Caller) -> OwnerScope:
-    """Whose call it is: on a local binding what it says, else what the binding knows (§6)."""
+    """Return the scope of a call: the given owner on a local binding, else the owner that the binding knows (§6)."""
     if caller.asserts_owner:
         return OwnerScope(told_apart=True, owner=owner)
     return OwnerScope(told_apart=caller.owner is not None, owner=caller.owner)
@@ -553,15 +560,16 @@ def _capabilities(scope: OwnerScope) -> list[str]:
 
 
 def _check_owner(known: _Known, draft: Draft, scope: OwnerScope) -> None:
-    # without an owner a record is everybody's
+    # a record without an owner belongs to every caller
     if known.owner is not None and known.owner != draft.owner and (scope.owner or draft.owner) is not None:
         raise A2MError(
-            Code.SCOPE_DENIED, f"records: the id {known.id[:80]!r} belongs to a record of another owner; choose another"
+            Code.SCOPE_DENIED,
+            f"records: the id {known.id[:80]!r} belongs to a record of another owner; choose another id",
         )
 
 
 def _common(draft: Draft) -> tuple[str | bytes | None, ...]:
-    """The columns that come from the draft alone, in the order of both statements that write them."""
+    """Return the columns that depend on the draft alone, in the order of the two statements that write them."""
     metadata = None if draft.metadata is UNSET else bytes(draft.metadata)
     return (
         draft.content or "",

@@ -169,8 +169,8 @@ async def test_it_moves_nowhere_nor_does_its_group_and_what_else_was_named_does(
         for ids in (["page"], ["born"], ["mate"], ["page", "mate"]):
             refused = await refusal(fed, "promote", ids=ids, tier="procedural")
             assert_no_use_to_repeat(refused)
-            assert "in another state than the catalog says" in str(refused)
-            assert "write it anew as it was, forget it by its id, or bring the newer file back" in str(refused)
+            assert "in another state than the catalog" in str(refused)
+            assert "write it again as it was, forget it by its id, or restore the newer file" in str(refused)
         await fed.settled()
         assert copies_in(fed, "semantic") == before
         assert await fed.call("promote", ids=["page", "kept", "mate"], tier="procedural") == {"promoted": 1}
@@ -275,12 +275,12 @@ async def test_what_cannot_do_without_it_says_so_and_what_to_do(tmp_path: Path, 
             refused = await refusal(fed, method, **params)
             assert_no_use_to_repeat(refused)
             assert re.match(f"the tier 'semantic' has answered, but it holds {which} in another", str(refused))
-            assert "or bring the newer file back" in str(refused)
+            assert "or restore the newer file" in str(refused)
         [degraded] = (await fed.call("timeline"))["degraded"]
-        assert "forget them by their ids, or bring the newer file back" in degraded["reason"]
+        assert "forget them by their ids, or restore the newer file" in degraded["reason"]
         # a principal, too, of what it sees; nothing of it is in anybody else's words
         [degraded] = (await ask(fed, "b", "timeline")).result["degraded"]
-        assert "forget them by their ids, or bring the newer file back" in degraded["reason"]
+        assert "forget them by their ids, or restore the newer file" in degraded["reason"]
         assert "it holds 'page' in another state" in (await ask(fed, "b", "fetch", key="page")).error["message"]
 
 
@@ -323,5 +323,5 @@ async def test_an_id_of_another_federation_is_refused_in_words_that_blame_nobody
         assert f"belongs to another federation ({theirs};" in str(refused)
         assert contents(await fed.timeline()) == {"two": "working"}
         await fed.settled()
-    assert "is not what it says" not in caplog.text
+    assert "protocol violation" not in caplog.text
     assert [record.content for record in told_by(shared.server)] == ["one"]

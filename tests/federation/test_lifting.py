@@ -544,7 +544,7 @@ async def test_a_record_that_is_too_large_once_it_is_lifted_is_refused_before_it
     async with trial(settings_of(text), servers=FOREIGN) as fed:
         await fed.remember("small")
         quotes = {"quotes": '"' * 100_000}
-        with pytest.raises(A2MError, match="bytes as its server is told it") as refused:
+        with pytest.raises(A2MError, match="bytes as it is sent to its server") as refused:
             await fed.remember("x", metadata=quotes)
         assert refused.value.code == Code.QUOTA_EXCEEDED
         assert [record["content"] for record in await fed.timeline()] == ["small"]

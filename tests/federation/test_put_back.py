@@ -805,9 +805,9 @@ def test_the_start_is_refused_in_a_sentence_and_the_way_out_that_it_names_works(
     run("a2m", "remember", "anew", "--id", "t")
     put_back(tmp_path, copy)
     sentence = (
-        r"a2m-router: tiers\.working, tiers\.semantic: the catalog is older than what is held there: it does not know "
-        r"the start of the router \(\w+\) that has last written there; bring the newer catalog back, or make one from "
-        r"what the tiers hold, which keeps of this one what is still true: a2m-router --config FILE --rebuild"
+        r"a2m-router: tiers\.working, tiers\.semantic: the catalog is older than the records there: it does not know "
+        r"the router start \(\w+\) that last wrote there; restore the newer catalog, or make a new one from the tiers, "
+        r"which keeps what is still true of this one: a2m-router --config FILE --rebuild"
     )
     for arguments in ((), ("--check",), ("--adopt",)):
         assert re.fullmatch(sentence, run("a2m-router", *arguments, code=1).stderr.splitlines()[-1])

@@ -459,11 +459,11 @@ def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_o
     run("a2m", "remember", "one", "--id", "t")
     lose_catalog(tmp_path)
     sentence = (
-        r"a2m-router: tiers\.working: what is held there belongs to another federation \((\w+), this one is (\w+)\): "
-        r"give each federation stores of its own, or end the router of the other one, and start once with --adopt to "
-        r"take it as it is; if it is this one's, and its catalog was lost, a2m-router --config FILE --rebuild makes a "
-        r"new one; if this one is new, and the server is for both, a2m-router --config FILE --rebuild --federation "
-        r"(\w+) begins it"
+        r"a2m-router: tiers\.working: the records there belong to another federation \((\w+), this one is (\w+)\): "
+        r"give each federation stores of its own, or stop the router of the other federation and start once with "
+        r"--adopt to take its records over; if they belong to this federation and its catalog was lost, a2m-router "
+        r"--config FILE --rebuild makes a new one; if this one is new, and the server is for both, a2m-router "
+        r"--config FILE --rebuild --federation (\w+) begins it"
     )
     for arguments in ((), ("--check",)):
         told = re.fullmatch(sentence, run("a2m-router", *arguments, code=1).stderr.splitlines()[-1])

@@ -163,8 +163,8 @@ async def test_a_way_that_is_blocked_is_said_to_be_and_said_to_be_free_again(
         assert (await fed.call("consolidate"))["moved"] == 2
         assert said_of_moves(caplog)[1:] == ["move=working->episodic records move again"]
     assert [record.getMessage() for record in caplog.records if "disk" in record.getMessage()] == [
-        "episodic: its disk is full: no space left",
-        "episodic: there is room on its disk again",
+        "tier=episodic disk full: no space left",
+        "tier=episodic disk has room again",
     ]
 
 

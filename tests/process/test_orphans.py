@@ -62,7 +62,7 @@ async def test_a_process_with_the_mark_is_ended(
         with anyio.fail_after(PATIENCE):
             await end_orphans(mark, "working")
             assert await process.wait() == status
-    assert "left running by an earlier router" in caplog.text
+    assert "ending orphan processes of an earlier router" in caplog.text
     assert f"(process {process.pid})" in caplog.text
 
 

@@ -69,7 +69,7 @@ async def refusal(folder: Path, mix: Mix = ALL_NATIVE) -> str:
 async def is_refused(folder: Path, mix: Mix = ALL_NATIVE) -> None:
     """The start is refused in one sentence, which names the way out; and nothing is removed."""
     assert re.fullmatch(
-        r"tiers\.\w+(, tiers\.\w+)*: the catalog is older than what is held there.*--rebuild",
+        r"tiers\.\w+(, tiers\.\w+)*: the catalog is older than the records there.*--rebuild",
         await refusal(folder, mix),
     )
 

@@ -1,13 +1,13 @@
-"""ActiveReads see one home: which copies a read may accept, and when a superseded copy may go (as in RCU).
+"""Active reads: which copies a read may accept, and when a superseded copy may be deleted (read-copy-update).
 
-A read asks several tiers at different moments while records move between them. It accepts a copy in the home that the
-record had when the read began, and a copy that a move left behind is removed only when every read that began before the
-move has ended. So a record can neither be missed by a read nor be seen in two places; and what a tier held before the
-record came to live there, an older copy or one that it altered, is not taken for it.
+A read calls several tiers at different moments while records move between them. It accepts a copy in the home that the
+record had when the read began. A copy that a move left behind is deleted after the grace period: when every read that
+began before the move has ended. So a read neither misses a record nor finds it in two places. Nor does it accept a copy
+that a tier held before the record came to live there, whether an older state or one that the tier altered.
 
-A record that was written since the read began is not shown. What was found under its id may be another one, forgotten
-meanwhile, which nobody may take for it: not to show it to whom it belongs, not to count it, and not to forget the one
-for what the other said.
+A record that was written after the read began is not shown. The copy found under its id may belong to an earlier
+record with the same id, which was forgotten meanwhile. That content must not be shown to the owner of the new record,
+must not count as an access to it, and must not cause a forget by content to delete it.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from a2m_router.catalog.entries import Entry
 
 
 class Reading:
-    """One read, from its first question to its answer. `newest` is the number of the newest record there was then."""
+    """One read, from its first call to its result. `newest` is the number of the newest record when it began."""
 
     def __init__(self, began: int, newest: int) -> None:
         self.began = began
@@ -29,7 +29,7 @@ class Reading:
 
 
 class ActiveReads:
-    """The reads under way, and the homes that records had before the moves these reads may have missed.
+    """The active reads, and the homes that records had before the moves that these reads may have missed.
 
     Args:
         newest: the number of the newest record, see `Entry.seq`.
@@ -44,7 +44,7 @@ class ActiveReads:
 
     @contextmanager
     def reading(self) -> Iterator[Reading]:
-        """Enter before the first tier is asked; leave when the answer is complete."""
+        """Register a read: enter before the first call to a tier, leave when the result is complete."""
         read = Reading(self._moves, self._newest())
         self._reads[read] = None
         try:
@@ -55,32 +55,32 @@ class ActiveReads:
             self._forget_moves_before(next((oldest.began for oldest in self._reads), self._moves))
 
     def moved(self, id: str, home: str) -> None:
-        """Record that `id` has just left `home`; called in the same breath as the commit."""
+        """Note that `id` has just left `home`. Call it right after the commit, with no await between them."""
         self._moves += 1
         if self._reads:
             self._left.setdefault(id, deque()).append((self._moves, home))
             self._order.append((self._moves, id))
 
     def accepts(self, read: Reading, entry: Entry, found_in: str) -> bool:
-        """Whether `read` may show the copy that it found in `found_in` for the record, whose entry is as it is now."""
+        """Return whether `read` may show the copy found in `found_in`. `entry` is the record's present entry."""
         left = self._left_since(read, entry.id)
         return entry.seq <= read.newest and found_in == (entry.home if left is None else left)
 
     def left(self, read: Reading, home: str) -> list[str]:
-        """The ids of what has moved since `read` began, and lived in `home` then."""
+        """Return the ids of the records that lived in `home` when `read` began and have moved since."""
         return [id for id in self._left if self._left_since(read, id) == home]
 
     def _left_since(self, read: Reading, id: str) -> str | None:
-        """The home that the record has left since `read` began, and of several the first; None if it has not moved."""
+        """Return the first home that the record has left since `read` began; None if it has not moved."""
         return next((home for number, home in self._left.get(id, ()) if number > read.began), None)
 
     async def grace(self) -> None:
-        """Return when every read that is under way now has ended."""
+        """Wait for the grace period: until every read that is active now has ended."""
         for read in list(self._reads):
             await read.ended.wait()
 
     def _forget_moves_before(self, oldest: int) -> None:
-        # no read is left that began before these moves, so nobody may accept the home they left
+        # no active read began before these moves, so no read may accept the homes that they left
         while self._order and self._order[0][0] <= oldest:
             _, id = self._order.popleft()
             homes = self._left[id]

@@ -1,4 +1,4 @@
-"""What a pass asks: which buckets hold too much, who is weakest there, and who has earned a promotion."""
+"""Queries of a pass: buckets that exceed their capacity, their weakest units, and records due for promotion."""
 
 from collections.abc import Iterator
 from heapq import merge
@@ -11,12 +11,12 @@ from a2m_router.catalog.records import Records, unit_of
 from a2m_router.catalog.tables import Tables
 from a2m_router.ranking.policy import Unit
 
-# Records that are promoted at a time.
+# The most records that `due` returns at once.
 _MOST_DUE: Final = 2000
 
 
 class Buckets:
-    """Read-only questions about capacities and promotions."""
+    """Read-only queries about capacities and promotions."""
 
     def __init__(self, tables: Tables, records: Records) -> None:
         self._tables = tables
@@ -24,14 +24,14 @@ class Buckets:
         self._records = records
 
     def due(self, tier: str) -> list[Entry]:
-        """The records of `tier` that have earned their promotion; some of them, if they are many."""
+        """Return records of `tier` that have earned their promotion, at most `_MOST_DUE`."""
         if self._tables.tiers[tier].promote_to is None:
             return []
         rows = self._execute("SELECT id FROM due WHERE tier = ? LIMIT ?", (self._tables.no[tier], _MOST_DUE))
         return list(self._records.find([id for (id,) in rows]).values())
 
     def overfull(self, tier: str) -> list[tuple[int, int]]:
-        """The buckets of `tier` that hold more than its capacity, and how many records they hold."""
+        """Return the buckets of `tier` that exceed its capacity, each with its number of records."""
         capacity = self._tables.tiers[tier].capacity
         if capacity is None:
             return []
@@ -41,17 +41,19 @@ class Buckets:
         return [(no, records) for no, records in rows]
 
     def held(self, bucket: int) -> int:
-        """How many records a bucket holds."""
+        """Return how many records a bucket holds."""
         return self._execute("SELECT records FROM buckets WHERE no = ?", (bucket,)).get or 0
 
     def of(self, id: str) -> tuple[str, int] | None:
-        """The tier and the bucket that a record is in."""
+        """Return the tier and the bucket of a record; None if it has no home."""
         row = next(self._execute("SELECT home, bucket FROM records WHERE id = ? AND home IS NOT NULL", (id,)), None)
         return None if row is None else (self._tables.name[row[0]], row[1])
 
     def weakest(self, tier: str, bucket: int) -> Iterator[Unit]:
-        """The units of a bucket, weakest first; of two equally weak ones the older. A group stands where its strongest
-        member would."""
+        """Yield the units of a bucket, weakest first; of two equally weak ones the older first.
+
+        A group has the place of its strongest member.
+        """
         singles = self._execute(
             "SELECT strength, seq, id, owner, '' FROM records"
             " WHERE bucket = ? AND grp = '' AND home IS NOT NULL ORDER BY strength, seq",

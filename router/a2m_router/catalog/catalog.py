@@ -1,15 +1,16 @@
-"""The catalog: the router's durable account of every managed record. It is composed of parts with one job each.
+"""The catalog: where every managed record lives, durably. It consists of parts with one job each.
 
 Rules:
-- what changes a record, or a note about one, is a method of `Catalog`, and one transaction. Most of these changes touch
-  several parts. The parts' own methods for that expect a transaction; only this module and `changes` call them;
-- what a tier, its server, the federation or this file was seen to be stands alone. The part that holds such a fact
-  changes it, in one transaction: `tiers`, `lineage`, `vectors`, `opening`;
-- a question is asked of the part that knows the answer;
-- a note comes before a copy: before a tier may hold a copy outside a record's home, a stray says so;
-- methods decide and change in one step and never wait. What must outlive a power cut is followed by `await synced()`.
+- a change of a record, or of a note about one, is a method of `Catalog`, and one transaction. Most of these changes
+  touch several parts. The parts' own methods for that expect a transaction; only this module and `changes` call them;
+- a fact about a tier, its server, the federation or this file stands alone. The part that holds such a fact changes it,
+  in one transaction: `tiers`, `lineage`, `vectors`, `opening`;
+- a query is a method of the part that holds the data;
+- a note comes before a copy: before a tier may hold a copy outside a record's home, a stray is noted;
+- methods decide and change in one step and never wait. A change that must survive a power cut is followed by
+  `await synced()`.
 
-It never talks to a tier and knows no clock: moments come in as milliseconds since 1970.
+The catalog never calls a tier and has no clock: times come in as milliseconds since 1970.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ from a2m_router.protocol.wire.timestamps import render
 from a2m_router.storage import nearest
 from a2m_router.storage.database import Damaged, Database, damaged, real
 
-# Seconds that a change waits for another program that holds the file, and between two looks whether it does.
+# Seconds that a change waits for another program to unlock the file, and between two attempts.
 _PATIENCE: Final = 10.0
 _LOOK: Final = 0.05
 
@@ -55,18 +56,19 @@ class Catalog:
     """The open catalog of one federation: its parts, and all changes of records and of the notes about them.
 
     Args:
-        path: its file; None keeps it in memory, for trials.
+        path: the file; None keeps the catalog in memory, for trials.
         tiers: the managed tiers, as configured.
         strength: the policy's order of retention.
         threads: wait for the disk on worker threads; False for tests with a virtual clock.
 
-    Raises DatabaseError when the file cannot be used, or when records live in a tier that is not configured any more.
+    Raises:
+        DatabaseError: the file cannot be used, or records live in a tier that is not configured any more.
     """
 
     def __init__(self, path: Path | None, tiers: Sequence[Tier], strength: Strength, *, threads: bool = True) -> None:
         self.claims = Claims()
         self.reads = ActiveReads(lambda: self.records.newest)
-        self.rewrites = 0  # how often a unit has given way to its summary
+        self.rewrites = 0  # how often a summary has replaced a unit
         if path is not None:
             path = real(path)
             exchange(path)
@@ -112,12 +114,14 @@ class Catalog:
                 tables.set_fact("was_whole", 1)
 
     async def synced(self) -> None:
-        """Return when everything committed so far outlives a power cut. Raises OSError when the disk fails."""
+        """Wait until everything committed so far survives a power cut. Raises OSError if the disk fails."""
         await self._syncing.wait()
 
     async def writable(self) -> None:
-        """Return when no other program holds a lock on the file that keeps it from being changed: at once, unless one
-        does. Raises OSError where it does for longer than anybody waits, and where the file is gone."""
+        """Wait until no other program locks the file against changes; normally this returns at once.
+
+        Raises OSError if the lock outlasts the wait, or if the file is gone.
+        """
         deadline = anyio.current_time() + min(_PATIENCE, left())
         while True:
             try:
@@ -130,30 +134,31 @@ class Catalog:
             await anyio.sleep(_LOOK)
 
     def damage(self) -> str | None:
-        """What is wrong with the file's pages, if anything is. Reads all of it; the start does so after an unclean
-        end."""
+        """Return what is wrong with the file's pages, or None. Reads the whole file; used after an unclean end."""
         found: str = self._tables.execute("PRAGMA quick_check(1)").get
         return None if found == "ok" else found
 
     def close(self) -> None:
         """Sync and close the file."""
         try:
-            # a disk that does not take it: the next start looks more closely, which is right then
+            # if the disk refuses this, the next start checks more, which is right then
             with contextlib.suppress(OSError, apsw.Error):
                 self.opening.end()
         finally:
             self.database.close()
 
     def look_at_clock(self, now: int) -> int:
-        """Note what the clock shows now; returns by how many milliseconds it was set back since the last look, which
-        may have been another router's."""
+        """Note the time; return by how many milliseconds the clock was set back since it was last noted.
+
+        An earlier router may have noted it.
+        """
         back, self._clock = self._clock - now, now
         return max(back, 0)
 
     def reserve(self, new: Sequence[Entry]) -> None:
-        """Note the new records of a batch before any tier hears of them.
+        """Reserve the new records of a batch before any tier is sent one.
 
-        `home` of each entry is where it is being written to. Nothing of the batch is visible before `commit_write`.
+        `home` of each entry is its destination. Nothing of the batch is visible before `commit_write`.
         """
         with self._transaction():
             self._tables.set_fact("clock", self._clock)
@@ -168,10 +173,14 @@ class Catalog:
         vectors: Vectors = NO_VECTORS,
         redo: Mapping[str, Draft] | None = None,
     ) -> list[Replacement]:
-        """A batch becomes true, the new records of which their tiers hold. Returns those replacements whose record was
-        forgotten meanwhile: they are gone with it.
+        """Commit a batch whose new records their tiers hold already.
 
-        `redo`: the replacements' records, whole. For those who read, they are as they are here, until `end_pending`.
+        Args:
+            redo: the replacements as whole records, by id: the pending writes. Reads get them from here until
+                `end_pending`.
+
+        Returns:
+            The replacements that were dropped, because their records were forgotten or changed meanwhile.
         """
         lost = []
         with self._transaction():
@@ -189,35 +198,35 @@ class Catalog:
         return lost
 
     def end_pending(self, entries: Iterable[Entry], vectors: Mapping[str, Sequence[float] | None]) -> None:
-        """The records' tiers hold them as they are."""
+        """End the pending writes of records that their tiers now hold."""
         with self._transaction():
             for entry in entries:
                 self.pending.end(entry.id)
                 self.vectors.put(entry.seq, entry.home, vectors.get(entry.id))
 
     def abandon(self, new: Iterable[Entry]) -> None:
-        """A batch failed: nothing of it becomes true. What may have been written is noted as unwanted.
+        """Give up a batch that failed. Copies that may have been written are noted as unwanted.
 
-        Over HTTP a call may land later than anybody waits for it, so such ids are noted like forgotten ones, too.
+        Over HTTP a call may land after the router has stopped waiting for it, so those ids get tombstones, too.
         """
         with self._transaction():
             for entry in new:
                 self._changes.refuse(entry, self._clock)
 
     def note_unwanted(self, entries: Iterable[Entry], tier: str) -> None:
-        """TierGateway of these were found in `tier` that are to go."""
+        """Note copies that were found in `tier` as unwanted."""
         with self._transaction():
             for entry in entries:
                 self.strays.note(entry, tier, Stray.UNWANTED)
 
     def note_copies(self, entries: Iterable[Entry], target: str) -> None:
-        """TierGateway are about to be written to `target`."""
+        """Note copies that are about to be written to `target`."""
         with self._transaction():
             for entry in entries:
                 self.strays.note(entry, target, Stray.PENDING)
 
     def strike(self, tier: str, ids: Iterable[str]) -> None:
-        """The copies of `ids` in `tier` are gone."""
+        """Remove the notes about copies of `ids` in `tier`: they are deleted."""
         with self._transaction():
             for id in ids:
                 self.strays.strike(tier, id)
@@ -229,7 +238,7 @@ class Catalog:
         salience: float = 0.0,
         vectors: Vectors = NO_VECTORS,
     ) -> list[Entry]:
-        """Change the home of each unit that is still what it was, and note its old copies. The commit point of a move.
+        """Change the home of each unit that is unchanged, and note its old copies. The commit point of a move.
 
         Returns the entries that moved, as they were. `salience` is added on arrival.
         """
@@ -241,53 +250,62 @@ class Catalog:
                     self._changes.move(entry, target, Stray.SUPERSEDED, salience)
                     self.vectors.put(entry.seq, target, vectors.get(entry.id))
                 moved += now
-        self._tell_readers(moved)
+        self._note_moved(moved)
         return moved
 
     def come_home(self, id: str, digest: bytes, tier: str, vector: Sequence[float] | None = None) -> bool:
-        """A record's home has lost it, and a copy with its digest was found in `tier`: that becomes its home."""
+        """Make `tier` the home of a record that its home has lost, if the copy found there has the record's digest.
+
+        Returns whether the home has changed.
+        """
         with self._transaction():
             entry = self.records.get(id)
             if entry is None or entry.digest != digest or entry.home == tier:
                 return False
             self._changes.move(entry, tier, Stray.UNWANTED)
             self.vectors.put(entry.seq, tier, vector)
-        self._tell_readers([entry])
+        self._note_moved([entry])
         return True
 
     def give_up(self, entries: Iterable[Entry], target: str) -> None:
-        """A move ends without its flip: what may be at `target` goes, once the record was seen at its home. A copy of
-        what is no record goes without asking."""
+        """Note that a move has ended without its flip.
+
+        A copy at `target` is deleted once the record was read at its home. A copy without a record is deleted without
+        a check.
+        """
         with self._transaction():
             for entry in entries:
                 self.strays.end_pending(target, entry.id)
 
     def forget(self, ids: Iterable[str], scope: Scope, now: int) -> list[Entry]:
-        """Strike the homes of those of `ids` that `scope` may forget; they are gone for every reader at once.
+        """Forget those of `ids` that `scope` may forget; no read returns them from now on.
 
-        Returns what was forgotten. Ids that nobody has heard of are noted while a tier is not scanned yet.
+        Returns what was forgotten. While a tier is unscanned, unknown ids get tombstones: it may hold their records.
         """
-        struck = []
-        # a note holds wherever the record turns up, so it takes the right to change all that may turn up yet
+        forgotten = []
+        # a tombstone acts wherever the record is found, so it needs the right to write to every unscanned tier
         unscanned = self.tiers.unscanned()
         notes_unknown = bool(unscanned) and all(map(scope.writes_to, unscanned))
         with self._transaction():
             for id in dict.fromkeys(ids):
                 entry = self.records.get(id)
                 if entry is not None and scope.may_change(entry.owner, entry.home):
-                    self._changes.strike_out(entry, now)
-                    struck.append(entry)
+                    self._changes.forget(entry, now)
+                    forgotten.append(entry)
                     continue
-                struck += self._changes.drop_set_aside(id, scope, now)[:1]  # wherever else it may be, it is one record
+                # several tiers may hold quarantined copies; they count as one record
+                forgotten += self._changes.forget_quarantined(id, scope, now)[:1]
                 if entry is None:
                     self.earned.drop(id)
                     if notes_unknown:
                         self.tombstones.note(id, scope.owner, now)
-        return struck
+        return forgotten
 
     def distil(self, unit: Sequence[Entry], summary: Entry, now: int) -> bool:
-        """A unit gives way to its summary, which its tier holds already, if it is still what it was; returns whether.
-        The commit point of a spill that rewrites."""
+        """Replace a unit by its summary, which its tier holds already, if the unit is unchanged. Return whether it was.
+
+        The commit point of a spill that distils.
+        """
         with self._transaction():
             sources = self.records.unchanged(unit)
             if sources is None:
@@ -295,17 +313,17 @@ class Catalog:
             self.strays.strike(summary.home, summary.id)
             self._changes.insert(summary, None)
             for entry in sources:
-                self._changes.strike_out(entry, now)
+                self._changes.forget(entry, now)
         self.rewrites += 1
         return True
 
     def drop_notes_before(self, moment: int) -> None:
-        """Forget that ids were forgotten, where no copy can be left."""
+        """Drop tombstones older than `moment` whose ids have no noted copies."""
         with self._transaction():
             self.tombstones.drop_before(moment)
 
     def touch(self, ids: Iterable[str], now: int) -> bool:
-        """Count a recall of each id. Returns whether one of them has earned its promotion by it."""
+        """Count an access to each record. Return whether one of them has earned its promotion by it."""
         earned = False
         with self._transaction():
             for id in ids:
@@ -318,8 +336,10 @@ class Catalog:
         return earned
 
     def reinforce(self, ids: Iterable[str], amount: float, scope: Scope) -> int:
-        """Add `amount` to the salience of what is `scope`'s own, or nobody's; never below zero. Returns how many were
-        found."""
+        """Add `amount` to the salience of the records that `scope` may change; it stays at 0 or above.
+
+        Returns how many records were found.
+        """
         with self._transaction():
             found = [e for e in self.records.find(ids).values() if scope.may_change(e.owner, e.home)]
             for entry in found:
@@ -327,21 +347,23 @@ class Catalog:
         return len(found)
 
     def begin_recovery(self) -> None:
-        """Right after the start: what was being moved stays where it was, and its copies go once it was seen there; of
-        what was being written nothing is true, since it was not acknowledged.
+        """Clean up after the last router, right after the start.
 
-        The move may have ended: this catalog may be a copy that was put back."""
+        Interrupted writes are given up: they were not acknowledged. Interrupted moves are undone: a copy at the target
+        is deleted once the record was read at its home. That read is needed because this catalog may be a restored
+        older copy, and the move may have ended.
+        """
         with self._transaction():
             for entry in self.records.reserved():
                 self._changes.refuse(entry, self._clock)
             self.strays.end_pending()
 
     def adopt(self, entries: Iterable[Entry], vectors: Vectors = NO_VECTORS) -> tuple[int, list[Entry]]:
-        """Take records that a tier was found to hold into the account, as `findings` decides.
+        """Add records that were found in a tier to the catalog, as `findings` decides.
 
-        Returns how many became known, and those that could not: their id is another owner's, their owner's key has
-        another record, or one of the two is just being given to one. They are set aside: noted, never removed unasked,
-        and taken in by a later scan if id and key are free.
+        Returns how many were added, and the records that were quarantined: another owner has their id, another record
+        has their owner's key, or a write under way has reserved one of the two. A quarantined record is noted. The
+        router never deletes it on its own; a later scan adds it if id and key are free.
         """
         adopted = 0
         refused = []
@@ -357,7 +379,7 @@ class Catalog:
                     if found == Stray.ASIDE:
                         refused.append(entry)
                     elif found == Stray.EQUAL and current is not None and self.vectors.indexes(entry.home):
-                        self.vectors.put(current.seq, entry.home, vector)  # in case that it becomes the home
+                        self.vectors.put(current.seq, entry.home, vector)  # in case it becomes the home
                 elif found is Found.RECORD and current is not None:
                     self._changes.replace(current, Replacement(entry, current.version), vector)
                     self.strays.note(current, current.home, Stray.SUPERSEDED)
@@ -368,24 +390,23 @@ class Catalog:
         return adopted, refused
 
     def end_scan(self, tier: str) -> Decided:
-        """All that `tier` holds has been given to `adopt`."""
+        """Note that everything in `tier` was given to `adopt`, and decide the groups."""
         with self._transaction():
             self.tiers.set_scanned(tier, True)
             self.lineage.end_set_back(tier)
             if not self.tiers.unscanned():
                 self._tables.set_fact("was_whole", 1)
-                # what was written anew under a forgotten id cannot meet any more what was forgotten
+                # all tiers are scanned, so no forgotten record can be found under an id that was written again
                 self.tombstones.drop_living()
             return self.decide_groups()
 
     def decide_groups(self) -> Decided:
-        """Of each group with equal copies in two tiers, both of them read through, the tier that holds all of it
-        becomes the home of all of it; if both do, the one further down the way.
+        """Choose one home for each group with equal copies in two scanned tiers.
 
-        A move that was cut off leaves all of its group in one of the two (see the crash table of
-        docs/architecture.md). Where neither holds all, nothing is changed: returned is what has to be moved so that one
-        does. A group whose parts have no copy in common was written so, and stays so. Looks at what is undecided, and
-        at nothing else.
+        The tier that holds the whole group becomes the home of all of it; if both do, the one further down the way. A
+        move that was cut off leaves the whole group in one of the two (see the crash table of docs/architecture.md). If
+        neither tier holds the whole group, nothing is changed, and the result names the move that unites it. A group
+        whose parts have no copy in common was written so, and stays so. Reads only the undecided groups.
         """
         left: list[Entry] = []
         with self._transaction():
@@ -400,18 +421,21 @@ class Catalog:
                     for entry in (*group.coming, *group.staying):
                         self.vectors.drop(entry.seq)
                 left += group.coming
-        self._tell_readers(left)
+        self._note_moved(left)
         return Decided(len(left), torn)
 
     def fall_back(self, entry: Entry, copy: Record, tier: str) -> bool:
-        """A record's home has lost it, and `tier` holds it as it once was, of which a copy was noted: that is the
-        record again. Returns whether it is: another tier may hold it as it is, or it has changed meanwhile."""
+        """Make a former state in `tier`, noted as a stray, the record again, because its home has lost the record.
+
+        Returns whether it is the record now. It is not if another tier may hold the present state, or if the record
+        has changed meanwhile.
+        """
         with self._transaction():
             self.strays.strike(tier, entry.id)
             if not self.lose([entry]):
                 self.strays.note(entry, tier, Stray.SUPERSEDED)
                 return False
-            if copy.created_at != render(entry.created_at):  # one that was forgotten before this was written
+            if copy.created_at != render(entry.created_at):  # an earlier record of this id, which was forgotten
                 self.strays.note(entry, tier, Stray.UNWANTED)
                 return False
             found = entry_of(copy, tier)
@@ -419,10 +443,12 @@ class Catalog:
         return True
 
     def lose(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Take those out of the account that were seen not to be in their homes, if they are still what they were then
-        and no other copy is noted, which may be the record. What they have earned is kept for when they are found.
+        """Remove records from the catalog that were not found in their homes.
 
-        Returns those that are lost.
+        A record stays if it has changed since, if a write of it is pending, or if another noted copy may be the record.
+        What lost records have earned is kept for when they are found.
+
+        Returns the records that were removed.
         """
         lost = []
         with self._transaction():
@@ -436,10 +462,11 @@ class Catalog:
         return lost
 
     def drop_home(self, tier: str) -> int:
-        """Take a tier whose store was exchanged out of the account: what lived there, and what strayed there. What the
-        records have earned is kept for when they are found.
+        """Remove the records and the strays of a tier whose store was exchanged from the catalog.
 
-        Returns how many records lived there; looks at all of them.
+        What the records have earned is kept for when they are found. Reads all of them.
+
+        Returns how many records lived there.
         """
         with self._transaction():
             entries = self.records.living_in(tier)
@@ -449,12 +476,14 @@ class Catalog:
         return len(entries)
 
     def take_over(self, old: Salvage, *, is_behind: bool = False) -> TakenOver:
-        """What only an earlier catalog knows, into this one, which is empty; its records come from the tiers. The
-        replacements that the tiers had not caught up with are for `restore`, after the scans.
+        """Copy what only an earlier catalog knows into this one, which is empty. The records come from the tiers.
 
-        `is_behind`: the earlier one is older than the tiers. What it holds as forgotten may have been written anew,
-        what was a copy too many may be the only one, and what was being written has long been decided: nothing that a
-        tier holds goes on its account.
+        The earlier catalog's pending writes are returned for `restore`, after the scans.
+
+        Args:
+            is_behind: the earlier catalog is older than the tiers. A record with a tombstone may have been written
+                again, an unwanted copy may be the only one, and writes under way have ended since. So nothing is
+                deleted from a tier because of the earlier catalog.
         """
         taken = TakenOver()
         self.findings.spares_found = is_behind
@@ -473,7 +502,7 @@ class Catalog:
                 self.records.newest = max(self.records.newest, seq)
                 taken.earned += 1
             for id, by, at in old.forgotten():
-                if self.earned.of(id) is None:  # else it lives there
+                if self.earned.of(id) is None:  # otherwise its record lives in the earlier catalog
                     self.tombstones.note(id, by, at)
                     taken.forgotten += 1
             for stray in () if is_behind else old.unwanted():
@@ -488,8 +517,10 @@ class Catalog:
         return taken
 
     def restore(self, tier: str, draft: Draft) -> bool:
-        """A replacement that `tier` has not caught up with is true again, unless the record was forgotten or replaced
-        since, or another one was written under its id. Returns whether it is."""
+        """Begin a pending write of an earlier catalog again. Return whether it is true again.
+
+        It is not if the record was forgotten or replaced since, or if another record was written under its id.
+        """
         entry = entry_of(draft, tier)
         with self._transaction():
             current = self.records.get(entry.id)
@@ -506,7 +537,7 @@ class Catalog:
             self.pending.begin(entry.id, tier, draft)
         return True
 
-    def _tell_readers(self, moved: Iterable[Entry]) -> None:
-        """These have left their homes just now."""
+    def _note_moved(self, moved: Iterable[Entry]) -> None:
+        """Note for the active reads that these records have just left their homes."""
         for entry in moved:
             self.reads.moved(entry.id, entry.home)

@@ -1,4 +1,4 @@
-"""What the change of one record is to all tables at once: its row, its copies, its notes, its vector."""
+"""The change of one record in all tables at once: its row, its copies, its notes, its vector."""
 
 import sys
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from a2m_router.catalog.vectors import VectorIndex
 
 
 class Changes:
-    """Changes of single records, each within a transaction of `Catalog`; and the parts that these are made of."""
+    """Changes of single records, each in a transaction of `Catalog`, and the parts of the catalog that they use."""
 
     def __init__(self, tables: Tables, strength: Strength, reads: ActiveReads) -> None:
         self._tables = tables
@@ -33,20 +33,23 @@ class Changes:
         self.vectors = VectorIndex(tables)
 
     def settle(self, entry: Entry, vector: Sequence[float] | None) -> None:
-        """A reserved record becomes one; on purpose, so the notes that its id was forgotten end: as soon as there is no
-        tier left where what was forgotten may be found."""
+        """Turn a reservation into a record.
+
+        The write is deliberate, so it removes a tombstone of the id, unless a tier is unscanned: the forgotten record
+        may still be found there.
+        """
         self.strays.strike(entry.home, entry.id)
         if self.tombstones.is_forgotten(entry.id) and not self.tiers.unscanned():
             self.tombstones.drop(entry.id)
-        self.earned.drop(entry.id)  # by another, which was lost
+        self.earned.drop(entry.id)  # earned by an earlier record of this id, which was lost
         self.vectors.put(self.records.settle(entry), entry.home, vector)
 
     def insert(self, entry: Entry, vector: Sequence[float] | None) -> None:
-        """A record that no write reserved."""
+        """Add a record that has no reservation."""
         self.vectors.put(self.records.insert(entry), entry.home, vector)
 
     def insert_found(self, entry: Entry, vector: Sequence[float] | None) -> None:
-        """A record that a scan has found, with what it is known to have earned."""
+        """Add a record that a scan has found, with what it is known to have earned."""
         earned = self.earned.of(entry.id, entry.created_at)
         if earned is not None:
             seq, salience, count, at = earned
@@ -56,7 +59,7 @@ class Changes:
         self.records.promote_if_due(entry)
 
     def replace(self, current: Entry, replacement: Replacement, vector: Sequence[float] | None) -> None:
-        """New content for a record, and perhaps a new home; what it has earned stays."""
+        """Give a record new content, and perhaps a new home; it keeps what it has earned."""
         entry = replacement.entry
         self.records.replace(current, replacement)
         if current.home != entry.home:
@@ -64,46 +67,49 @@ class Changes:
             self.strays.note(current, current.home, Stray.UNWANTED)
             self._reads.moved(entry.id, current.home)
         self.strays.end_equal(entry.id)
-        # what was to be caught up with is not true any more; whoever replaces says whether this is to be
+        # an earlier pending write is obsolete; the caller begins a new one if the tier needs it
         self.pending.end(entry.id)
         self.vectors.put(current.seq, entry.home, vector)
 
     def move(self, entry: Entry, home: str, left: Stray, salience: float = 0.0) -> None:
-        """The record lives in another tier from now on, which holds it as it is; what it has left behind is noted.
-        `salience` is added."""
+        """Change a record's home to a tier that holds an equal copy, and note the old copy as `left`.
+
+        `salience` is added to the record's.
+        """
         self.records.move(entry, home, added(entry.salience, salience))
         self.strays.strike(home, entry.id)
         self.strays.note(entry, entry.home, left)
         self.pending.end(entry.id)
 
     def delete(self, entry: Entry) -> None:
-        """The record leaves the account, without a trace."""
+        """Remove the record from the catalog, without a note."""
         self.records.delete(entry)
         self.pending.end(entry.id)
         self.vectors.drop(entry.seq)
 
     def lose(self, entry: Entry) -> None:
-        """The record leaves the account, and what it has earned is kept for when it is found."""
+        """Remove the record from the catalog, and keep what it has earned for when it is found again."""
         self.delete(entry)
         self.earned.keep_of(entry)
 
-    def strike_out(self, entry: Entry, now: int) -> None:
-        """The record is no more, wherever copies of it may be, and nothing late brings it back."""
+    def forget(self, entry: Entry, now: int) -> None:
+        """Remove the record, mark all its copies as unwanted, and note a tombstone against copies that land late."""
         self.delete(entry)
         self.strays.note(entry, entry.home, Stray.UNWANTED)
         self.strays.unwant(entry)
         self.tombstones.note(entry.id, entry.owner, now)
 
     def refuse(self, entry: Entry, now: int) -> None:
-        """What was reserved does not become true; its copy goes, now, or when it lands at last."""
+        """Give up a reservation. Its copy is unwanted, whether it is there already or lands later."""
         self.records.refuse(entry.id)
         self.strays.note(entry, entry.home, Stray.UNWANTED)
         tier = self._tables.tiers.get(entry.home)
-        if tier is None or tier.url is not None:  # None: it is not managed any more, and may be again
+        # over HTTP the copy may land late; a tier that is not managed any more (None) may be managed again
+        if tier is None or tier.url is not None:
             self.tombstones.note(entry.id, entry.owner, now)
 
-    def drop_set_aside(self, id: str, scope: Scope, now: int) -> list[Entry]:
-        """A record that was set aside is forgotten like any other; returns it as far as it is known."""
+    def forget_quarantined(self, id: str, scope: Scope, now: int) -> list[Entry]:
+        """Forget the quarantined records with this id; return what is known of them."""
         dropped = [stray for stray in self.strays.set_aside(id) if scope.may_change(stray.owner, stray.tier)]
         for stray in dropped:
             self.strays.note(stray, stray.tier, Stray.UNWANTED)
@@ -115,5 +121,5 @@ class Changes:
 
 
 def added(salience: float, amount: float) -> float:
-    """A salience and what is added to it: neither less than nothing nor more than JSON can say."""
+    """Return the sum of a salience and an amount, between 0 and the largest number that JSON can hold."""
     return min(max(0.0, salience + amount), sys.float_info.max)

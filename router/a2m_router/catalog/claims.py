@@ -1,10 +1,10 @@
-"""Claims: the right to change some ids, keys and groups, taken whole and in order.
+"""Claims: the right to change some ids, keys and groups.
 
 Rules:
-- a write and a move hold a claim on each record's id, its owner's key and its owner's group; the reconciler, on its id
+- a write and a move claim each record's id, its owner's key and its owner's group. The reconciler claims a record's id
   and its owner's key. A forget claims nothing;
-- a claim's names are taken one after the other in sorted order, so two claims can never wait for each other in a ring;
-- a claim may outlive the call that took it: where a tier's answer is still open, it is kept until that is settled.
+- a claim takes its names one after the other in sorted order, so two claims can never wait for each other in a ring;
+- a claim may outlive the call that took it: while a call to a tier is in doubt, the claim is kept until it is resolved.
 """
 
 from collections import deque
@@ -22,27 +22,27 @@ T = TypeVar("T")
 
 
 def id_name(id: str) -> Name:
-    """What a claim on a record is called."""
+    """Return the name that claims a record."""
     return ("id", "", id)
 
 
 def key_name(owner: str | None, key: str) -> Name:
-    """What a claim on an owner's key is called."""
+    """Return the name that claims an owner's key."""
     return ("key", _owner(owner), key)
 
 
 def group_name(owner: str | None, group: str) -> Name:
-    """What a claim on an owner's group is called."""
+    """Return the name that claims an owner's group."""
     return ("group", _owner(owner), group)
 
 
 def record_names(id: str, owner: str | None, key: str | None) -> list[Name]:
-    """What is claimed by whoever changes a record, or a copy of it, and not its group: its id, its owner's key."""
+    """Return the names to claim for a change of a record or a copy without its group: its id, its owner's key."""
     return [id_name(id)] if key is None else [id_name(id), key_name(owner, key)]
 
 
 def names_of(entry: Entry) -> list[Name]:
-    """What is claimed by whoever changes a record: its id, its owner's key, its owner's group."""
+    """Return the names to claim for a change of a record: its id, its owner's key, its owner's group."""
     names = record_names(entry.id, entry.owner, entry.key)
     if entry.group is not None:
         names.append(group_name(entry.owner, entry.group))
@@ -54,13 +54,14 @@ def _owner(owner: str | None) -> str:
 
 
 class Claim:
-    """Names that are held until `release`, which may be called more than once."""
+    """Names that are held until `release`."""
 
     def __init__(self, claims: "Claims", names: tuple[Name, ...]) -> None:
         self._claims = claims
         self._names = names
 
     def release(self) -> None:
+        """Release the names. It is safe to call this more than once."""
         names, self._names = self._names, ()
         self._claims._release(names)
 
@@ -69,14 +70,14 @@ class Claim:
 
 
 class Claims:
-    """All claims of one router. Its one piece of state is who waits for each held name, first come first served."""
+    """All claims of one router. Its state is a queue of waiting claims for each held name, first come first served."""
 
     def __init__(self) -> None:
         self._waiting: dict[Name, deque[anyio.Event]] = {}
         self._on_release: list[Callable[[frozenset[Name]], None]] = []
 
     async def take(self, names: Iterable[Name]) -> Claim:
-        """A claim on all of `names`, once they are free. Cancelling it leaves nothing held."""
+        """Claim all of `names`, waiting until they are free. A cancelled wait leaves nothing held."""
         held: list[Name] = []
         try:
             for name in sorted(set(names)):
@@ -90,10 +91,17 @@ class Claims:
     async def take_touched(
         self, look: Callable[[], tuple[set[Name], T]], seconds: Callable[[], float]
     ) -> tuple[Claim, T]:
-        """A claim on all that is touched by what `look` finds, and what it finds under that claim: it looks again,
-        since something else may be touched by the time that the names are free.
+        """Claim all names that `look` returns; return the claim, and what `look` found under it.
 
-        Raises TimeoutError if they are not within `seconds`, and what `look` raises; then nothing is held.
+        `look` runs again under the claim. If it then needs other names, because the records have changed while the
+        claim waited, the claim is taken anew.
+
+        Args:
+            look: returns the names to claim, and its finding.
+            seconds: returns for how many seconds one wait may last.
+
+        Raises:
+            TimeoutError: the names did not become free in time. Nothing is held, nor if `look` raises.
         """
         names, found = look()
         while True:
@@ -110,7 +118,7 @@ class Claims:
             names = needed
 
     def take_if_free(self, names: Iterable[Name]) -> Claim | None:
-        """A claim on all of `names` if none of them is held, else None. Never waits."""
+        """Claim all of `names` if none of them is held; otherwise return None. Never waits."""
         wanted = tuple(sorted(set(names)))
         if any(name in self._waiting for name in wanted):
             return None
@@ -119,7 +127,7 @@ class Claims:
 
     @contextmanager
     def on_release(self, notify: Callable[[frozenset[Name]], None]) -> Iterator[None]:
-        """Call `notify` with the names that are let go, for those who passed over what they could not claim."""
+        """Call `notify` with released names while in the block, for tasks that skipped what they could not claim."""
         self._on_release.append(notify)
         try:
             yield

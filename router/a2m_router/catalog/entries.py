@@ -1,4 +1,4 @@
-"""A record's account: what the catalog knows of it without asking a tier."""
+"""A record's catalog entry: what is known of it without a call to a tier."""
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -14,18 +14,18 @@ class Stray(IntEnum):
     """Why a copy may exist outside its record's home."""
 
     PENDING = 0  # of a change under way
-    SUPERSEDED = 1  # left behind by a move, or of one that was given up; goes once the record was seen at its home
-    UNWANTED = 2  # forgotten, replaced or given up; goes without asking
-    EQUAL = 3  # found by a scan beside the record's home; which of the two goes is decided for the group
-    ASIDE = 4  # found by a scan, and no record since its owner's key has another one; never removed unasked
+    SUPERSEDED = 1  # left behind by a move, or of a move given up; deleted once the record was read at its home
+    UNWANTED = 2  # forgotten, replaced or given up; deleted without a check
+    EQUAL = 3  # found by a scan beside the record's home; which of the two is deleted is decided for the group
+    ASIDE = 4  # quarantined by a scan: another record has the id or the owner's key; only a forget deletes it
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One record's account. Times are milliseconds since 1970; `home` is a tier's name.
+    """One record's catalog entry. Times are milliseconds since 1970; `home` is a tier's name.
 
-    `version` changes with every change of home or content, and never comes twice. `seq` is the record's number in the
-    order of writing, and tells it from every other one, also of its id: while a router runs, one that is written later
-    has a greater number than any that was there before.
+    `version` changes with every change of home or content, and no value is used twice. `seq` is the record's number in
+    the order of writing. It identifies the record, even among records that have had the same id: while a router runs, a
+    new record gets a greater number than every earlier one.
     """
 
     id: str
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entry_of(record: Record | Draft, home: str) -> Entry:
-    """The account of a complete record that comes to live in `home`."""
+    """Return the entry of a complete record that comes to live in `home`."""
     assert record.id is not None
     assert record.created_at is not None
     return Entry(
@@ -65,7 +65,7 @@ def entry_of(record: Record | Draft, home: str) -> Entry:
 
 
 def by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """The entries by the tiers that they live in, or are to live in."""
+    """Group entries by the tier that they live in, or are to live in."""
     homes: dict[str, list[Entry]] = {}
     for entry in entries:
         homes.setdefault(entry.home, []).append(entry)
@@ -73,31 +73,31 @@ def by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 
 def is_as_it_is(record: Record, entry: Entry) -> bool:
-    """Whether a tier answers a record in the revision that its account has, and not as it once was, or as another that
-    was written anew under its id: then one of the two is older than the other. To be asked of what is not `behind`.
+    """Return whether a tier's copy has the revision and the creation time of its catalog entry.
 
-    Content is not compared: a server of somebody else's may change it, and no vector need be at hand.
+    Otherwise the copy is a former state, or another record that was written under the same id: the tier's file or the
+    catalog is an older copy. Do not call it for a record with a pending write. Content is not compared: a third-party
+    server may change it, and the vector need not be at hand.
     """
     if isinstance(record, Riderless):
         return True
-    # most are told as they are rendered here
+    # most servers return the text that `render` gives: then there is nothing to parse
     same_time = record.created_at == render(entry.created_at) or parse(record.created_at) == entry.created_at
     return same_time and (record.revision or 0) == entry.revision
 
 
 def former(ids: Sequence[str]) -> str:
-    """What a tier's answer is that holds records of which `is_as_it_is` is not true, and what to do about it: a
-    sentence with the tier as "it"."""
-    which, anew, by = repr(ids[0]), "it anew as it was, forget it", "its id"
+    """Return the sentence for records of which `is_as_it_is` is false, and what to do. "it" is the tier."""
+    which, again, by = repr(ids[0]), "it again as it was, forget it", "its id"
     if len(ids) > 1:
-        which, anew, by = f"{ids[0]!r} and {len(ids) - 1:,} more", "them anew as they were, forget them", "their ids"
+        which, again, by = f"{ids[0]!r} and {len(ids) - 1:,} more", "them again as they were, forget them", "their ids"
     return (
-        f"it holds {which} in another state than the catalog says, which is not shown: a copy of its file was put "
-        f"back, or one of the catalog's; write {anew} by {by}, or bring the newer file back"
+        f"it holds {which} in another state than the catalog, which is not shown: an older copy of the tier's file, or "
+        f"of the catalog's, was restored; write {again} by {by}, or restore the newer file"
     )
 
 
-# the order in which `row_entry` takes a row apart
+# the order in which `row_entry` reads a row
 COLUMNS: Final = (
     "seq, id, home, owner, session, grp, role, key, revision, created_at, digest, version, salience, access_count, "
     "accessed_at, bucket"
@@ -105,17 +105,17 @@ COLUMNS: Final = (
 
 
 def present(text: str | None) -> str:
-    """A text that may be absent, as it is kept."""
+    """Return the stored form of a text that may be absent."""
     return "" if text is None else "=" + text
 
 
 def absent_or(kept: str) -> str | None:
-    """The inverse of `present`."""
+    """Return the text of a stored form; the inverse of `present`."""
     return kept[1:] if kept else None
 
 
 def row_entry(row: tuple[Any, ...], home: str) -> Entry:
-    """The entry in a row of COLUMNS."""
+    """Return the entry in a row of COLUMNS."""
     return Entry(
         seq=row[0],
         id=row[1],

@@ -1,12 +1,12 @@
-"""What becomes of copies that a scan finds: each is the record, or is noted as a stray. Nothing is changed here.
+"""What a copy found by a scan is: the record, or a stray of some kind. Nothing is changed here.
 
-- Of two equal copies the record is the one further down the way of spills and promotions.
-- Of two different ones the record is the one in the account, once the account has been whole; before that, the one with
-  the higher revision, else the one less far down.
-- Equal copies of a group are decided for the whole group, when both tiers are read through: only then is it known which
-  of them holds all of it. Until then the second copy is noted, and neither goes.
-- Of a store that is older than the account (`Lineage.note_set_back`) no copy is the record of one that lives elsewhere.
-  What is in no account was forgotten or given up since, unless a tier has lost it.
+- Of two equal copies, the record is the one further down the way of spills and promotions.
+- Of two different copies, the record is the one in the catalog, if all tiers have once been scanned. Before that, it is
+  the one with the higher revision, else the one less far down.
+- Equal copies of a group are decided for the whole group when both tiers are scanned: only then is it known which tier
+  holds the whole group. Until then the second copy is noted, and neither is deleted.
+- If a store is older than the catalog (`Lineage.note_set_back`), none of its copies replaces a record that lives
+  elsewhere. A copy that has no record was forgotten or given up since, unless a tier has lost the record.
 """
 
 from enum import Enum, auto
@@ -23,14 +23,14 @@ from a2m_router.ranking.policy import Unit
 
 
 class Found(Enum):
-    """What a found copy is that is not to be noted as a stray."""
+    """The verdict on a found copy that is not to be noted as a stray."""
 
-    KNOWN = auto()  # accounted for already
-    RECORD = auto()  # the record from now on
+    KNOWN = auto()  # in the catalog already
+    RECORD = auto()  # becomes the record
 
 
 class Torn(msgspec.Struct, frozen=True):
-    """A group of which two tiers hold a part each, and neither all: what is to be moved, from where to where."""
+    """A group split between two tiers, neither of which holds all of it: `unit` has to move to `target`."""
 
     unit: Unit
     source: str
@@ -38,14 +38,14 @@ class Torn(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What came of deciding groups: how many records have another home now, and which groups are still torn."""
+    """The result of deciding groups: how many records got a new home, and which groups are still torn."""
 
     changed: int = 0
     torn: list[Torn] = []
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A group of which `home` holds all: `coming` lives in `other` so far, of `staying` that holds equal copies."""
+    """A group that `home` holds completely. `coming` lives in `other` so far; `other` has equal copies of `staying`."""
 
     home: str
     other: str
@@ -54,10 +54,10 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """Decides from what the other parts know.
+    """Verdicts on found copies, from the facts in the other parts of the catalog.
 
-    `spares_found`: this catalog is made from one that is older than the tiers, so what they hold is later than the
-    notes of what was forgotten.
+    `spares_found`: this catalog is rebuilt from one that is older than the tiers. The tiers' records are newer than its
+    tombstones, so these do not apply.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Findings:
         self.spares_found = False
 
     def judge(self, entry: Entry, current: Entry | None, *, knows_what_left: bool) -> Found | Stray:
-        """What a copy is that was found in `entry.home`: `Found`, or the kind of stray that it is to be noted as.
+        """Return what a copy found in `entry.home` is: `Found`, or the kind of stray to note it as.
 
         Args:
-            current: the record with its id in the account.
-            knows_what_left: see `Lineage.knows_what_left`; of the tier where the copy was found.
+            current: the catalog's record with this id.
+            knows_what_left: the result of `Lineage.knows_what_left` for the tier where the copy was found.
         """
         noted = self._strays.at(entry.home, entry.id)
         is_reserved = self._records.is_reserved(entry.id)
         is_former = knows_what_left and noted is None and not is_reserved
         if noted is not None and (noted.kind != Stray.ASIDE or current is not None):
-            return Found.KNOWN  # of one set aside, the id and its owner's key may be free by now
+            return Found.KNOWN  # a quarantined copy is judged again: its id and its owner's key may be free by now
         if current is None:
             if self.is_unwanted(entry) or (is_former and self._earned.of(entry.id, entry.created_at) is None):
                 return Stray.UNWANTED
@@ -102,34 +102,35 @@ class Findings:
         return Stray.ASIDE if self.is_key_taken(entry) else Found.RECORD
 
     def is_unwanted(self, entry: Entry) -> bool:
-        """Whether a record that was found is noted as forgotten by who might forget it; not one that was written anew,
-        and then lost, or since the note was made."""
+        """Return whether a found record was forgotten by a caller who might forget it.
+
+        It was not if the same record was written again later and its tier then lost it, or if the tombstones do not
+        apply (`spares_found`).
+        """
         if self.spares_found or not self._tombstones.hold(entry):
             return False
         return self._earned.of(entry.id, entry.created_at) is None
 
     def is_key_taken(self, entry: Entry | NotedStray) -> bool:
-        """Whether the entry's key is another record's, or is just being given to one."""
+        """Return whether the entry's key belongs to another record, or is reserved by a write under way."""
         if entry.key is None:
             return False
         holder = self._records.by_key(entry.owner, entry.key)
         return self._records.is_key_reserved(entry.owner, entry.key) or (holder is not None and holder.id != entry.id)
 
     def free_again(self, tier: str) -> list[str]:
-        """The ids of those records set aside in `tier` of which neither the id nor the owner's key has another record
-        any more."""
+        """Return the ids of the quarantined records in `tier` whose id and owner's key are free again."""
         aside = self._strays.of_kind(tier, Stray.ASIDE)
         return [stray.id for stray in aside if not self._is_id_taken(stray.id) and not self.is_key_taken(stray)]
 
     def why_set_aside(self, id: str, key: str | None) -> str:
-        """Why a record that was found is not taken in."""
+        """Return why a found record is quarantined."""
         if key is None or self._is_id_taken(id):
             return "its id has another record"
         return f"its owner's key {key!r} has another record"
 
     def decide(self, scanned: list[str]) -> tuple[list[Whole], list[Torn]]:
-        """What becomes of each group with equal copies in two of the `scanned` tiers. It is torn where neither of them
-        holds all of it."""
+        """Sort the groups with equal copies in two `scanned` tiers: whole in one of the two, or torn."""
         whole, torn = [], []
         for owner, group, upper, lower in self._undecided(scanned):
             in_upper, in_lower = self._records.group(upper, owner, group), self._records.group(lower, owner, group)
@@ -144,8 +145,7 @@ class Findings:
         return whole, torn
 
     def _undecided(self, scanned: list[str]) -> list[tuple[str | None, str, str, str]]:
-        """The groups with equal copies in two tiers, both of them `scanned`: owner, group, and the two tiers, that
-        which is further down last."""
+        """Return the groups with equal copies in two `scanned` tiers: owner, group, the upper and the lower tier."""
         found: dict[tuple[str | None, str, str, str], None] = {}
         for tier in scanned:
             for stray in self._strays.of_kind(tier, Stray.EQUAL):
@@ -155,12 +155,12 @@ class Findings:
                 upper, lower = sorted((entry.home, tier), key=scanned.index)
                 related = self._leads_to(upper, lower) or self._leads_to(lower, upper)
                 if self._leads_to(lower, upper) if related else self._tables.tiers[lower].shared:
-                    upper, lower = lower, upper  # without a way between them, it is not published
+                    upper, lower = lower, upper  # no way connects them: the shared tier loses, to publish nothing
                 found[entry.owner, entry.group, upper, lower] = None
         return list(found)
 
     def _has_equal(self, tier: str, id: str) -> bool:
-        """Whether `tier` was found to hold an equal copy of a record whose home is another."""
+        """Return whether an equal copy is noted in `tier` of a record that lives elsewhere."""
         noted = self._strays.at(tier, id)
         return noted is not None and noted.kind == Stray.EQUAL
 
@@ -168,17 +168,17 @@ class Findings:
         return self._records.get(id) is not None or self._records.is_reserved(id)
 
     def _is_better(self, entry: Entry, current: Entry) -> bool:
-        """Whether a copy that was found is to be the record, rather than the one that is known."""
+        """Return whether a found copy is to replace the known record."""
         if entry.digest == current.digest:
             return self._leads_to(current.home, entry.home)
         if self._tables.fact("was_whole", 0):
-            return False  # it knows every record's state, and another one is a former one
+            return False  # the catalog has seen every state of the record, so a different one is a former state
         if entry.revision != current.revision:
             return entry.revision > current.revision
         return self._leads_to(entry.home, current.home)
 
     def _leads_to(self, source: str, target: str) -> bool:
-        """Whether records can get from `source` to `target` by spills and promotions."""
+        """Return whether records can get from `source` to `target` by spills and promotions."""
         tier = self._tables.tiers[source]
         ways = [way for way in (tier.spill_to, tier.promote_to) if way is not None]
         return target in ways or any(self._leads_to(way, target) for way in ways)

@@ -1,4 +1,4 @@
-"""Waiting for the disk together: one sync makes everything durable that was committed before it began."""
+"""Group commit: one sync makes everything durable that was committed before it began."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ import anyio.to_thread
 
 
 class GroupCommit:
-    """Grouped waits for durability.
+    """Waits for durability that share their syncs.
 
     Args:
         sync: makes all earlier commits durable; blocks.
-        threads: wait on a worker thread. Without, the sync is done at once: for tests with a virtual clock.
+        threads: sync on a worker thread. False syncs at once, for tests with a virtual clock.
     """
 
     def __init__(self, sync: Callable[[], None], *, threads: bool = True) -> None:
@@ -22,12 +22,12 @@ class GroupCommit:
         self._finished = 0
 
     async def wait(self) -> None:
-        """Return when all that was committed before this call is durable. Raises OSError when the disk fails."""
+        """Wait until everything committed before this call is durable. Raises OSError if the disk fails."""
         if not self._threads:
             self._sync()
             return
-        mine = self._started + 1  # the next sync to start is the first that surely covers this caller's commits
-        while self._finished < mine:
+        needed = self._started + 1  # the next sync to start is the first that surely covers this caller's commits
+        while self._finished < needed:
             if self._running is not None:
                 await self._running.wait()
                 continue
@@ -45,8 +45,10 @@ class GroupCommit:
 
 
 class _Run:
-    """One sync under way. When it fails, all who wait hear of it: the system tells a lost write once only, so a later
-    sync that succeeds says nothing about it."""
+    """One sync under way. If it fails, every waiting call raises.
+
+    The system reports a lost write only once, so a later sync that succeeds does not prove that the data is there.
+    """
 
     def __init__(self) -> None:
         self.ended = anyio.Event()

@@ -1,4 +1,4 @@
-"""In what state the file was found, and what has to be looked at for that."""
+"""The state in which the file was found, and what has to be checked because of it."""
 
 from a2m_router.catalog.tables import Tables
 
@@ -7,11 +7,11 @@ class Opening:
     """How the last router left the file.
 
     - `was_closed`: it closed the file.
-    - `ended_well`: nothing is left of a crash. It closed the file, and all tiers were taken into the account since the
-      last router that did not. Otherwise more is looked at, and waited for.
-    - `uncounted`: tiers that may hold what a power cut took every note of. Each stays until what it holds was compared
-      with the account.
-    - `began_blank`: no record was ever written or taken in. Not so of a catalog that was made anew.
+    - `ended_well`: no crash has left traces. The last router closed the file, and all tiers were compared with the
+      catalog after the last unclean end. Otherwise this start checks more, and waits longer.
+    - `uncounted`: tiers that may hold records of which a power cut has taken every note. A tier is removed from the set
+      when its records were compared with the catalog.
+    - `began_blank`: no record was ever written or adopted. False for a rebuilt catalog.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -22,7 +22,7 @@ class Opening:
         self.began_blank = False
 
     def begin(self, newest: int) -> None:
-        """The file is in use from now on. `newest`: the last number in the order of writing."""
+        """Note that the file is in use. `newest` is the last number in the order of writing."""
         fact, set_fact = self._tables.fact, self._tables.set_fact
         set_fact("clean", 0)
         set_fact("recovered", int(self.ended_well))
@@ -30,11 +30,11 @@ class Opening:
         self.began_blank = newest == 0 and fact("clock", None) is None and not fact("federation_found", 0)
 
     def end_recovery(self) -> None:
-        """All tiers were taken into the account, and what an earlier router had under way there has landed."""
+        """Note that all tiers were compared with the catalog, and that no call of an earlier router can still land."""
         if not self._tables.fact("recovered", 1):
             with self._tables.transaction():
                 self._tables.set_fact("recovered", 1)
 
     def end(self) -> None:
-        """The file is about to be closed."""
+        """Note that the file is about to be closed."""
         self._tables.set_fact("clean", 1)

@@ -1,6 +1,6 @@
-"""Questions about records: selections, conversations, what a tier may hold, and what a caller may see.
+"""Queries about records: selections, sessions, what a tier may hold, and what a caller may see.
 
-Every query follows an index; none looks at more than what it is asked for. Nothing is changed here.
+Every query follows an index and reads no more rows than it needs. Nothing is changed here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,18 +30,18 @@ from a2m_router.protocol.wire.equality import text_atom, text_of
 from a2m_router.ranking.policy import Unit
 from a2m_router.storage.nearest import MAX_NEAREST
 
-# The values of one field that go into one query: SQLite takes 32,766 parameters, and there are twelve fields.
+# The most values of one field in one query: SQLite takes 32,766 parameters, and there are twelve fields.
 _MOST_VALUES: Final = 2000
 
-# Sessions of one name under more owners than this are sorted instead of followed one by one.
+# If the sessions asked for have more owners than this, the rows are sorted instead of read session by session.
 _MOST_ARMS: Final = 64
 
-# Places that one step of a walk looks at.
+# The numbers (`seq`) that one step of a walk reads.
 _STRETCH: Final = 5000
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A conversation as session/list tells it (§4.10)."""
+    """A session as session/list returns it (§4.10)."""
 
     session: str
     owner: str | None
@@ -51,7 +51,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Queries:
-    """Read-only questions."""
+    """Read-only queries."""
 
     def __init__(
         self, tables: Tables, records: Records, strays: Strays, pending: PendingWrites, vectors: VectorIndex
@@ -64,7 +64,7 @@ class Queries:
         self._vectors = vectors
 
     def newest(self, selection: Selection, limit: int | None) -> list[Entry]:
-        """The newest `limit` of a selection, oldest first; ties in the order of writing."""
+        """Return the newest `limit` records of a selection, oldest first; ties in the order of writing."""
         count = -1 if limit is None else limit
         arms = (
             self._execute(
@@ -77,13 +77,13 @@ class Queries:
         return self._tables.entries(newest_first)[::-1]
 
     def among(self, ids: Iterable[str], selection: Selection) -> list[Entry]:
-        """Those of `ids` that belong to a selection, in the order of `newest`; costs by the ids, not the selection."""
+        """Return those of `ids` that a selection has, in the order of `newest`. The cost follows the number of ids."""
         given = frozenset(selection.where["id"]) if "id" in selection.where else None
         atoms = tuple(atom for atom in map(text_atom, ids) if given is None or atom in given)
         return self.newest(msgspec.structs.replace(selection, where={**selection.where, "id": atoms}), None)
 
     def few(self, selection: Selection, most: int) -> list[str] | None:
-        """The ids of a selection, if they are at most `most`; looks at no more than that."""
+        """Return the ids of a selection; None if there are more than `most`. Reads at most one row more."""
         ids: list[str] = []
         for arm in self._arms(selection):
             rows = self._execute(f"SELECT id FROM records {arm.sql} LIMIT ?", (*arm.parameters, most + 1 - len(ids)))
@@ -93,8 +93,11 @@ class Queries:
         return ids
 
     def nearest(self, selection: Selection, vector: Sequence[float], count: int) -> list[str]:
-        """The ids of those of a selection whose vectors are nearest to `vector`, nearest first, as far as they are
-        indexed here. It is asked with 32-bit floats: the very order is for those who read the vectors."""
+        """Return the ids of a selection whose vectors are nearest to `vector`, nearest first.
+
+        Only vectors that are indexed here count. The index holds 32-bit floats, so the order is approximate; a caller
+        that needs the exact order has to read the vectors.
+        """
         probe, arms = self._vectors.probe(vector), self._arms(selection)
         if probe is None or not arms:
             return []
@@ -107,11 +110,11 @@ class Queries:
         return [id for (id,) in rows]
 
     def walk(self, selection: Selection, after: int, count: int) -> tuple[list[Entry], int | None]:
-        """At most `count` of a selection behind the place `after`, in the order of writing, and where to go on from;
-        None at the end.
+        """Return at most `count` records of a selection after the place `after`, and the place to continue from.
 
-        A record keeps its place when it moves or is replaced: a walk to the end meets each that is there all the while,
-        once. A step looks at a bounded stretch, and may find nothing there.
+        Records come in the order of writing; the place is None at the end. A record keeps its place when it moves or is
+        replaced, so a walk to the end returns each record that exists throughout, exactly once. A step reads a bounded
+        stretch of places, and may find no record there.
         """
         last: int = self._execute("SELECT max(seq) FROM records").get or 0
         first = self._execute("SELECT min(seq) FROM records WHERE seq > ?", (after,)).get or 0
@@ -135,7 +138,7 @@ class Queries:
         return found, place if place < last else None
 
     def ids(self, selection: Selection) -> list[str]:
-        """The ids of a selection, in no particular order."""
+        """Return the ids of a selection, in no particular order."""
         return [
             row[0]
             for arm in self._arms(selection)
@@ -143,7 +146,7 @@ class Queries:
         ]
 
     def sessions(self, scope: Scope) -> list[Session]:
-        """The conversations that `scope` sees, by name; those of one name under different owners are different."""
+        """Return the sessions that `scope` sees, by name. Sessions of one name under two owners are two sessions."""
         visible = (
             [Condition("TRUE")]
             if scope.everyone
@@ -163,7 +166,7 @@ class Queries:
         ]
 
     def counts(self, scope: Scope) -> dict[str, int]:
-        """How many records of each tier `scope` sees."""
+        """Return how many records of each tier `scope` sees."""
         own = {}
         if not scope.everyone:
             rows = "SELECT tier, sum(records) FROM sessions WHERE owner IN ('', ?) GROUP BY tier"
@@ -174,7 +177,7 @@ class Queries:
         }
 
     def newest_of(self, owner: str | None, session: str) -> int | None:
-        """When the newest record of an owner's conversation was created; None where there is none."""
+        """Return the creation time of the newest record of an owner's session; None if there is none."""
         newest: int | None = self._execute(
             "SELECT created_at FROM records WHERE session = ? AND owner = ? AND home IS NOT NULL"
             " ORDER BY created_at DESC LIMIT 1",
@@ -183,16 +186,16 @@ class Queries:
         return newest
 
     def in_session(self, tier: str, session: str, owner: str | None) -> list[Unit]:
-        """The units of an owner's conversation in one tier, oldest first; a group goes along whole."""
+        """Return the units of an owner's session in one tier, oldest first. Each group is complete."""
         where = {"session": (text_atom(session),), "owner": (text_atom(owner),)}
         return [unit_of(unit) for unit in self._records.units(self.newest(Selection(tiers=[tier], where=where), None))]
 
     def sees(self, scope: Scope, entry: Entry) -> bool:
-        """Whether `scope` may read the record (§6)."""
+        """Return whether `scope` may read the record (§6)."""
         return scope.holds(entry.owner) or self._tables.tiers[entry.home].shared
 
     def knows_of(self, scope: Scope, id: str) -> bool:
-        """Whether `id` is that of a record which `scope` sees, or was that of one which it might forget."""
+        """Return whether `scope` sees a record with this id, or might forget a quarantined or forgotten one."""
         entry = self._records.get(id)
         if entry is not None and self.sees(scope, entry):
             return True
@@ -200,7 +203,7 @@ class Queries:
         return any(scope.holds(absent_or(owner)) for (owner,) in self._execute(noted, (id, Stray.ASIDE, id)))
 
     def latest(self, tier: str, count: int) -> list[Entry]:
-        """The last `count` records that came to live in `tier`, or were replaced there."""
+        """Return the last `count` records that came to live in `tier`, or were replaced there."""
         rows = self._execute(
             f"SELECT {COLUMNS} FROM records INDEXED BY record_by_version WHERE home = ? AND home IS NOT NULL"
             " ORDER BY version DESC LIMIT ?",
@@ -209,33 +212,37 @@ class Queries:
         return self._tables.entries(rows)
 
     def accounted(self, tier: str, ids: Iterable[str]) -> set[str]:
-        """Those of `ids` that `tier` may hold: they live there, are being written there, or are noted."""
+        """Return those of `ids` that `tier` may hold: they live there, are being written there, or are noted."""
         no = self._tables.no[tier]
         lives = "SELECT 1 FROM records WHERE id = ?1 AND ?2 IN (home, destination)"
         noted = "SELECT 1 FROM strays WHERE tier = ?2 AND id = ?1"
         return {id for id in ids if self._execute(f"{lives} UNION ALL {noted} LIMIT 1", (id, no)).get is not None}
 
     def may_hold(self, tier: str) -> range:
-        """How many records `tier` can hold if all is as this catalog says: without those that it has not caught up
-        with, or with every copy that is noted. It looks at the notes, which are few, and at no record."""
+        """Return how many records `tier` can hold if this catalog is right.
+
+        The least is without the records whose writes are pending, the most is with every noted copy. This reads the
+        notes, which are few, and no record.
+        """
         lives, noted = self._records.count(tier), self._strays.counts(tier)
         return range(lives + noted[Stray.ASIDE] - len(self._pending.ids_in(tier)), lives + sum(noted.values()) + 1)
 
     def has_notes(self, tier: str) -> bool:
-        """Whether a call to `tier` may have been under way when this catalog was last in use: a copy that may exist, or
-        a record that `tier` has yet to catch up with."""
+        """Return whether a call of the last router to `tier` may still land: a copy or a pending write is noted."""
         return bool(self._strays.removable(tier, "", 1) or self._pending.ids_in(tier))
 
     def lifting(self, tier: str, identity: str) -> tuple[bool, bool]:
-        """Whether the server with this identity may hold records for `tier` that were written there lifted, and whether
-        their vectors are indexed here. One that holds nothing of ours can be told records in any way."""
+        """Return whether this server may hold lifted records of `tier`, and whether their vectors are indexed here.
+
+        Both are false for a server that holds no record of ours: it can be written to in either mode.
+        """
         facts = self._execute("SELECT identity, lifted FROM tiers WHERE no = ?", (self._tables.no[tier],))
         known, lifted = next(facts)
         holds = known in (None, identity) and max(self.may_hold(tier)) > 0
         return holds and bool(lifted), holds and self._vectors.indexes(tier)
 
     def _arms(self, selection: Selection) -> list[Condition]:
-        """Disjoint queries that make up a selection, each along one index in the order of time."""
+        """Return the disjoint queries of a selection, each along one index in the order of time."""
         for name, atoms in selection.where.items():
             if len(atoms) > _MOST_VALUES:
                 different = list(dict.fromkeys(atoms))
@@ -256,7 +263,7 @@ class Queries:
         for name, index in narrow.items():
             by_prefix = name == "key" and selection.key_prefix is not None
             if by_prefix or (name in selection.where and all(map(text_of, selection.where[name]))):
-                # an index that needs its own condition to be seen in the query
+                # SQLite uses a partial index only if the query repeats the index's condition
                 given = None if name == "id" else Condition(f"{'grp' if name == 'group' else 'key'} != ''")
                 return [_arm(index, [Condition("home IS NOT NULL"), given, homes, visible, *conditions])]
         if "session" in selection.where:
@@ -310,7 +317,7 @@ class Queries:
                 any_of("home", [self._tables.no[tier] for tier in tiers]),
             ]
         )
-        # asked for one by one, each is found at an end of the index
+        # two queries: each then reads one end of the index
         opened: int = self._execute(f"SELECT min(created_at) FROM records WHERE {there.sql}", there.parameters).get
         touched: int = self._execute(f"SELECT max(created_at) FROM records WHERE {there.sql}", there.parameters).get
         return opened, touched

@@ -1,7 +1,7 @@
-"""The rows of records, what is counted along with them, and which of them have earned a promotion.
+"""The rows of records, the counts that depend on them, and the records that have earned a promotion.
 
-`enter` and `leave` are the only ways into a home and out of it. They keep the counts of tiers, buckets, groups and
-sessions.
+Only `enter` and `leave` put a record into a home and take it out. They keep the counts of tiers, buckets, groups and
+sessions correct.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from a2m_router.catalog.tables import Tables
 from a2m_router.config.settings import Tier
 from a2m_router.ranking.policy import Unit
 
-# what an account says of a record, wherever it lives
+# the columns of a record that do not depend on its home
 _FIELDS: Final = (
     "id, owner, session, grp, role, key, revision, created_at, digest, version, salience, access_count, accessed_at"
 )
@@ -26,9 +26,9 @@ Strength = Callable[[float, int, int, float | None], float]
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """What is to take a known record's place: `entry`, for the record as it was at version `replaces`.
+    """A replacement of a known record: `entry` takes the place of the record at version `replaces`.
 
-    `salience` is None where the writer gave none: what the record has earned stays.
+    `salience` is None if the writer gave none: then the record keeps its own.
     """
 
     entry: Entry
@@ -39,8 +39,8 @@ class Replacement(msgspec.Struct, frozen=True):
 class Records:
     """The tables `records`, `buckets`, `groups`, `sessions` and `due`.
 
-    `newest` is the last number in the order of writing. `version` is that of the latest change of a record's home or
-    content; while a router runs, every later one is greater.
+    `newest` is the last number in the order of writing. `version` is the version of the latest change of a record's
+    home or content; while a router runs, every later version is greater.
     """
 
     def __init__(self, tables: Tables, strength: Strength) -> None:
@@ -55,38 +55,38 @@ class Records:
     # --- looking up
 
     def get(self, id: str) -> Entry | None:
-        """The record with this id, if it lives somewhere."""
+        """Return the record with this id; None if it has no home."""
         row = next(self._execute(_BY_ID, (id,)), None)
         return None if row is None else row_entry(row, self._tables.name[row[2]])
 
     def find(self, ids: Iterable[str]) -> dict[str, Entry]:
-        """The entries of those `ids` that live somewhere."""
+        """Return the entries of those of `ids` that have a home, by id."""
         return {id: entry for id in ids if (entry := self.get(id)) is not None}
 
     def by_key(self, owner: str | None, key: str) -> Entry | None:
-        """The record at an owner's key."""
+        """Return the record at an owner's key."""
         place = (present(key), present(owner))
         return next(iter(self._where("key = ? AND owner = ? AND key != ''", place)), None)
 
     def group(self, home: str, owner: str | None, group: str) -> list[Entry]:
-        """The members of an owner's group in one tier."""
+        """Return the members of an owner's group in one tier."""
         place = (present(group), present(owner), self._tables.no[home])
         return self._where("grp = ? AND owner = ? AND home = ? AND grp != ''", place, order="seq")
 
     def count(self, tier: str) -> int:
-        """How many records live in `tier`."""
+        """Return how many records live in `tier`."""
         return self._execute("SELECT records FROM tiers WHERE no = ?", (self._tables.no[tier],)).get or 0
 
     def living_in(self, tier: str) -> list[Entry]:
-        """All records of a tier, however many they are."""
+        """Return all records of a tier; there may be very many."""
         return self._where("home = ?", (self._tables.no[tier],), order="seq")
 
     def unit(self, entry: Entry) -> list[Entry]:
-        """The records that move together with `entry`, itself among them."""
+        """Return the records that move together with `entry`, including itself."""
         return [entry] if entry.group is None else self.group(entry.home, entry.owner, entry.group)
 
     def units(self, entries: Iterable[Entry]) -> list[list[Entry]]:
-        """What moves together with each of `entries`; each unit once, in the order of their first."""
+        """Return the units of `entries`, each once, in the order of their first members."""
         units = []
         seen: set[str] = set()
         for entry in entries:
@@ -96,23 +96,23 @@ class Records:
         return units
 
     def unchanged(self, unit: Sequence[Entry]) -> list[Entry] | None:
-        """A unit's entries as they are now, if it has the members it had, each with its home and content; else None."""
+        """Return a unit's present entries if no member, home or content has changed; else None."""
         current = self.get(unit[0].id)
         now = [] if current is None else self.unit(current)
         same = {(e.id, e.version, e.home) for e in now} == {(e.id, e.version, e.home) for e in unit}
         return now if same else None
 
     def reserved(self) -> list[Entry]:
-        """The records that are being written, each with the tier where to."""
+        """Return the reserved records, each with its destination as home."""
         rows = self._execute(f"SELECT {COLUMNS}, destination FROM records WHERE home IS NULL")
         return [row_entry(row, self._tables.name[row[-1]]) for row in rows]
 
     def is_reserved(self, id: str) -> bool:
-        """Whether a write of `id` is under way."""
+        """Return whether a write of `id` is under way."""
         return self._execute("SELECT 1 FROM records WHERE id = ? AND home IS NULL", (id,)).get is not None
 
     def is_key_reserved(self, owner: str | None, key: str) -> bool:
-        """Whether a write of a new record to an owner's key is under way."""
+        """Return whether a write of a new record to an owner's key is under way."""
         reserved = self._execute(
             "SELECT 1 FROM records INDEXED BY record_by_reservation"
             " WHERE home IS NULL AND key = ? AND owner = ? LIMIT 1",
@@ -123,11 +123,11 @@ class Records:
     # --- changing
 
     def reserve(self, entry: Entry) -> None:
-        """A row for a record that is being written to `entry.home`, and that nobody sees yet."""
+        """Add a row for a record that is being written to `entry.home`. No read sees it yet."""
         self._insert(entry, self._next_number(), destination=self._tables.no[entry.home])
 
     def settle(self, entry: Entry) -> int:
-        """A reserved record becomes one. Returns its number."""
+        """Turn a reservation into a record. Return its number."""
         seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
         assert seq is not None, "a record is reserved before it is written"
         self._execute("UPDATE records SET destination = NULL WHERE seq = ?", (seq,))
@@ -135,12 +135,11 @@ class Records:
         return int(seq)
 
     def refuse(self, id: str) -> None:
-        """A reserved record does not become one."""
+        """Delete a reservation."""
         self._execute("DELETE FROM records WHERE id = ? AND home IS NULL", (id,))
 
     def insert(self, entry: Entry) -> int:
-        """A record that no write reserved. It stands at the place that its entry names, if that is free. Returns its
-        number."""
+        """Add a record that has no reservation. It gets its entry's number, if that is free. Return its number."""
         taken = entry.seq == 0 or self._execute("SELECT 1 FROM records WHERE seq = ?", (entry.seq,)).get is not None
         seq = self._next_number() if taken else entry.seq
         self._insert(entry, seq)
@@ -148,19 +147,19 @@ class Records:
         return seq
 
     def delete(self, entry: Entry) -> None:
-        """The record leaves the account."""
+        """Remove the record from the catalog."""
         self.leave(entry)
         self._execute("DELETE FROM records WHERE seq = ?", (entry.seq,))
         self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
 
     def move(self, entry: Entry, home: str, salience: float) -> None:
-        """The record changes its home, and arrives with this salience."""
+        """Change the record's home, and set its salience."""
         self.leave(entry)
         self.enter(msgspec.structs.replace(entry, home=home, salience=salience))
         self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
 
     def replace(self, current: Entry, replacement: Replacement) -> None:
-        """New content for a record, and perhaps a new home; what it has earned stays."""
+        """Give a record new content, and perhaps a new home; it keeps what it has earned."""
         entry = replacement.entry
         self.leave(current)
         kept = msgspec.structs.replace(
@@ -176,7 +175,7 @@ class Records:
         self.enter(kept)
 
     def earn(self, entry: Entry) -> None:
-        """What the record has earned has changed, and with it its strength."""
+        """Store what the record has earned, and its new strength."""
         no, owner, _, group = self._places(entry)
         self._execute(
             "UPDATE records SET salience = ?, access_count = ?, accessed_at = ?, strength = ? WHERE seq = ?",
@@ -186,7 +185,7 @@ class Records:
             self._weigh_group(no, owner, group)
 
     def promote_if_due(self, entry: Entry) -> bool:
-        """Note that the record has earned its promotion, if it has; returns whether."""
+        """Note that the record has earned its promotion, if it has. Return whether it has."""
         tier = self._tables.tiers[entry.home]
         if tier.promote_to is None or tier.promote_after is None or entry.access_count < tier.promote_after:
             return False
@@ -194,8 +193,10 @@ class Records:
         return True
 
     def follow_settings(self, tier: Tier) -> None:
-        """Where the settings of a tier have changed from which its buckets, its strengths and what is due follow, all
-        of these are computed anew. Looks at all its records then."""
+        """Recompute a tier's buckets, strengths and due promotions if the settings that they depend on have changed.
+
+        Then it reads all records of the tier.
+        """
         no = self._tables.no[tier.name]
         settings = (tier.half_life, int(tier.per_session), tier.promote_after)
         before = self._execute("SELECT half_life, per_session, promote_after FROM tiers WHERE no = ?", (no,))
@@ -213,7 +214,7 @@ class Records:
                 self._execute("DELETE FROM due WHERE id = ?", (entry.id,))
 
     def enter(self, entry: Entry) -> None:
-        """The record comes to live in its home. Its row exists; everything that counts it is brought up to date."""
+        """Put the record, whose row exists, into its home, and update all counts."""
         no, owner, session, group = self._places(entry)
         strength = self._strength_of(entry)
         place = (no, owner, session) if self._tables.tiers[entry.home].per_session else (no, "", "")
@@ -239,7 +240,7 @@ class Records:
             self._weigh_group(no, owner, group)
 
     def leave(self, entry: Entry) -> None:
-        """The record stops living in its home; the inverse of `enter`."""
+        """Take the record out of its home, and update all counts; the inverse of `enter`."""
         no, owner, session, group = self._places(entry)
         bucket = self._execute("SELECT bucket FROM records WHERE seq = ?", (entry.seq,)).get
         self._execute("UPDATE records SET home = NULL, bucket = NULL WHERE seq = ?", (entry.seq,))
@@ -261,7 +262,7 @@ class Records:
             self._weigh_group(no, owner, group)
 
     def _weigh_group(self, no: int, owner: str, group: str) -> None:
-        # a group stands where its strongest member would; the index holds the members in that order
+        # a group has the place of its strongest member; the index holds the members in that order
         strongest = self._execute(
             "SELECT strength, seq FROM records WHERE grp = ? AND owner = ? AND home = ? AND grp != ''"
             " ORDER BY strength DESC, seq DESC LIMIT 1",
@@ -288,7 +289,7 @@ class Records:
         )
 
     def _account(self, entry: Entry) -> tuple[Any, ...]:
-        """What stands in _FIELDS."""
+        """Return the values of _FIELDS."""
         texts = map(present, (entry.owner, entry.session, entry.group, entry.role, entry.key))
         earned = (entry.salience, entry.access_count, entry.accessed_at)
         return (entry.id, *texts, entry.revision, entry.created_at, entry.digest, self._next_version(), *earned)
@@ -310,7 +311,7 @@ class Records:
 
 
 def unit_of(members: Sequence[Entry]) -> Unit:
-    """A unit by its members' entries, all of one group and owner, or a single one, where strengths do not matter."""
+    """Return the unit of these members, which share group and owner, or of a single record. Its strength is not set."""
     first = members[0]
     ids = tuple(entry.id for entry in members)
     return Unit(ids, first.owner, first.group, max(entry.seq for entry in members), 0.0, len(members))

@@ -1,7 +1,6 @@
 """The catalog's tables.
 
-A text that may be absent is kept as '' where it is absent, and with '=' before it where it is not: so one equality
-serves both, and indexes hold both.
+An absent text is stored as '', a present one with '=' before it. So one equality finds both, and indexes hold both.
 """
 
 from typing import Final
@@ -15,8 +14,8 @@ SCHEMA: Final = (
     CREATE TABLE tiers (
         no INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
-        identity TEXT,                            -- of the server behind it, when it was last greeted
-        scanned INTEGER NOT NULL DEFAULT 0,       -- whether all that it holds is accounted for
+        identity TEXT,                            -- of the tier's server, when it was last greeted
+        scanned INTEGER NOT NULL DEFAULT 0,       -- whether the catalog has all records that it holds
         records INTEGER NOT NULL DEFAULT 0,       -- how many records live there
         half_life REAL, per_session INTEGER, promote_after INTEGER   -- the settings its rows were computed with
     ) STRICT;
@@ -32,7 +31,7 @@ SCHEMA: Final = (
     ) STRICT;
     CREATE INDEX bucket_by_size ON buckets (tier, records);
 
-    -- One row a record. home NULL: reserved for a write under way to `destination`, not yet a record to anybody.
+    -- One row a record. home NULL: reserved for a write under way to `destination`; no read sees it.
     CREATE TABLE records (
         seq INTEGER PRIMARY KEY,
         id TEXT NOT NULL UNIQUE,
@@ -86,7 +85,7 @@ SCHEMA: Final = (
     CREATE INDEX session_by_name ON sessions (session);
     CREATE INDEX session_by_tier ON sessions (tier);
 
-    -- TierGateway that may exist in a tier that is not the record's home; `kind` is one of entries.Stray.
+    -- Copies that may exist in a tier that is not the record's home; `kind` is one of entries.Stray.
     CREATE TABLE strays (
         tier INTEGER NOT NULL,
         id TEXT NOT NULL,
@@ -98,11 +97,11 @@ SCHEMA: Final = (
     CREATE INDEX stray_by_id ON strays (id);
     CREATE INDEX stray_by_key ON strays (tier, key, owner) WHERE key != '';
 
-    -- Replacements under way: the account that becomes true if the tier turns out to hold this digest.
+    -- Replacements under way: the entry that becomes true if the tier turns out to hold this digest.
     CREATE TABLE replacing (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, entry BLOB NOT NULL) STRICT, WITHOUT ROWID;
 
-    -- `by`: whose record was struck, '' for nobody's; or who named the id before anybody knew whose it is, '' for
-    -- somebody who sees all.
+    -- Tombstones. `by`: the owner of the deleted record, '' if it had none. If the id was unknown: the owner who
+    -- forgot it, '' for a caller who sees all.
     CREATE TABLE forgotten (
         id TEXT NOT NULL, by TEXT NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (id, by)
     ) STRICT, WITHOUT ROWID;
@@ -113,21 +112,21 @@ SCHEMA: Final = (
     CREATE INDEX due_by_tier ON due (tier);
     """,
     """
-    -- Whether the vectors of the tier's records stand in the index `nearest` of this file, since its server had none,
-    -- and whether its records were written there lifted.
+    -- Whether this file's index `nearest` holds the vectors of the tier's records, because its server has no index, and
+    -- whether its records were written there lifted.
     ALTER TABLE tiers ADD COLUMN indexed INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE tiers ADD COLUMN lifted INTEGER NOT NULL DEFAULT 0;
 
-    -- Records replaced in a tier that cannot replace: true already, as they stand here, until their tier has caught up.
+    -- Pending writes: the new records, whole. They are true already; a row is deleted when its tier holds the record.
     CREATE TABLE redo (id TEXT PRIMARY KEY, tier INTEGER NOT NULL, draft BLOB NOT NULL) STRICT, WITHOUT ROWID;
     CREATE INDEX redo_by_tier ON redo (tier);
     """,
     """
-    -- Strays whose groups are to be decided, and records that are set aside; `kind` as in entries.Stray.
+    -- Strays whose groups are to be decided, and quarantined records; `kind` as in entries.Stray.
     CREATE INDEX stray_by_kind ON strays (kind, tier) WHERE kind >= 3;
 
-    -- What records have earned that no tier is known to hold: those that a tier has lost, and those of a catalog before
-    -- this one. A record that a scan finds gets it back. `seq`: where it stood in the order of writing.
+    -- What records have earned that no tier is known to hold: records that a tier has lost, and records of an earlier
+    -- catalog. A record that a scan finds gets these values back. `seq`: its number in the order of writing.
     CREATE TABLE earned (
         id TEXT PRIMARY KEY,
         seq INTEGER NOT NULL,
@@ -136,51 +135,51 @@ SCHEMA: Final = (
         accessed_at INTEGER
     ) STRICT, WITHOUT ROWID;
 
-    -- What is replaced is true here first, and noted in `redo`.
+    -- A replacement is true here first, and noted in `redo`.
     DROP TABLE replacing;
     """,
     """
-    -- Whether the server behind a lifted tier was seen to keep the metadata that it is shown: NULL before any was. Of
-    -- records that were written before this was looked at nothing is known.
+    -- Whether the server of a lifted tier was seen to keep the metadata that it is sent: NULL before it was sent any.
+    -- For records that were written before this was checked, nothing is known.
     ALTER TABLE tiers ADD COLUMN shows_metadata INTEGER;
     UPDATE tiers SET shows_metadata = FALSE WHERE lifted AND records > 0;
     """,
     """
-    -- One row a start: the epoch that it has drawn. A store or a record that bears another one was written by a router
-    -- that this catalog knows nothing of.
+    -- One row a start: the epoch that it has drawn. A store or a record with an unlisted epoch was written by a router
+    -- that this catalog does not know.
     CREATE TABLE epochs (number INTEGER PRIMARY KEY, epoch TEXT NOT NULL UNIQUE) STRICT;
 
     -- The number of the last epoch that the tier's store was seen to hold.
     ALTER TABLE tiers ADD COLUMN epoch INTEGER;
 
-    -- Other federations of which records were adopted, wherever these bear their ids.
+    -- Other federations whose records were adopted, where the records carry the federation's id.
     CREATE TABLE adopted (federation TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 
-    -- What has last come to live in a tier, or has been replaced there: what a file that was set back lacks first.
+    -- The last records that came to live in a tier, or were replaced there: a restored older file lacks these first.
     CREATE INDEX record_by_version ON records (home, version) WHERE home IS NOT NULL;
     """,
     """
-    -- Whether the tier's store is older than this account, which knows all that has come to it and left it since. Until
-    -- it is read through.
+    -- Whether the tier's store is older than this catalog, which knows all that was written to it and deleted from it
+    -- since. Reset when the tier was scanned.
     ALTER TABLE tiers ADD COLUMN set_back INTEGER NOT NULL DEFAULT 0;
     """,
     """
-    -- The last number in the order of writing when the epoch was drawn: what has a later one was written since. NULL
-    -- where that was not noted, and for epochs that were not drawn here.
+    -- The last number in the order of writing when the epoch was drawn: records with a greater number were written
+    -- since. NULL if it was not noted, and for epochs that were not drawn here.
     ALTER TABLE epochs ADD COLUMN newest INTEGER;
     """,
     """
-    -- How many records of other federations the tier was last seen to hold beside ours.
+    -- How many records of other federations the tier was last seen to hold.
     ALTER TABLE tiers ADD COLUMN strange INTEGER NOT NULL DEFAULT 0;
     """,
     """
-    -- When the record was created that has earned this: another one of its id has not. NULL where that was not noted.
+    -- When the record was created: another record of the same id does not get these values. NULL if it was not noted.
     ALTER TABLE earned ADD COLUMN created_at INTEGER;
     """,
     """
-    -- What was being written when a router ended was not acknowledged, and the next one gives it up. The version before
-    -- acknowledged a new record when its reservation was durable, and a power cut may have left no more than that: such
-    -- a record is found by a scan of its tier. A batch with replacements (found = 0) was not acknowledged so.
+    -- A write under way when a router ends was not acknowledged, and the next router gives it up. The version before
+    -- acknowledged a new record when its reservation was durable, and a power cut may have left no more than that: a
+    -- scan of its tier finds such a record. A batch with replacements (found = 0) was not acknowledged that early.
     UPDATE tiers SET scanned = 0
         WHERE no IN (SELECT destination FROM records WHERE home IS NULL AND found IS NOT 0);
     DELETE FROM strays

@@ -1,7 +1,7 @@
-"""Selecting records from the catalog: which filters it can answer, and the queries for them. Pure.
+"""Selecting records from the catalog: the filters that it can apply, and the queries for them. Pure.
 
-A selection is one query or several ("arms") that each follow one index in the order of time, so that the newest few of
-a large catalog are found without looking at the rest: a session, an owner or a tier, whichever is narrowest.
+A selection is one query or several ("arms"). Each arm follows one index in the order of time: of a session, an owner or
+a tier, whichever is narrowest. So the newest few records of a large catalog are found without reading the rest.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from a2m_router.catalog.entries import present
 from a2m_router.protocol.wire.equality import NULL, Where, integer_of, number_atom, text_of
 from a2m_router.protocol.wire.timestamps import moment
 
-# the record fields that the catalog holds; everything else only a tier can tell
+# the record fields that the catalog holds; only a tier can return the others
 FIELDS: Final = frozenset(
     {
         "id",
@@ -36,9 +36,10 @@ _MOMENTS: Final = frozenset({"created_at", "accessed_at"})
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Who sees what (§6): None sees all; an owner sees its own, what has no owner, and all in shared tiers.
+    """What a caller may see and change (§6).
 
-    `writes` names the tiers whose records it may change, as far as they are its own or nobody's; None: of any tier.
+    `owner` None sees all records. An owner sees its own records, records without an owner, and all in shared tiers.
+    `writes` names the tiers in which it may change its own records and those without an owner; None means every tier.
     """
 
     owner: str | None = None
@@ -46,23 +47,24 @@ class Scope(msgspec.Struct, frozen=True):
 
     @property
     def everyone(self) -> bool:
+        """Whether the caller sees the records of every owner."""
         return self.owner is None
 
     def holds(self, owner: str | None) -> bool:
-        """Whether a record of `owner` is the caller's own, or nobody's."""
+        """Return whether a record of `owner` is the caller's own, or has no owner."""
         return self.owner is None or owner is None or owner == self.owner
 
     def writes_to(self, tier: str) -> bool:
-        """Whether the caller may change anything in a tier."""
+        """Return whether the caller may change records in a tier."""
         return self.writes is None or tier in self.writes
 
     def may_change(self, owner: str | None, tier: str) -> bool:
-        """Whether the caller may change a record of `owner` that lives in `tier`."""
+        """Return whether the caller may change a record of `owner` that lives in `tier`."""
         return self.holds(owner) and self.writes_to(tier)
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which records: all of `scope` that live in `tiers` and meet `where` (its catalog part) and `key_prefix`."""
+    """The records that `scope` sees, live in `tiers`, and meet `where` (its catalog fields) and `key_prefix`."""
 
     tiers: Sequence[str]
     scope: Scope = Scope()
@@ -81,14 +83,14 @@ NOTHING: Final = Condition("FALSE")
 
 
 def any_of(column: str, values: Sequence[Any]) -> Condition:
-    """`column` holds one of `values`."""
+    """Return the condition that `column` holds one of `values`."""
     if not values:
         return NOTHING
     return Condition(f"{column} IN ({', '.join('?' * len(values))})", tuple(values))
 
 
 def field_condition(field: str, atoms: Collection[bytes], tiers: Mapping[str, int]) -> Condition:
-    """That `field`, one of FIELDS, equals one of the JSON values `atoms` (§5.2)."""
+    """Return the condition that `field`, one of FIELDS, equals one of the JSON values `atoms` (§5.2)."""
     if field == "tier":
         return any_of("home", [no for name, no in tiers.items() if b"s" + name.encode() in atoms])
     if field == "id":
@@ -97,7 +99,7 @@ def field_condition(field: str, atoms: Collection[bytes], tiers: Mapping[str, in
         texts = (("" if atom == NULL else _kept(text_of(atom))) for atom in atoms)
         return any_of(_TEXTS[field], [text for text in texts if text is not None])
     if field == "revision":
-        # only a record with a key has one
+        # only a record with a key has a revision
         shown = any_of("revision", [number for number in map(_number, atoms) if number is not None])
         with_key = conjunction([Condition("key != ''"), shown])
         return any_condition(with_key, Condition("key = ''")) if NULL in atoms else with_key
@@ -111,23 +113,23 @@ def field_condition(field: str, atoms: Collection[bytes], tiers: Mapping[str, in
 
 
 def where_conditions(where: Where, tiers: Mapping[str, int]) -> list[Condition]:
-    """The conditions of those names in `where` that the catalog holds."""
+    """Return the conditions for those names in `where` that the catalog holds."""
     return [field_condition(name, atoms, tiers) for name, atoms in where.items() if name in FIELDS]
 
 
 def key_prefix_condition(prefix: str) -> Condition:
-    """The key itself and every key beneath it: `a/b` is not `a/bc`."""
+    """Return the condition that the key is `prefix` or beneath it: `a/b` does not select `a/bc`."""
     if prefix == "":
         return Condition("key != ''")
     if prefix.endswith("/"):
         return Condition("key >= ? AND key < ?", ("=" + prefix, "=" + prefix[:-1] + "0"))  # '0' follows '/'
-    # the range first, so that an index serves it; between the key and what is beneath it there is `a/b!`
+    # the range comes first, so that an index serves it; the second condition excludes keys between, such as `a/b!`
     beneath = Condition("(key = ? OR key >= ?)", ("=" + prefix, f"={prefix}/"))
     return conjunction([Condition("key >= ? AND key < ?", ("=" + prefix, f"={prefix}0")), beneath])
 
 
 def scope_condition(scope: Scope, shared: Collection[int]) -> Condition | None:
-    """What `scope` sees; None where it sees all."""
+    """Return the condition that `scope` sees the record; None if it sees all."""
     if scope.everyone:
         return None
     own = any_of("owner", ["", present(scope.owner)])
@@ -136,14 +138,14 @@ def scope_condition(scope: Scope, shared: Collection[int]) -> Condition | None:
 
 
 def conjunction(conditions: Sequence[Condition | None]) -> Condition:
-    """All of `conditions`; None stands for one that always holds."""
+    """Return the conjunction of `conditions`; None stands for one that always holds."""
     given = [condition for condition in conditions if condition is not None]
     sql = " AND ".join(condition.sql for condition in given) or "TRUE"
     return Condition(sql, tuple(parameter for condition in given for parameter in condition.parameters))
 
 
 def any_condition(first: Condition, second: Condition) -> Condition:
-    """One of two conditions, or both."""
+    """Return the disjunction of two conditions."""
     return Condition(f"(({first.sql}) OR ({second.sql}))", first.parameters + second.parameters)
 
 

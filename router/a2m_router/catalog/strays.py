@@ -19,7 +19,7 @@ class NotedStray(msgspec.Struct, frozen=True):
     key: str | None
 
 
-# No pending copy comes any more: what was noted is superseded if there is a record, else unwanted.
+# A pending copy whose change has ended is superseded if its record lives, else unwanted.
 _END_PENDING: Final = (
     "UPDATE strays"
     " SET kind = iif(EXISTS (SELECT 1 FROM records WHERE records.id = strays.id AND home IS NOT NULL), ?, ?)"
@@ -37,26 +37,26 @@ class Strays:
         self._name = tables.name
 
     def at(self, tier: str, id: str) -> NotedStray | None:
-        """The copy of `id` that is noted for `tier`."""
+        """Return the note of a copy of `id` in `tier`."""
         return next(iter(self._where("tier = ? AND id = ?", (tier, id))), None)
 
     def of_kind(self, tier: str, kind: Stray) -> list[NotedStray]:
-        """The copies noted for `tier` whose fate is open: `kind` is EQUAL or ASIDE."""
+        """Return the undecided copies noted for `tier`: `kind` is EQUAL or ASIDE."""
         return self._where("tier = ? AND kind = ? AND kind >= 3", (tier, kind), "stray_by_kind")
 
     def removable(self, tier: str, after: str, limit: int) -> list[NotedStray]:
-        """Some of the copies to be removed from `tier`, in the order of their ids, beginning after one."""
+        """Return at most `limit` copies to delete from `tier`, in the order of ids, from the id after `after`."""
         return self._where(
             "tier = ? AND id > ? AND kind IN (?, ?) ORDER BY id LIMIT ?",
             (tier, after, Stray.SUPERSEDED, Stray.UNWANTED, limit),
         )
 
     def still_noted(self, tier: str, strays: Iterable[NotedStray]) -> list[NotedStray]:
-        """Those of `strays` that are noted for `tier` now, as they are noted now."""
+        """Return the present notes of those of `strays` that are still noted for `tier`."""
         return [now for stray in strays if (now := self.at(tier, stray.id)) is not None]
 
     def in_the_way(self, tier: str, entries: Iterable[Entry]) -> list[NotedStray]:
-        """The copies in `tier` of these ids, or at these owners' keys: they go before anything is written there."""
+        """Return the copies in `tier` with these ids or at these owners' keys: a write must delete them first."""
         found: dict[str, NotedStray] = {}
         for entry in entries:
             same_id = self.at(tier, entry.id)
@@ -69,48 +69,48 @@ class Strays:
         return list(found.values())
 
     def set_aside(self, id: str) -> list[NotedStray]:
-        """The records with this id that are not taken in, in whichever tiers."""
+        """Return the quarantined records with this id, in all tiers."""
         rows = self._execute("SELECT tier, owner, key FROM strays WHERE id = ? AND kind = ?", (id, Stray.ASIDE))
         return [NotedStray(id, self._name[no], Stray.ASIDE, absent_or(o), absent_or(key)) for no, o, key in rows]
 
     def may_be(self, id: str) -> bool:
-        """Whether a copy is noted anywhere that may be the record."""
+        """Return whether a noted copy in some tier may be the record."""
         kinds = (Stray.PENDING, Stray.SUPERSEDED, Stray.EQUAL)
         found = self._execute("SELECT 1 FROM strays WHERE id = ? AND kind IN (?, ?, ?) LIMIT 1", (id, *kinds))
         return found.get is not None
 
     def counts(self, tier: str) -> Mapping[Stray, int]:
-        """How many copies are noted for `tier`, of each kind."""
+        """Return how many copies of each kind are noted for `tier`."""
         rows = self._execute("SELECT kind, count(*) FROM strays WHERE tier = ? GROUP BY kind", (self._no[tier],))
         return {**dict.fromkeys(Stray, 0), **{Stray(kind): count for kind, count in rows}}
 
     def note(self, copy: Entry | NotedStray, tier: str, kind: Stray) -> None:
-        """`tier` may hold a copy."""
+        """Note that `tier` may hold a copy."""
         self._execute(
             "INSERT OR REPLACE INTO strays VALUES (?, ?, ?, ?, ?)",
             (self._no[tier], copy.id, kind, present(copy.owner), present(copy.key)),
         )
 
     def strike(self, tier: str, id: str) -> None:
-        """`tier` holds no copy, or it is the record now."""
+        """Delete the note of a copy in `tier`: the copy is gone, or is the record now."""
         self._execute("DELETE FROM strays WHERE tier = ? AND id = ?", (self._no[tier], id))
 
     def drop_all(self, tier: str) -> None:
         self._execute("DELETE FROM strays WHERE tier = ?", (self._no[tier],))
 
     def end_pending(self, tier: str | None = None, id: str | None = None) -> None:
-        """No pending copy comes any more: of all, or of one."""
+        """Note that the changes of all pending copies, or of one, have ended: no copy will be written any more."""
         if tier is None:
             self._execute(_END_PENDING, _ENDED)
         else:
             self._execute(f"{_END_PENDING} AND tier = ? AND id = ?", (*_ENDED, self._no[tier], id))
 
     def end_equal(self, id: str) -> None:
-        """The record has new content, which no copy equals."""
+        """Mark equal copies as unwanted: the record has new content, so they are not equal any more."""
         self._execute("UPDATE strays SET kind = ? WHERE id = ? AND kind = ?", (Stray.UNWANTED, id, Stray.EQUAL))
 
     def unwant(self, entry: Entry) -> None:
-        """The record is no more: all copies of it are to go. One set aside of another owner is another record."""
+        """Mark all copies of a deleted record as unwanted. A quarantined one of another owner is another record."""
         self._execute(
             "UPDATE strays SET kind = ? WHERE id = ? AND (kind != ? OR owner = ?)",
             (Stray.UNWANTED, entry.id, Stray.ASIDE, present(entry.owner)),

@@ -1,4 +1,4 @@
-"""What the parts of the catalog share: the tables of one open file, and the numbers that tiers have in them."""
+"""The tables of one open file, which the parts of the catalog share, and the tiers' numbers in them."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -26,17 +26,20 @@ class Tables:
         self.shared: list[int] = []
 
     def transaction(self) -> AbstractContextManager[object]:
-        """All or nothing; see `Database.transaction`."""
+        """Run the block in a transaction; see `Database.transaction`."""
         return self._database.transaction()
 
     def number_tiers(self) -> None:
-        """Give each configured tier its number. Raises DatabaseError when records live in a tier that is not configured
-        any more."""
+        """Give each configured tier a number.
+
+        Raises:
+            DatabaseError: records live in a tier that is not configured any more.
+        """
         for name, records in self.execute("SELECT name, records FROM tiers WHERE records > 0"):
             if name not in self.tiers:
                 raise DatabaseError(
                     f"{self._database.path}: {records} records live in the tier {name!r}, which is not among the"
-                    " managed tiers any more; bring it back, and have its records forgotten or moved before it goes"
+                    " managed tiers any more; add it again, and move or forget its records before you remove it"
                 )
         self.connection.executemany("INSERT OR IGNORE INTO tiers (name) VALUES (?)", [(name,) for name in self.tiers])
         self.name = dict(self.execute("SELECT no, name FROM tiers"))
@@ -44,11 +47,11 @@ class Tables:
         self.shared = [self.no[tier.name] for tier in self.tiers.values() if tier.shared]
 
     def entries(self, rows: Iterable[Any]) -> list[Entry]:
-        """The entries in rows of COLUMNS that live somewhere."""
+        """Return the entries in rows of COLUMNS, all of which have a home."""
         return [row_entry(row, self.name[row[2]]) for row in rows]
 
     def fact(self, name: str, otherwise: Any) -> Any:
-        """A fact about the whole catalog; `otherwise` where it was never noted."""
+        """Return a fact about the whole catalog; `otherwise` if it was never noted."""
         row = next(self.execute("SELECT value FROM facts WHERE name = ?", (name,)), None)
         return otherwise if row is None else row[0]
 

@@ -1,4 +1,4 @@
-"""What is known of the managed tiers and of the servers behind them."""
+"""Facts about the managed tiers and their servers."""
 
 import contextlib
 
@@ -6,21 +6,21 @@ from a2m_router.catalog.tables import Tables
 
 
 class TierFacts:
-    """The table `tiers`, but for what the vector index and the lineage keep there."""
+    """The table `tiers`, except the columns of the vector index and of the lineage."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._execute = tables.execute
         self._no = tables.no
-        self._hiding: set[str] = set()  # lifted tiers whose servers were seen not to show metadata as it is
+        self._hiding: set[str] = set()  # lifted tiers whose servers were seen to change metadata
 
     def identity(self, tier: str) -> str | None:
-        """Who was behind `tier` when it was last greeted; None before the first time."""
+        """Return the identity of the tier's server when it was last greeted; None before the first greeting."""
         known: str | None = self._execute("SELECT identity FROM tiers WHERE no = ?", (self._no[tier],)).get
         return known
 
     def set_identity(self, tier: str, identity: str) -> None:
-        """Another identity means other contents: they have to be scanned."""
+        """Set the identity of the tier's server. A new identity means other contents, so the tier must be scanned."""
         with self._tables.transaction():
             self._execute(
                 "UPDATE tiers SET scanned = scanned AND identity IS ?1, identity = ?1,"
@@ -32,18 +32,18 @@ class TierFacts:
             )
 
     def is_scanned(self, tier: str) -> bool:
-        """Whether all that `tier` holds is accounted for."""
+        """Return whether the catalog has all records that `tier` holds."""
         return bool(self._execute("SELECT scanned FROM tiers WHERE no = ?", (self._no[tier],)).get)
 
     def unscanned(self) -> list[str]:
-        """The tiers that hold, or may hold, what is not accounted for."""
+        """Return the tiers that may hold records that the catalog does not have."""
         return [tier for tier in self._tables.tiers if not self.is_scanned(tier)]
 
     def set_scanned(self, tier: str, scanned: bool) -> None:
         self._set("scanned", tier, scanned)
 
     def strange(self, tier: str) -> int:
-        """How many records of other federations `tier` was last seen to hold beside ours."""
+        """Return how many records of other federations `tier` was last seen to hold."""
         return self._execute("SELECT strange FROM tiers WHERE no = ?", (self._no[tier],)).get or 0
 
     def set_strange(self, tier: str, records: int) -> None:
@@ -51,15 +51,15 @@ class TierFacts:
             self._set("strange", tier, records)
 
     def shows_metadata(self, tier: str) -> bool:
-        """Whether the server behind a lifted tier was seen to keep the metadata of all records as it was shown it."""
+        """Return whether the server of a lifted tier was seen to keep the plain metadata of all records unchanged."""
         shown = self._execute("SELECT shows_metadata FROM tiers WHERE no = ?", (self._no[tier],)).get
         return bool(shown) and tier not in self._hiding
 
     def note_metadata(self, tier: str, shown: bool) -> None:
-        """The server behind a lifted tier has, or has not, kept the metadata of a record as it was shown it. One that
-        was not kept is enough: a condition that the server applies could miss that record.
+        """Note whether the server of a lifted tier has kept the plain metadata of a record (`shown`) unchanged.
 
-        A read may note this, so a disk that does not take it is no failure: it is remembered until this process ends.
+        One changed record is enough: a condition that the server applies could miss it. A read may note this, so a disk
+        failure does not fail the call: the fact then stays in memory until this process ends.
         """
         noted: int | None = self._execute("SELECT shows_metadata FROM tiers WHERE no = ?", (self._no[tier],)).get
         if noted is None or (noted and not shown):

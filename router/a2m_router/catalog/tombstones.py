@@ -1,4 +1,4 @@
-"""Notes that ids were forgotten, so that nothing late brings their records back."""
+"""Tombstones: notes that ids were forgotten, so that no copy that lands late brings a record back."""
 
 from a2m_router.catalog.entries import Entry, present
 from a2m_router.catalog.tables import Tables
@@ -11,29 +11,31 @@ class Tombstones:
         self._execute = tables.execute
 
     def is_forgotten(self, id: str) -> bool:
-        """Whether a note says that `id` was forgotten."""
+        """Return whether `id` has a tombstone."""
         return self._execute("SELECT 1 FROM forgotten WHERE id = ? LIMIT 1", (id,)).get is not None
 
     def hold(self, entry: Entry) -> bool:
-        """Whether a note says that the record was forgotten, by a caller who might forget it."""
-        said = {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))}
-        return bool(said) and (entry.owner is None or not said.isdisjoint({"", present(entry.owner)}))
+        """Return whether the record has a tombstone by a caller who might forget it."""
+        owners = {by for (by,) in self._execute("SELECT by FROM forgotten WHERE id = ?", (entry.id,))}
+        return bool(owners) and (entry.owner is None or not owners.isdisjoint({"", present(entry.owner)}))
 
     def note(self, id: str, by: str | None, now: int) -> None:
-        """`id` was forgotten. `by` is the owner of its record; of an unknown one it is the owner who named the id, None
-        for a caller who sees all."""
+        """Add a tombstone of `id`.
+
+        `by` is the owner of its record. If the id is unknown, it is the owner who forgot it, None for all owners.
+        """
         self._execute("INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (id, present(by), now))
 
     def drop(self, id: str) -> None:
         self._execute("DELETE FROM forgotten WHERE id = ?", (id,))
 
     def drop_living(self) -> None:
-        """Drop the notes of ids that were written anew."""
+        """Drop the tombstones of ids that were written again."""
         self._execute(
             "DELETE FROM forgotten"
             " WHERE EXISTS (SELECT 1 FROM records WHERE records.id = forgotten.id AND home IS NOT NULL)"
         )
 
     def drop_before(self, moment: int) -> None:
-        """Drop the notes that are older, where no copy can be left."""
+        """Drop the tombstones older than `moment` whose ids have no noted copies."""
         self._execute("DELETE FROM forgotten WHERE at < ? AND id NOT IN (SELECT id FROM strays)", (moment,))

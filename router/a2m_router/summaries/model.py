@@ -1,14 +1,13 @@
 """A chat model behind an OpenAI-compatible endpoint: one call for one text.
 
-- A call either gives a whole text that can be stored, or raises ModelFailed. Nothing is tried twice in here, and
-  nothing is logged.
-- What a model thinks before it answers is no part of the text, however it is told apart: by tags or channels within the
-  content, by parts of another type, or in a member beside it.
-- The token is sent to the endpoint and told to nobody else: what the endpoint says in an error may hold it, and is
-  quoted without it; what the HTTP library says of a broken exchange may, too, and is not quoted.
-- The HTTP library is loaded when there is a model to ask, since most federations have none.
-- Each call has a connection of its own. A summary takes seconds, which makes a kept one worth little, and a kept one
-  may be closed by the endpoint just as the next call goes out.
+- A call either returns a complete text that can be stored, or raises ModelFailed. This module neither retries nor logs.
+- A model's reasoning is not part of the text, whether the endpoint marks it by tags or channels within the content, by
+  parts of another type, or in a member beside the content.
+- The token is sent to the endpoint and nowhere else. An endpoint's error may contain it, and is quoted without it. The
+  HTTP library's error for a broken exchange may contain it, too, and is not quoted.
+- The HTTP library is imported when there is a model to call, because most federations have none.
+- Each call has a connection of its own. A summary takes seconds, so a kept connection would save little, and the
+  endpoint might close it just as the next call is sent.
 """
 
 import json
@@ -30,22 +29,22 @@ from a2m_router.summaries.reasoning import without_reasoning
 if TYPE_CHECKING:
     import httpx
 
-MAX_ANSWER: Final = 2**20  # bytes; no summary comes near it
-MAX_QUOTED: Final = 200  # characters of what an endpoint says in an error
-MAX_WAIT: Final = 86_400.0  # seconds; no endpoint can put its callers off for longer than a day
+MAX_ANSWER: Final = 2**20  # bytes; far more than a summary needs
+MAX_QUOTED: Final = 200  # characters quoted of an endpoint's error
+MAX_WAIT: Final = 86_400.0  # seconds; the longest Retry-After that is obeyed
 
 _WRONG_ADDRESS: Final = "see that url in [summarizer] is the base address of an OpenAI-compatible endpoint"
-# how the types of parts begin that hold reasoning
+# prefixes of the types of parts that hold reasoning
 _REASONING: Final = ("reasoning", "thinking", "redacted_thinking", "thought")
 _SECONDS: Final = re.compile(r"[0-9]+")
 
 
 class ModelFailed(Exception):
-    """No text came.
+    """The model returned no usable text.
 
     Args:
-        reason: one sentence: what was wrong with which endpoint, and what to do. The token is not in it.
-        retry_after: seconds after which the endpoint wants to be asked again, if it said so; at most MAX_WAIT.
+        reason: one sentence: what was wrong with which endpoint, and what to do. It does not contain the token.
+        retry_after: seconds to wait before a retry, if the endpoint named them; at most MAX_WAIT.
     """
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
@@ -56,7 +55,7 @@ class ModelFailed(Exception):
 
 @asynccontextmanager
 async def connect_model(settings: Summarizer) -> AsyncIterator["Model"]:
-    """The model of these settings. Nothing is sent before the first text is wanted, so this does not fail.
+    """Open the model of these settings. This sends nothing, so it does not fail.
 
     The environment's proxies are not used.
     """
@@ -68,10 +67,10 @@ async def connect_model(settings: Summarizer) -> AsyncIterator["Model"]:
 
 
 class Model:
-    """Writes texts. Any number of calls may be under way at once.
+    """A model that writes texts. Any number of calls may be under way at once.
 
     Args:
-        client: without a timeout of its own, and not following redirects.
+        client: an HTTP client without a timeout that does not follow redirects.
     """
 
     def __init__(self, client: "httpx.AsyncClient", settings: Summarizer) -> None:
@@ -85,22 +84,22 @@ class Model:
         return f"Model({self.name!r} at {self._url})"
 
     async def write(self, instructions: str, text: str) -> str:
-        """What the model makes of the text: not empty, without its reasoning, without space around it, and whole.
+        """Return the text that the model writes: not empty, complete, without reasoning, without space around it.
 
-        The text is sent as it is; how long it may be is the caller's to heed (`Summarizer.max_input`).
+        The input is sent unchanged; the caller limits its length (`Summarizer.max_input`).
 
         Raises:
-            ModelFailed: for everything that can go wrong out there.
+            ModelFailed: the endpoint cannot be reached, or its answer is not usable.
         """
         import httpx
 
-        # of these nothing can have reached the endpoint; none of their texts holds a header
+        # after these nothing can have reached the endpoint; none of their texts contains a header
         never_sent = (
             httpx.ConnectError,
             httpx.ConnectTimeout,
             httpx.UnsupportedProtocol,
             httpx.InvalidURL,
-            UnicodeError,  # a host's name that no resolver takes
+            UnicodeError,  # a host name that no resolver accepts
         )
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": text}]
         allowed = min(self._timeout, left())
@@ -138,8 +137,8 @@ class Model:
         return self._text(body)
 
     async def _post(self, message: bytes) -> "tuple[httpx.Response, bytes | None]":
-        """The answer, and its body, still in its coding; None if that is longer than MAX_ANSWER."""
-        # nothing compressed is asked for; some endpoints, and what stands before them, compress all the same
+        """Post the message; return the response and its body, still encoded; None if that is longer than MAX_ANSWER."""
+        # some endpoints and proxies compress although the request does not ask for it
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -149,13 +148,13 @@ class Model:
                 async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > MAX_ANSWER:
-                        # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
+                        # a break would leave the inner generators unclosed; this ends the innermost one
                         reading.cancel()
         return response, bytes(body) if len(body) <= MAX_ANSWER else None
 
     def _text(self, body: bytes) -> str:
         try:
-            answer = json.loads(body)  # msgspec's own decoder would not tell half a surrogate pair from broken JSON
+            answer = json.loads(body)  # msgspec's decoder would report half a surrogate pair as broken JSON
         except (ValueError, RecursionError):
             raise self._failed("answered with something else than JSON", _WRONG_ADDRESS) from None
         try:
@@ -229,13 +228,13 @@ class Model:
         return "see that model and max_input in [summarizer] are what it takes"
 
     def _quoted(self, body: bytes) -> str:
-        """What the endpoint says of an error, on one line and without the token, ready to go on a sentence."""
-        said = " ".join("".join(char if char.isprintable() else " " for char in _message(body)).split())
+        """Return the endpoint's error message on one line and without the token, as the end of a sentence."""
+        quote = " ".join("".join(char if char.isprintable() else " " for char in _message(body)).split())
         if self._token:
-            said = said.replace(self._token, "…")  # before it is cut, since that would leave half a token
-        if len(said) > MAX_QUOTED:
-            said = f"{said[: MAX_QUOTED - 1]}…"
-        return f', saying "{said}"' if said else ""
+            quote = quote.replace(self._token, "…")  # first, because a cut could leave half a token
+        if len(quote) > MAX_QUOTED:
+            quote = f"{quote[: MAX_QUOTED - 1]}…"
+        return f', saying "{quote}"' if quote else ""
 
     def _failed(self, what: str, advice: str, retry_after: float | None = None) -> ModelFailed:
         return ModelFailed(f"the model's endpoint {self._url} {what}; {advice}", retry_after)
@@ -243,7 +242,7 @@ class Model:
 
 class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
-    # what it thought, where the endpoint has told it apart
+    # the model's reasoning, if the endpoint separates it
     reasoning_content: object = None
     reasoning: object = None
 
@@ -254,14 +253,16 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """What is read of a chat completion."""
+    """The part of a chat completion that is read."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
 
 
 def _written(message: _Message) -> tuple[str | None, bool]:
-    """The text in a message, None if it has none; and whether there is reasoning beside it. Of content in parts, the
-    text is in those of type text, in order."""
+    """Return the text in a message, None if it has none, and whether there is reasoning beside it.
+
+    If the content has parts, the text is in the parts of type text, in order.
+    """
     reasoned = bool(message.reasoning_content or message.reasoning)
     if not isinstance(message.content, list):
         return message.content, reasoned
@@ -276,32 +277,32 @@ def _written(message: _Message) -> tuple[str | None, bool]:
 
 
 def _message(body: bytes) -> str:
-    """The message in an error's body, in the shapes that such servers give it; empty if there is none."""
+    """Return the message in an error's body, in the forms that such servers use; empty if there is none."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return ""
     match answer:
-        case {"error": {"message": str(said)}} | {"error": str(said)} | {"message": str(said)} | {"detail": str(said)}:
-            return said
+        case {"error": {"message": str(text)}} | {"error": str(text)} | {"message": str(text)} | {"detail": str(text)}:
+            return text
     return ""
 
 
 def _retry_after(headers: "httpx.Headers") -> float | None:
-    """The seconds that Retry-After asks for, in either of its forms (RFC 9110 §10.2.3); None if it does not."""
-    asked = headers.get("Retry-After", "")
-    if _SECONDS.fullmatch(asked):
-        return min(float(asked), MAX_WAIT)
-    moment = _moment(asked)
+    """Return the seconds in Retry-After, in either of its forms (RFC 9110 §10.2.3); None if there is none."""
+    value = headers.get("Retry-After", "")
+    if _SECONDS.fullmatch(value):
+        return min(float(value), MAX_WAIT)
+    moment = _moment(value)
     if moment is None:
         return None
-    # counted from the endpoint's own time, since its clock need not be ours
+    # counted from the endpoint's Date, because its clock may differ from ours
     now = _moment(headers.get("Date", "")) or datetime.now(UTC)
     return min(max((moment - now).total_seconds(), 0.0), MAX_WAIT)
 
 
 def _moment(http_date: str) -> datetime | None:
-    """An HTTP-date, in any of its three forms (RFC 9110 §5.6.7)."""
+    """Parse an HTTP-date, in any of its three forms (RFC 9110 §5.6.7); None if it is not one."""
     from email.utils import parsedate_to_datetime
 
     try:

@@ -1,4 +1,4 @@
-"""The `prompt` parameter of recall and timeline (§4.16): text beside the records, which it never changes."""
+"""The `prompt` parameter of recall and timeline (§4.16): a text beside the records, which stay unchanged."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, cast
@@ -17,7 +17,7 @@ _METHODS: Final = ("template", "none")
 
 
 class PromptEntry(msgspec.Struct, omit_defaults=True):
-    """What describe says of it: the shapes to be had, and whether one of them costs an inference."""
+    """The `prompt` object of describe: the styles and methods on offer, and the model, if there is one."""
 
     styles: list[str]
     methods: list[str]
@@ -25,11 +25,11 @@ class PromptEntry(msgspec.Struct, omit_defaults=True):
 
 
 class Prompting:
-    """Renders.
+    """Writes the texts of prompts.
 
     Args:
-        model: what writes where the caller asks for that; None where there is none.
-        max_input: characters that it is handed at most.
+        model: writes the text for method `model`; None if there is no model.
+        max_input: the most characters that the model gets.
     """
 
     def __init__(self, model: Model | None, max_input: int) -> None:
@@ -38,33 +38,39 @@ class Prompting:
         self._methods = [*_METHODS, "model"] if model is not None else list(_METHODS)
 
     def describe(self) -> PromptEntry:
-        """The `prompt` object of describe."""
+        """Return the `prompt` object of describe."""
         return PromptEntry(list(STYLES), self._methods, None if self._model is None else self._model.name)
 
     def asked(self, prompt: Prompt | bool | None) -> Prompt | None:
-        """What the caller wants; None if no text. Nothing else is ever put in the place of what was asked for.
+        """Return the prompt that the caller requests; None for no text. A request is never replaced by another one.
 
-        Raises INVALID_PARAMS for what is not offered.
+        Raises:
+            A2MError: INVALID_PARAMS for a method, a style or a model that is not offered.
         """
         if prompt is None or prompt is False:
             return None
         if prompt is True:
             return Prompt()
-        for name, came, offered in (("method", prompt.method, self._methods), ("style", prompt.style, STYLES)):
-            if came not in offered:
-                raise invalid_params(f"prompt.{name}", f"{came!r} is not offered; expected one of {', '.join(offered)}")
+        for name, value, offered in (("method", prompt.method, self._methods), ("style", prompt.style, STYLES)):
+            if value not in offered:
+                raise invalid_params(
+                    f"prompt.{name}", f"{value!r} is not offered; expected one of {', '.join(offered)}"
+                )
         if prompt.model is not None and (self._model is None or prompt.model != self._model.name):
             offer = "no model is" if self._model is None else f"{self._model.name!r} is"
             raise invalid_params("prompt.model", f"{prompt.model!r} is not offered; {offer}")
         return None if prompt.method == "none" else prompt
 
     async def rendered(self, records: Sequence[Record], prompt: Prompt, keep: Literal["first", "last"]) -> Rendered:
-        """The text, and which records are in it; `keep` says at which end of `records` those worth most are.
+        """Return the text, and the ids of the records in it. With method `model`, these are the records it was sent.
 
-        With method `model`, the records are those that the model was given. Raises INTERNAL_ERROR if it gave no text,
-        or a longer one than the budget.
+        Args:
+            keep: the end of `records` with the most valuable records.
+
+        Raises:
+            A2MError: INTERNAL_ERROR if the model returned no text, or a text longer than the budget.
         """
-        style = cast(Style, prompt.style)  # `asked` has looked
+        style = cast(Style, prompt.style)  # `asked` has checked it
         if prompt.method != "model" or self._model is None:
             return render(records, style=style, budget=prompt.budget, cite=prompt.cite, keep=keep)
         given = render(records, style=style, budget=self._max_input, cite=prompt.cite, keep=keep)
@@ -79,6 +85,6 @@ class Prompting:
                 )
         except ModelFailed as failure:
             raise model_failed(
-                "there is no text, and the records are to be had without method model", failure
+                "no text was written; without method model this call returns the records", failure
             ) from None
         return Rendered(text, given.ids)

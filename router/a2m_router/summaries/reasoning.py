@@ -1,24 +1,26 @@
-"""Pure: the answer in what a model wrote, without the reasoning that led to it.
+"""Remove a model's reasoning from the text that it wrote. Pure.
 
-Models mark their reasoning in two ways, and endpoints that should take it off often do not:
+Models mark their reasoning in two ways, and endpoints often leave it in the text:
 
 - by tags: `<think>…</think>`, also thinking, thought and reasoning, in any case, with attributes or a prefix, and
   `[THINK]…[/THINK]`;
 - by channels: `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`.
 
-An answer may also speak of such marks. What a mark is depends on where it stands:
+An answer may also mention such marks. The position of a mark decides what it is:
 
-- in code (between backticks, or in a fenced block) or in quotation marks it is part of the answer;
-- an opening tag at the start of a line opens a block, which goes, to the end of the text if nothing closes it. Within a
-  line it does so only after earlier reasoning, and if it is closed; else the answer speaks of it;
-- a closing tag that nothing opened ends reasoning that began with the text, unless an opening tag stands before it on
-  its line;
-- a block ends where as many tags have closed as have opened, or, if that is nowhere, at the first that closes. Within
-  it a tag counts unless it stands alone between backticks or quotation marks, since reasoning need not be well-formed;
-- a channel's header counts at the start of the text or of a message, the final channel's anywhere. Then only what is in
-  the final channel is the answer.
+- in code (between backticks, or in a fenced block) or in quotation marks, it is part of the answer;
+- an opening tag at the start of a line opens a block. The block is removed, up to the end of the text if nothing closes
+  it. Within a line an opening tag opens a block only after earlier reasoning, and only if it is closed; otherwise the
+  answer mentions the tag;
+- a closing tag without an opening tag ends reasoning that began with the text, unless an opening tag stands before it
+  on its line;
+- a block ends where as many tags have closed as have opened; if there is no such place, at the first closing tag.
+  Within a block every tag counts that does not stand alone between backticks or quotation marks, because reasoning need
+  not be well-formed;
+- a channel's header counts at the start of the text or of a message, the header of the final channel anywhere. Then
+  only the text in the final channel is the answer.
 
-A text without such marks comes back as it is, but for space around it.
+A text without such marks is returned unchanged, without the space around it.
 """
 
 import re
@@ -31,7 +33,7 @@ _TAG: Final = re.compile(
 )
 _FENCE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 _INDENT: Final = 3  # spaces; more is code
-_NEAR: Final = 300  # characters that are looked at beside a mark
+_NEAR: Final = 300  # characters that are read on each side of a mark
 _QUOTES: Final = ("``", '""', "''", "“”", "‘’", "«»", "„“")
 
 _HEADER: Final = re.compile(
@@ -44,7 +46,7 @@ _FINAL: Final = "final"
 
 
 def without_reasoning(text: str) -> str:
-    """The answer, without space around it; empty if there is reasoning alone."""
+    """Return the answer, without space around it; empty if the text is all reasoning."""
     return _without_tagged(_of_final_channel(text.strip())).strip()
 
 
@@ -52,7 +54,7 @@ def without_reasoning(text: str) -> str:
 
 
 def _of_final_channel(text: str) -> str:
-    """What stands in the final channel; the whole text if it is not in channels."""
+    """Return the text in the final channel; the whole text if it has no channels."""
     if "<|" not in text:
         return text
     headers = [header for header in _HEADER.finditer(text) if not _is_in_quotes(text, header)]
@@ -91,13 +93,13 @@ def _without_tagged(text: str) -> str:
     fences = 0  # in what is kept, before `place`
     place = 0
     reasoned = False
-    spoken_of: int | None = None  # the end of the last opening tag that is part of the answer
+    mentioned: int | None = None  # the end of the last opening tag that is part of the answer
     for tag, end in zip(tags, ends, strict=True):
         if tag.start() < place or (fences + code.fences(place, tag.start())) % 2 or _is_quoted(text, tag):
             continue
         if _closes(tag):
-            if spoken_of is not None and "\n" not in text[spoken_of : tag.start()]:
-                spoken_of = None
+            if mentioned is not None and "\n" not in text[mentioned : tag.start()]:
+                mentioned = None
                 continue
             kept.clear()  # all of it was reasoning
             fences = 0
@@ -107,15 +109,15 @@ def _without_tagged(text: str) -> str:
             fences += code.fences(place, tag.start())
             place = len(text) if end is None else end
         else:
-            spoken_of = tag.end()
+            mentioned = tag.end()
             continue
         reasoned = True
-        spoken_of = None
+        mentioned = None
     return "".join([*kept, text[place:]])
 
 
 def _ends(text: str, tags: list[re.Match[str]]) -> list[int | None]:
-    """For each tag, where the block ends that it would open; None where nothing closes it."""
+    """Return for each tag the end of the block that it would open; None if nothing closes it."""
     ends: list[int | None] = [None] * len(tags)
     quoted = [_is_in_quotes(text, tag) for tag in tags]
     opened: list[int] = []
@@ -128,7 +130,7 @@ def _ends(text: str, tags: list[re.Match[str]]) -> list[int | None]:
             opened.append(number)
         elif opened:
             ends[opened.pop()] = tag.end()
-    # where they do not come out even: the first that closes; one that looks quoted, if there is no other
+    # unbalanced tags: the block ends at the first closing tag, or at one that looks quoted if there is no other
     for trusted in (True, False):
         following: int | None = None
         for number in reversed(range(len(tags))):
@@ -144,7 +146,7 @@ def _closes(tag: re.Match[str]) -> bool:
 
 
 def _begins_line(text: str, since: int, place: int) -> bool:
-    """Whether nothing but an indent stands before `place`, on its line or since what was taken out."""
+    """Return whether only an indent stands before `place`, on its line or since the last removed block."""
     line = max(text.rfind("\n", max(since, place - _INDENT - 1), place) + 1, since)
     return place - line <= _INDENT and not text[line:place].strip()
 
@@ -153,31 +155,31 @@ def _begins_line(text: str, since: int, place: int) -> bool:
 
 
 class _Code:
-    """Where the lines of a text are that begin or end a block of code."""
+    """The places of the lines in a text that begin or end a block of code."""
 
     def __init__(self, text: str) -> None:
         self._places = [fence.start() for fence in _FENCE.finditer(text)]
 
     def fences(self, start: int, end: int) -> int:
-        """How many there are between two places; behind an odd number is code."""
+        """Return how many such lines are between two places; after an odd number, the text is code."""
         return bisect_left(self._places, end) - bisect_left(self._places, start)
 
 
 def _is_quoted(text: str, mark: re.Match[str]) -> bool:
-    """Whether a mark stands between backticks on its line, or between quotation marks of its own."""
+    """Return whether a mark stands between backticks on its line, or between quotation marks of its own."""
     before, after = _beside(text, mark)
     return (before.count("`") % 2 == 1 and "`" in after) or _is_in_quotes(text, mark)
 
 
 def _is_in_quotes(text: str, mark: re.Match[str]) -> bool:
-    """Whether a mark stands alone between backticks or quotation marks."""
+    """Return whether a mark stands alone between backticks or quotation marks."""
     before, after = _beside(text, mark)
     around = before[-1:] + after.lstrip(".,;:!?")[:1]
-    # what ends with a quotation, before what begins with one, is not between them
+    # between the end of one quotation and the start of the next, a mark is not quoted
     return around in _QUOTES and (around not in ("``", '""') or before.count(around[0]) % 2 == 1)
 
 
 def _beside(text: str, mark: re.Match[str]) -> tuple[str, str]:
-    """What stands before and after a mark on its line, as far as that is near."""
+    """Return the text before and after a mark on its line, at most `_NEAR` characters each."""
     before = text[max(mark.start() - _NEAR, 0) : mark.start()].rpartition("\n")[2]
     return before, text[mark.end() : mark.end() + _NEAR].partition("\n")[0]

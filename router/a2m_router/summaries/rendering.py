@@ -1,8 +1,11 @@
-"""Records in, text out: a prompt's text (§4.16), an extractive summary (§4.15), the words that ask a model for them.
+"""Text from records: a prompt's text (§4.16), an extractive summary (§4.15), and the instructions for a model.
 
-Rules: a record is shown whole or not at all; whatever a content holds, it stays inside its own entry; a summary says
-only sentences that its sources say; the same records give the same text on every machine (weights are integers, no set
-is walked); time is linear in the length of what comes in, but for a logarithm.
+Rules:
+- a record is shown whole or not at all;
+- no content can leave its own entry, whatever it contains;
+- an extractive summary contains only sentences of its sources;
+- the same records give the same text on every machine: weights are integers, and no set is iterated;
+- time is linear in the length of the input, times a logarithm.
 """
 
 import heapq
@@ -21,11 +24,11 @@ Style = Literal["facts", "transcript", "auto"]
 STYLES: Final[tuple[Style, ...]] = ("facts", "transcript", "auto")
 
 NOTHING: Final = "NOTHING"
-"""What a model answers when the records hold nothing durable: then no summary is written."""
+"""The model's answer if the records hold nothing durable: then no summary is written."""
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """A prompt's text and the ids of exactly the records that are in it, in the order of the text."""
+    """A prompt's text, and the ids of exactly the records in it, in the order of the text."""
 
     text: str
     ids: list[str]
@@ -39,29 +42,29 @@ def render(
     cite: bool,
     keep: Literal["first", "last"] = "first",
 ) -> Rendered:
-    """The records as text for a model's context (§4.16, `template`); empty if none of them can be shown.
+    """Return the records as text for a model's context (§4.16, `template`); empty if none of them can be shown.
 
-    `facts` is a list in the order given. An entry says when and who, and what follows its first ": " is the content:
+    `facts` is a list in the order given. An entry has a day, a role, and after its first ": " the content:
 
         - 2026-07-28, user: I moved to Ghent.
 
-    `transcript` goes by `created_at` (equals in the order given), each day under a line of its own; "-" stands for a
-    speaker that is not known:
+    `transcript` is ordered by `created_at` (equal ones in the order given), with a line for each day; "-" stands for an
+    unknown speaker:
 
         2026-07-28
         user: I moved to Ghent.
 
-    `auto` is a transcript of a conversation, else facts. The records are one if more than half of them carry one of the
-    roles user, assistant, tool and system, and those that do name no two sessions; the budget has no say in it.
+    `auto` is a transcript for a conversation, else facts. The records are a conversation if more than half of them have
+    one of the roles user, assistant, tool and system, and these all have the same session; the budget does not matter.
 
-    A content's further lines are indented by two, so no content can pass for another entry. In place of an empty one
-    stands the record's `uri`; a record that has neither is left out. With `cite` each entry is marked with its `uri`,
-    else its `key`, in square brackets before the colon. What in a role or a mark would end the head is percent-encoded:
-    a line break, a colon before white space.
+    The further lines of a content are indented by two, so no content can look like another entry. If the content is
+    empty, the record's `uri` replaces it; a record with neither is left out. With `cite`, each entry is marked with its
+    `uri`, else its `key`, in square brackets before the colon. Characters in a role or a mark that would end the head
+    are percent-encoded: line breaks, and a colon before white space.
 
-    `budget` is in characters of the whole text. Records are taken by their worth, which falls along the order given
-    (`keep="first"`, a recall) or rises (`keep="last"`, a timeline), and each that still fits is kept: one that does
-    not fit leaves its room to those worth less.
+    `budget` is the most characters of the whole text. Records are taken by value, which falls along the order given
+    (`keep="first"`, a recall) or rises (`keep="last"`, a timeline). A record that does not fit is skipped, and less
+    valuable ones may still fit.
     """
     shown = [record for record in records if _content(record)]
     if style == "transcript" or (style == "auto" and _is_conversation(shown)):
@@ -82,32 +85,32 @@ def render(
 
 
 def extract(records: Sequence[Record], *, budget: int) -> str | None:
-    """A summary in the records' own words (§4.15): some of their sentences, verbatim, one a line, by time and place.
+    """Return a summary of verbatim sentences of the records (§4.15), one a line, ordered by time and place.
 
-    None if there is nothing durable to say, or nothing gained: no sentence of two content words fits, or the summary
-    would be no shorter than all that the records say. No sentence comes twice, nor again in other case or spacing.
-    At most `budget` characters; `summary_budget` says how many are sensible. Of more than a million characters the
-    newest are read, whole records of them.
+    Returns None if no sentence of two content words fits, or if the summary would not be shorter than all sentences of
+    the records. No sentence appears twice, not even in other case or spacing. The summary has at most `budget`
+    characters; `summary_budget` returns a sensible number. Of more than a million characters, the newest whole records
+    are read.
 
-    The method is maximum coverage under a budget. A content word is worth its surprisal among the sentences,
-    log2(sentences / sentences that hold it), and counts once, however often it is said; sentences are taken greedily by
-    the worth that they add for what they cost (S. Khuller, A. Moss, J. Naor, "The budgeted maximum coverage problem",
-    1999; for summaries E. Filatova, V. Hatzivassiloglou, "Event-based extractive summarization", 2004), until only
-    filler is left. The cost is the square root of the length (the scaled cost of H. Lin, J. Bilmes, "Multi-document
-    summarization via budgeted maximization of submodular functions", 2010): by the length itself short remarks would
-    win over statements. What is said again in the same words gains weight; a question loses half of its.
+    The method is maximum coverage under a budget. The value of a content word is its surprisal among the sentences,
+    log2(sentences / sentences that contain it), and counts once, however often the word occurs. Sentences are taken
+    greedily by added value per cost (S. Khuller, A. Moss, J. Naor, "The budgeted maximum coverage problem", 1999; for
+    summaries E. Filatova, V. Hatzivassiloglou, "Event-based extractive summarization", 2004), until only filler is
+    left. The cost is the square root of the length (the scaled cost of H. Lin, J. Bilmes, "Multi-document summarization
+    via budgeted maximization of submodular functions", 2010): with the plain length, short remarks would win over
+    statements. A repeated sentence gains weight; a question has half the weight.
     """
-    said, candidates = _candidates(records, budget)
+    characters, candidates = _candidates(records, budget)
     chosen = _covering(candidates, budget)
     summary = "\n".join(candidates[place].sentence for place in sorted(chosen))
-    return summary if 0 < len(summary) < said else None
+    return summary if 0 < len(summary) < characters else None
 
 
 def summary_budget(characters: int) -> int:
-    """How many characters a summary of so many may have: a quarter, yet from 200 to 2,000, and never more than half.
+    """Return the most characters of a summary of so many: a quarter, but 200 to 2,000, and never more than half.
 
-    A quarter of a conversation holds its statements without the talk around them; below 200 there is no room for two
-    sentences, and beyond 2,000 a summary is no longer read as one.
+    A quarter of a conversation has room for its statements without the small talk. Fewer than 200 characters have no
+    room for two sentences, and more than 2,000 are too long for a summary.
     """
     return min(characters // 2, max(200, min(characters // 4, 2000)))
 
@@ -153,7 +156,7 @@ PROMPT_INSTRUCTIONS: Final[Mapping[Style, str]] = MappingProxyType(
 
 
 def prompt_instructions(style: Style, budget: int | None) -> str:
-    """`PROMPT_INSTRUCTIONS` of that style, with the limit of `budget` characters if there is one."""
+    """Return the `PROMPT_INSTRUCTIONS` of a style, with the limit of `budget` characters if there is one."""
     if budget is None:
         return PROMPT_INSTRUCTIONS[style]
     return (
@@ -163,7 +166,7 @@ def prompt_instructions(style: Style, budget: int | None) -> str:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What a record becomes: `place` is where it stood among those given, `heading` the line that it stands under."""
+    """A rendered record: `place` is its place in the input, `heading` the line that it appears under."""
 
     place: int
     id: str
@@ -199,18 +202,21 @@ def _mark(record: Record) -> str:
     return f" [{mark}]" if mark else ""
 
 
-# What would end the line, or the head of an entry before its end.
+# Characters that would end the line, or the head of an entry too early.
 _ENDING = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]|:(?=\s|\Z)")
 
 
 def _label(name: str | None) -> str:
-    """A role, uri or key as it stands in a head; empty if it is blank."""
+    """Return a role, uri or key in the form for a head; empty if it is blank."""
     return _ENDING.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), (name or "").strip())
 
 
 def _day(record: Record) -> str:
-    """The day of `created_at`. A tier may answer what is no timestamp: that must not reach the head of an entry, nor
-    must the one that stands for none."""
+    """Return the day of `created_at`, or `_UNDATED`.
+
+    A tier may return an invalid timestamp, which must not get into the head of an entry. Nor must the timestamp that
+    stands for an unknown one.
+    """
     try:
         timestamps.parse(record.created_at)
     except ValueError:
@@ -219,18 +225,18 @@ def _day(record: Record) -> str:
 
 
 def _moment(record: Record) -> tuple[str, str]:
-    """Sorts by time; what has no day comes last."""
+    """Return a sort key by time; records without a day come last."""
     return _day(record), record.created_at
 
 
 def _age(record: Record) -> tuple[bool, str]:
-    """Sorts by time; what has no day comes first: it is not known to be new."""
+    """Return a sort key by time; records without a day come first, because they are not known to be new."""
     return _day(record) != _UNDATED, record.created_at
 
 
 def _fitting(entries: Sequence[_Entry], budget: int, keep: Literal["first", "last"]) -> list[_Entry]:
-    """The entries that the budget has room for, in the order given. The entries of one heading stand together."""
-    room = budget + 1  # every line ends with a break but the last
+    """Return the entries that fit the budget, in the order given. The entries of one heading are adjacent."""
+    room = budget + 1  # every line except the last ends with a break
     kept = set()
     headings: set[str | None] = {None}
     for entry in sorted(entries, key=lambda each: each.place, reverse=keep == "last"):
@@ -245,17 +251,17 @@ def _fitting(entries: Sequence[_Entry], budget: int, keep: Literal["first", "las
 
 
 _READ: Final = 1_000_000
-"""Characters read for a summary, and what is left of the record that exceeds them: about a second's work. What a
-summary can say of more is a few sentences of thousands."""
+"""Characters read for a summary; the record that exceeds them is read to its end. That is about a second's work. From
+more text a summary could take only a few sentences of thousands."""
 
 _LONGEST: Final = 500
-"""Characters of a sentence. What is longer is a table, code or data: rich in rare words and nothing that one says."""
+"""The most characters of a sentence. Longer ones are tables, code or data: rich in rare words, but not statements."""
 
 _FEWEST: Final = 2
-"""Content words of a sentence; "Hi!", "Why not?" and "How are you?" have less."""
+"""The fewest content words of a sentence; "Hi!", "Why not?" and "How are you?" have fewer."""
 
 _ENTRANCE: Final = 20
-"""Characters that a sentence costs beside its own, so that a remark of two words does not win by its shortness."""
+"""Characters added to the cost of every sentence, so that a remark of two words does not win by being short."""
 
 _QUESTION_MARKS: Final = ("?", "？", "؟")
 _CLOSING: Final = "\"'”’»)]」』）】》〉"
@@ -264,22 +270,24 @@ _CLOSING: Final = "\"'”’»)]」』）】》〉"
 class _Candidate(msgspec.Struct):
     sentence: str
     words: list[str]  # distinct, without stop words
-    times: int = 1  # that it is said
+    times: int = 1  # how often it occurs
 
     def weight(self) -> int:
-        """What its words' worth is multiplied by: 2 if it is said once, 4 from twice, 6 from four times; a question's
-        is half of that."""
+        """Return the factor for the value of its words: 2 if it occurs once, 4 from twice, 6 from four times.
+
+        A question has half of that.
+        """
         stress = self.times.bit_length()
         return stress if self.sentence.rstrip(_CLOSING).endswith(_QUESTION_MARKS) else 2 * stress
 
 
 def _candidates(records: Sequence[Record], budget: int) -> tuple[int, list[_Candidate]]:
-    """How many characters were read, and the sentences that a summary may hold, each once, by time and place."""
-    said = 0
+    """Return how many characters were read, and the candidate sentences, each once, by time and place."""
+    characters = 0
     found: dict[str, _Candidate] = {}
     for record in _newest(records):
         for sentence in sentences(record.content):
-            said += len(sentence)
+            characters += len(sentence)
             if len(sentence) > min(budget, _LONGEST):
                 continue
             same = " ".join(sentence.casefold().split())
@@ -287,11 +295,11 @@ def _candidates(records: Sequence[Record], budget: int) -> tuple[int, list[_Cand
                 found[same].times += 1
             else:
                 found[same] = _Candidate(sentence, query_tokens(sentence))
-    return said, list(found.values())
+    return characters, list(found.values())
 
 
 def _newest(records: Sequence[Record]) -> list[Record]:
-    """The records to read, by time."""
+    """Return the records to read, by time."""
     ordered = sorted(records, key=_age)
     left = _READ
     start = len(ordered)
@@ -302,10 +310,10 @@ def _newest(records: Sequence[Record]) -> list[Record]:
 
 
 def _covering(candidates: Sequence[_Candidate], budget: int) -> list[int]:
-    """The places of the sentences to take, until none adds two thirds of what the median sentence has to say.
+    """Return the places of the sentences to take, until none adds two thirds of the median sentence's value.
 
-    Each word's holders are walked once, when it is first covered. What a sentence adds only falls, so the heap may hold
-    ranks of before: the one on top is taken if its rank is what it was, else put back with what it is now.
+    Each word's sentences are visited once, when the word is first covered. What a sentence adds only falls, so the heap
+    may hold outdated ranks: the top one is taken if its rank is current, else put back with its current rank.
     """
     holders: dict[str, list[int]] = {}
     for place, candidate in enumerate(candidates):
@@ -317,7 +325,7 @@ def _covering(candidates: Sequence[_Candidate], budget: int) -> list[int]:
     weights = [candidate.weight() for candidate in candidates]
 
     def rank(place: int, times: int = 1) -> float:
-        # squared, it orders as gain / sqrt(cost) does, and is one exactly rounded division: the same on every machine
+        # the square orders like gain / sqrt(cost), and takes one exactly rounded division: the same on every machine
         return (times * gains[place] * weights[place]) ** 2 / (len(candidates[place].sentence) + _ENTRANCE)
 
     heap = [(-rank(place), place) for place, each in enumerate(candidates) if len(each.words) >= _FEWEST]
@@ -325,7 +333,7 @@ def _covering(candidates: Sequence[_Candidate], budget: int) -> list[int]:
         return []
     heap.sort()
     twice_the_median = rank(heap[len(heap) // 2][1], times=2)
-    room = budget + 1  # every sentence ends with a break but the last
+    room = budget + 1  # every sentence except the last ends with a break
     chosen = []
     while heap:
         before, place = heapq.heappop(heap)
@@ -345,9 +353,9 @@ def _covering(candidates: Sequence[_Candidate], budget: int) -> list[int]:
 
 
 def _surprisal(sentence_count: int, holders: int) -> int:
-    """log2(sentence_count / holders) in sixteenths, rounded down, and one more: what all say is worth a little too.
+    """Return log2(sentence_count / holders) in sixteenths, rounded down, plus one: a word of all sentences counts, too.
 
-    By integers, since machines differ in their logarithms.
+    It is computed with integers, because logarithms differ between machines.
     """
     power: int = sentence_count**16 // holders**16
     return power.bit_length()

@@ -1,7 +1,6 @@
-"""Who writes summaries (§4.15): the records' own sentences, or a model behind an endpoint.
+"""Summarizers (§4.15): extracts of the records' own sentences, or a model behind an endpoint.
 
-A summarizer is asked while nothing is locked, and may take long: whoever asks looks afterwards whether the records
-still are what they were.
+A summarizer is called without claims and may take long. The caller checks afterwards whether the records have changed.
 """
 
 from collections.abc import Sequence
@@ -19,30 +18,31 @@ from a2m_router.summaries.rendering import NOTHING, SUMMARY_INSTRUCTIONS, Render
 
 
 class Summarizer(Protocol):
-    """Writes summaries. `model` is the name of the model that does, None where it takes none (§4.15)."""
+    """Writes summaries. `model` is the name of its model, None if it has none (§4.15)."""
 
     @property
     def model(self) -> str | None: ...
 
     def material(self, records: Sequence[Record]) -> list[Record]:
-        """Those of the records that it reads: the newest that it has room for, of those that hold something."""
+        """Return the records that it reads: the newest that fit, of those with content."""
 
     async def summarize(self, records: Sequence[Record]) -> str | None:
-        """What the records have to say that lasts; None if that is nothing.
+        """Return a summary of the durable content of the records; None if there is none.
 
-        Raises A2MError, INTERNAL_ERROR with `data: {reason}`, if none could be written.
+        Raises:
+            A2MError: INTERNAL_ERROR with `data: {reason}` if no summary could be written.
         """
 
 
-# Characters that an extract reads.
+# The most characters that an extract reads.
 _MOST_READ: Final = 1_000_000
 
 
 class Extracts:
-    """Picks sentences. Deterministic, and says no word that the records do not say.
+    """A summarizer that picks sentences of the records. It is deterministic.
 
     Args:
-        threads: on worker threads; False for tests with a virtual clock.
+        threads: work on worker threads; False for tests with a virtual clock.
     """
 
     model: str | None = None
@@ -63,16 +63,16 @@ class Extracts:
         return [record for place, record in enumerate(records) if place in read]
 
     async def summarize(self, records: Sequence[Record]) -> str | None:
-        """See `Summarizer`; this one does not fail."""
+        """See `Summarizer`; this never fails."""
         pick = partial(extract, records, budget=summary_budget(sum(len(record.content) for record in records)))
         return await anyio.to_thread.run_sync(pick) if self._threads else pick()
 
 
 class ModelSummaries:
-    """Has a model write.
+    """A summarizer that lets a model write.
 
     Args:
-        max_input: characters handed over at most; the oldest records that do not fit are left out, whole.
+        max_input: the most characters sent to the model. Whole records that do not fit are left out, oldest first.
     """
 
     def __init__(self, model: Model, max_input: int) -> None:
@@ -97,7 +97,7 @@ class ModelSummaries:
         return None if summary == NOTHING else summary
 
     def _rendered(self, records: Sequence[Record]) -> Rendered:
-        """What the model is handed, and of which records that is."""
+        """Return the text for the model, and the records in it."""
         return render(records, style="auto", budget=self._max_input, cite=False, keep="last")
 
 
@@ -112,12 +112,12 @@ class _Metadata(msgspec.Struct):
 
 
 def provenance(records: int, model: str | None, ids: list[str] | None = None) -> Raw:
-    """The metadata of a summary: of how many records, by which model, and of which where that is worth telling."""
+    """Return the metadata of a summary: the number of records, the model, and the records' ids if given."""
     return Raw(msgspec.json.encode(_Metadata(_Provenance(records, model, ids))))
 
 
 def check_length(summary: str, most: int) -> None:
-    """Raises A2MError, INTERNAL_ERROR with `data: {reason}`, for a summary that no record can hold."""
+    """Raise INTERNAL_ERROR with `data: {reason}` for a summary that is too long for a record."""
     if len(summary) > most:
         reason = f"the summary has {len(summary):,} characters, and a record has at most {most:,}"
         raise A2MError(
@@ -126,7 +126,7 @@ def check_length(summary: str, most: int) -> None:
 
 
 def model_failed(consequence: str, failure: ModelFailed) -> A2MError:
-    """What a caller hears when the endpoint gave no text, and what came of that."""
+    """Return the error for a call whose model returned no text. `consequence` says what became of the call."""
     data = {"reason": failure.reason}
     waits = {} if failure.retry_after is None else {"retry_after": failure.retry_after}
     return A2MError(Code.INTERNAL_ERROR, f"{consequence}: {failure.reason}", {**data, **waits})

@@ -1,10 +1,10 @@
-"""What servers answer, none of which is trusted: read, and sorted by whose it is.
+"""Results from servers, none of which is trusted: decode them, and separate the records of other federations.
 
-- An answer is read in the mode that its question was prepared for. Lifted records are lowered again.
-- A server at hand may serve several federations. Records of another one are left out, and only counted; what bears our
-  federation's id, and a start of the router that the catalog does not know, says that the catalog is an older copy.
-- A mount is shown as it is: what of it cannot be read is left out. Of any other server an answer that is not as the
-  protocol has it counts as none.
+- A result is decoded in the mode that its call was prepared for. Lifted records are lowered again.
+- One server may serve several federations. Records of another federation are left out, and only counted. A record with
+  our federation's id and an unknown epoch shows that the catalog is an older copy.
+- A mount is shown as it is; records that cannot be decoded are left out. From any other server, a result that violates
+  the protocol counts as none.
 """
 
 import logging
@@ -23,7 +23,7 @@ from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.mode import TierMode
 from a2m_router.tiers.profile import CannotServe
 
-# Records of an answer that are compared with what the server was sent, in a read that has another purpose; and all.
+# How many records of a result are compared with what the server was sent, in a read for another purpose; and all.
 EXAMINED: Final = 3
 ALL: Final = 1 << 31
 
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 
 
 class Untrusted(TierDown):
-    """A tier's server is not what it says; its answer counts as none."""
+    """A tier's server has violated the protocol; its result counts as none."""
 
     def __init__(self, tier: str, reason: str) -> None:
         super().__init__(tier, reason, 0.0, None)
 
 
 class OfAnother(CannotServe):
-    """What a tier holds was written by a router that the catalog does not know; says what to do about it."""
+    """A tier holds records of a router that the catalog does not know. The message says what to do."""
 
     def __init__(self, sentence: str, *tiers: str) -> None:
         super().__init__(f"{', '.join(f'tiers.{tier}' for tier in tiers)}: {sentence}")
@@ -57,28 +57,28 @@ class LaterWriter(OfAnother):
 
     def __init__(self, tier: str, epoch: str | None) -> None:
         super().__init__(
-            f"the catalog is older than what is held there: it does not know the start of the router ({epoch}) that "
-            "has last written there; bring the newer catalog back, or make one from what the tiers hold, which keeps "
-            "of this one what is still true: a2m-router --config FILE --rebuild",
+            f"the catalog is older than the records there: it does not know the router start ({epoch}) that last wrote "
+            "there; restore the newer catalog, or make a new one from the tiers, which keeps what is still true of "
+            "this one: a2m-router --config FILE --rebuild",
             tier,
         )
 
 
 class OtherFederation(OfAnother):
-    """A tier's store is another federation's. `otherwise`: what else may be done about it."""
+    """A tier's store belongs to another federation. `otherwise`: a further remedy, for the message."""
 
     def __init__(self, tier: str, theirs: str | None, ours: str, otherwise: str = "") -> None:
         super().__init__(
-            f"what is held there belongs to another federation ({theirs}, this one is {ours}): give each federation "
-            "stores of its own, or end the router of the other one, and start once with --adopt to take it as it is; "
-            "if it is this one's, and its catalog was lost, a2m-router --config FILE --rebuild makes a new one"
-            f"{otherwise}",
+            f"the records there belong to another federation ({theirs}, this one is {ours}): give each federation "
+            "stores of its own, or stop the router of the other federation and start once with --adopt to take its "
+            "records over; if they belong to this federation and its catalog was lost, a2m-router --config FILE "
+            f"--rebuild makes a new one{otherwise}",
             tier,
         )
 
 
 class Lineage(Protocol):
-    """Who writes now, and whose writing is known; a catalog. See `Origin` for what the texts are."""
+    """The part of a catalog that knows who writes now, and whose records are ours. `Origin` explains the texts."""
 
     @property
     def federation(self) -> str: ...
@@ -91,17 +91,17 @@ class Lineage(Protocol):
     def knows_epoch(self, epoch: str | None) -> bool: ...
 
 
-# The id of a record at a lesser server, and who has written it.
+# The id of a record on a lifted server, and who has written it.
 Written = tuple[str, Origin]
 
 
 class Ranked(NamedTuple):
-    """A server's answer to a recall.
+    """A server's result of a recall.
 
     Args:
-        records: those that are ours, best first.
-        told: how many records the server told, another federation's among them.
-        is_all: whether it finds no more.
+        records: our records, best first.
+        told: how many records the server returned, including those of other federations.
+        is_all: whether the server finds no more records.
     """
 
     records: list[Record]
@@ -110,12 +110,12 @@ class Ranked(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether some of what it told is another federation's."""
+        """Whether some of the returned records belong to another federation."""
         return self.told > len(self.records)
 
 
 class Answer(NamedTuple):
-    """The records of an answer that are ours, and the ids of all that it has."""
+    """The records of a result that are ours, and the ids of all its records."""
 
     records: list[Record]
     ids: list[str]
@@ -125,17 +125,17 @@ class _Records(msgspec.Struct):
     records: list[Record]
 
 
-class _TellsRecords(msgspec.Struct):
+class _RawRecords(msgspec.Struct):
     records: list[msgspec.Raw]
 
 
 class Answers:
-    """Reads what the servers of all tiers answer.
+    """Decodes the results of all tiers' servers.
 
     Args:
-        on_metadata: is called for lifted records that are read, among them all that are compared with what was given,
-            or are taken into the account: the tier's name, and whether its server keeps the metadata that it is shown.
-        lineage: whose writing is known. Without, what is read may be anybody's.
+        on_metadata: called for lifted records that are read, with the tier's name, and whether its server has kept the
+            plain metadata. It is called for every record that is compared with what was sent or added to the catalog.
+        lineage: decides whose records are ours. Without it, every record counts as ours.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class Answers:
         self._on_metadata = on_metadata
         self._lineage = lineage
         self._alerts = Alerts(log)
-        self._shared: set[str] = set()  # tiers that were seen to hold what is another federation's
+        self._shared: set[str] = set()  # tiers that were seen to hold records of another federation
 
     def is_shared(self, tier: str) -> bool:
-        """Whether the tier's server was seen to hold what is another federation's, beside ours."""
+        """Return whether the tier's server was seen to hold records of another federation."""
         return tier in self._shared
 
     def records(
@@ -160,19 +160,23 @@ class Answers:
         examine: int = EXAMINED,
         written: list[Written] | None = None,
     ) -> Answer:
-        """The records in an answer, as they were before they were lifted; but not those of another federation, except
-        where all that a mount holds is shown. Whether an answer is all that there is its ids tell, and not its records.
+        """Return our records in a result, as they were before they were lifted; of a mount, all its records.
+
+        Use the ids, not the records, to decide whether the result is complete.
 
         Args:
-            mode: the one that the question was prepared for.
-            examine: of so many it is noted whether the server keeps the metadata that it is shown.
-            written: takes the id of each record of a lesser server, others' among them, and who has written it. One
-                that a router has written of which the catalog knows nothing raises LaterWriter then.
+            mode: the mode that the call was prepared for.
+            examine: for how many records to note whether the server has kept the plain metadata.
+            written: a list that gets the id and the writer of each record of a lifted server, of any federation.
+
+        Raises:
+            LaterWriter: `written` is given, and a router that the catalog does not know has written one of our records.
+            Untrusted: the result violates the protocol.
         """
         if mode.native:
             records = [unescaped(record) for record in self.decoded(raw, _Records, tier).records]
             return Answer(records, [record.id for record in records])
-        answered = self.decoded(raw, _TellsRecords, tier).records
+        answered = self.decoded(raw, _RawRecords, tier).records
         read = self._lowered(tier, mode, answered)
         ids = [record.id for record, _ in read]
         if mode.mount:
@@ -196,7 +200,7 @@ class Answers:
         for each in answered:
             try:
                 told = self.decoded(each, Told, tier)
-            except Untrusted:  # the log has said so
+            except Untrusted:  # it is logged already
                 if not mode.mount:
                     raise
                 continue
@@ -209,11 +213,11 @@ class Answers:
         profile = self._links[tier].profile
         if profile is None or not profile.store.similarity:
             for record, _ in read:
-                record.similarity = None  # a field of that name may mean anything
+                record.similarity = None  # in another server's result the field may mean anything
         return read
 
     def ranked(self, tier: str, answer: Answer, limit: int | None) -> Ranked:
-        """An answer to a recall, if it is one: each record once, best first (§5.3)."""
+        """Return a checked recall result: each record once, best first (§5.3). Raises Untrusted if it is not one."""
         records, ids = answer
         if len(set(ids)) < len(ids):
             raise self.untrusted(tier, "answered a recall with the same record twice")
@@ -225,38 +229,36 @@ class Answers:
         return Ranked(records[:limit], len(ids), is_all=limit is None or len(ids) < limit)
 
     def decoded(self, raw: msgspec.Raw, type: type[T], tier: str) -> T:
-        """An answer, or a part of one, as `type`. Raises Untrusted for one that is none."""
+        """Decode a result, or a part of one, as `type`. Raises Untrusted if that fails."""
         try:
             return msgspec.json.decode(raw, type=type)
         except msgspec.MsgspecError as problem:
             raise self.untrusted(tier, f"gave an answer that cannot be read: {problem}") from None
 
     def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
-        """Raises Untrusted for a record that has come without its rider, and is not as it is accounted for: what its
-        server says of it is not the record."""
-        told = (record.created_at, record.owner, record.key)
-        if isinstance(record, Riderless) and told != (render(created_at), owner, key):
+        """Raise Untrusted for a record without its rider that differs from the catalog: its fields are the server's."""
+        fields = (record.created_at, record.owner, record.key)
+        if isinstance(record, Riderless) and fields != (render(created_at), owner, key):
             raise self.untrusted(tier, _without_rider(record.id))
 
     def untrusted(self, tier: str, reason: str) -> Untrusted:
-        """What to raise for an answer that shows that a server is not what it says; the log says so, too."""
+        """Log a protocol violation of a server, and return the exception to raise for it."""
         self.distrust(tier, reason)
         return Untrusted(tier, reason)
 
     def distrust(self, tier: str, reason: str) -> None:
-        """Say in the log that a server is not what it says; not again until it is so in another way, whichever record
-        shows it."""
+        """Log a protocol violation of a server. A further one of the same kind is not logged, whatever the record."""
         kind = reason.partition(":")[0]
-        self._alerts.begin(tier, logging.ERROR, f"{tier}: its server is not what it says: it {reason}", cause=kind)
+        self._alerts.begin(tier, logging.ERROR, f"tier={tier} protocol violation: its server {reason}", cause=kind)
 
 
 def alteration(given: Draft, kept: Record) -> str:
-    """What a tier did to a record, which it holds otherwise than it was given it."""
+    """Return how a tier's copy of a record differs from the record that it was sent."""
     content = given.content or ""
     if kept.content != content:
         at = next((i for i, pair in enumerate(zip(content, kept.content, strict=False)) if pair[0] != pair[1]), None)
         at = min(len(content), len(kept.content)) if at is None else at
-        # texts that differ in how they spell a letter look the same
+        # texts that differ only in how a letter is encoded look the same
         looks_alike = normalize("NFKC", content) == normalize("NFKC", kept.content)
         parts = [_excerpt(text, at, ascii if looks_alike else repr) for text in (content, kept.content)]
         return (

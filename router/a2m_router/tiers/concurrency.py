@@ -1,9 +1,8 @@
-"""How many calls may be under way at a tier. Pure: no clock, no waiting.
+"""The concurrency limit of a tier: how many calls may be under way. Pure: no clock, no waiting.
 
-A tier that is asked for more than it can do does all of it late, and what is late is of use to nobody. So the bound
-follows what the tier shows (additive increase, multiplicative decrease, as TCP's window does): a call that it answers
-too late lowers it, once for all the calls that were under way together; answers in time raise it again, by one for as
-many as may be under way at once.
+An overloaded tier answers every call late, and late answers are useless. So the limit follows the tier's answers, like
+TCP's window (additive increase, multiplicative decrease). A late answer halves the limit, once for all the calls that
+were under way together. Answers in time raise it again: as many answers as the limit raise it by one.
 """
 
 from typing import Final
@@ -12,17 +11,17 @@ _LOWERED: Final = 0.5
 
 
 class ConcurrencyLimit:
-    """The bound on the calls under way.
+    """The limit on the calls under way.
 
     Args:
-        most: what it never exceeds.
+        most: the greatest limit.
     """
 
     def __init__(self, most: int) -> None:
         self._most = float(most)
         self._bound = float(most)
         self._begun = 0
-        self._told = 0  # of calls that were begun by then nothing more is to be learnt
+        self._counted = 0  # late answers to calls up to this number have been counted already
 
     def __repr__(self) -> str:
         return f"<ConcurrencyLimit for {self.calls} calls, at most {self._most:g}>"
@@ -34,18 +33,18 @@ class ConcurrencyLimit:
 
     @property
     def waiting(self) -> int:
-        """How many more may wait for their turn."""
+        """How many more calls may wait for a place."""
         return max(1, self.calls // 4)
 
     def begin(self) -> int:
-        """A call is begun; returns what `ended` is to be told of it."""
+        """Note that a call begins; return its number, for `ended`."""
         self._begun += 1
         return self._begun
 
     def ended(self, number: int, *, in_time: bool) -> None:
-        """A call was answered, in time or too late. Of one without any answer nothing is to be learnt."""
+        """Note that a call was answered, in time or too late. Do not call it for a call without an answer."""
         if in_time:
             self._bound = min(self._most, self._bound + 1 / self._bound)
-        elif number > self._told:
+        elif number > self._counted:
             self._bound = max(1.0, self._bound * _LOWERED)
-            self._told = self._begun
+            self._counted = self._begun

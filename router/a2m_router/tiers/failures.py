@@ -1,30 +1,32 @@
-"""What a caller is told of a tier that has not done its part: the errors that several rooms raise for it. Pure."""
+"""The errors that several rooms raise for a tier that failed. Pure."""
 
 from typing import Final
 
 from a2m_router.protocol.wire.errors import NOT_AS_WRITTEN, A2MError, Code
 
-# Why a call came to nothing whose subject did not stand still.
+# The reason of a call that failed because its records kept changing.
 CHANGING: Final = "changing"
 
 
 def changing(sentence: str, retry_after: float = 1.0) -> A2MError:
-    """INTERNAL_ERROR for a call whose subject did not stand still."""
+    """Return INTERNAL_ERROR for a call whose records kept changing."""
     return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": CHANGING, "retry_after": retry_after})
 
 
 def unaccounted(tier: str, reason: str) -> A2MError:
-    """INTERNAL_ERROR for a call that could not do without knowing what a tier holds."""
+    """Return INTERNAL_ERROR for a call that needs to know all that a tier holds."""
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"what the tier {tier!r} holds is not known yet: {reason}",
+        f"not all records of the tier {tier!r} are known yet: {reason}",
         {"tier": tier, "reason": reason, "retry_after": 1.0},
     )
 
 
 def untrue(tier: str, problem: str) -> A2MError:
-    """INTERNAL_ERROR for a call about a record that its tier has lost, or holds otherwise than it was written. It has
-    no `retry_after`: to repeat the call does not help, and `problem` says what does."""
+    """Return INTERNAL_ERROR for a call about a record that its tier has lost or changed.
+
+    It has no `retry_after`: a retry does not help. `problem` says what does.
+    """
     return A2MError(
         Code.INTERNAL_ERROR,
         f"the tier {tier!r} has answered, but {problem}",
@@ -33,7 +35,7 @@ def untrue(tier: str, problem: str) -> A2MError:
 
 
 def unanswered(tier: str, reason: str, retry_after: float) -> A2MError:
-    """INTERNAL_ERROR for a call that could not do without a tier."""
+    """Return INTERNAL_ERROR for a call that needs a tier which does not answer."""
     return A2MError(
         Code.INTERNAL_ERROR,
         f"the tier {tier!r} does not answer: {reason}",

@@ -1,9 +1,9 @@
-"""TierGateway of records in tiers: written, read back and removed by id.
+"""The gateway to the records in tiers: write, read back and delete copies by id.
 
-Here records are lifted for servers that promise less than the federation; `Answers` lowers them again: whoever calls
-these functions sees them as they are. Each call is prepared for the mode of the connection on which it is sent. A tier
-may say that it did something and have done something else; whoever calls compares what it reads. What is asked for at
-once is bounded, and where an answer is longer than a message may be, less is asked for.
+The gateway lifts records for servers that are not native, and `Answers` lowers them again: callers see records as they
+are. Each call is prepared for the mode of the connection on which it is sent. A tier may report one thing and have done
+another, so callers compare what they read back. The size of a call is bounded; if a result is longer than a message
+may be, the gateway requests less.
 """
 
 import uuid
@@ -25,10 +25,10 @@ from a2m_router.tiers.lifting import RESERVED, Origin, escaped, lifted
 from a2m_router.tiers.link import TAKES_NO_WRITES, UNACCOUNTED, AnswerTooLong, Link, Refused, TierDown
 from a2m_router.tiers.mode import Modes, TierMode
 
-# Records in one call: enough to share a round trip, few enough that ordinary ones fit into a message many times over.
+# Records in one call: enough to share a round trip, and few enough to fit easily into a message.
 _CHUNK: Final = 100
 
-# Bytes of records in one write, roughly; a single larger one goes alone.
+# Bytes of records in one write, roughly; a larger record is written alone.
 _CHUNK_BYTES: Final = 4 * 2**20
 
 _PAGE: Final = 500
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 
 class ReadOnly(TierDown):
-    """A tier's server has refused a write because it takes none."""
+    """A tier's server rejected a write because it is read-only."""
 
     def __init__(self, tier: str) -> None:
         super().__init__(tier, TAKES_NO_WRITES, 60.0, None)
 
 
 class CannotList(Exception):
-    """A server cannot tell all that it holds; says why."""
+    """A server cannot list all its records. The message says why."""
 
 
 class _Ids(msgspec.Struct):
@@ -64,11 +64,11 @@ class _Sessions(msgspec.Struct):
 
 
 class TierGateway:
-    """The copies in all tiers, by the tier's name. Every method raises TierDown, or A2MError as a tier answered it.
+    """Access to the copies in all tiers, by the tier's name. Methods raise TierDown, or the A2MError of a tier.
 
     Args:
         on_metadata: see Answers.
-        lineage: who writes. Without, what is written does not say, and what is read may be anybody's.
+        lineage: who writes. Without it, written records do not name their writer, and every record counts as ours.
     """
 
     def __init__(
@@ -83,29 +83,29 @@ class TierGateway:
         self._lineage = lineage
         self._answers = Answers(links, on_metadata, lineage)
         self._modes = modes
-        self._largest = max_message // 2  # of a message is surely enough for one record
+        self._largest = max_message // 2  # bytes of the largest record; it surely fits into a message
 
     def link(self, tier: str) -> Link:
-        """The link to a tier."""
+        """Return the link to a tier."""
         return self._links[tier]
 
     def why_unaccounted(self, tier: str) -> str:
-        """Why what `tier` holds is not accounted for yet, in words that may be its server's."""
+        """Return why the catalog does not have all records of `tier` yet. The text may come from the tier's server."""
         link = self._links[tier]
         return (link.reason if link.status != "up" else link.inactive_reason or link.barred) or UNACCOUNTED
 
     def without(self, tier: str) -> A2MError:
-        """What a call is refused with that cannot do without knowing all that `tier` holds."""
+        """Return the error for a call that needs to know all that `tier` holds."""
         why = self.why_unaccounted(tier)
         return unaccounted(tier, why) if self._links[tier].status == "up" else unanswered(tier, why, 1.0)
 
     def recall_limit(self, tier: str, otherwise: int) -> int:
-        """How many records `tier` tells in one recall; `otherwise` where its server does not say."""
+        """Return how many records one recall of `tier` returns; `otherwise` if its server does not declare that."""
         profile = self._links[tier].profile
         return (None if profile is None else profile.max_recall_limit) or otherwise
 
     def is_shared(self, tier: str) -> bool:
-        """Whether the tier's server was seen to hold what is another federation's, beside ours."""
+        """Return whether the tier's server was seen to hold records of another federation."""
         return self._answers.is_shared(tier)
 
     def check_rider(self, tier: str, record: Record, *, created_at: int, owner: str | None, key: str | None) -> None:
@@ -113,44 +113,44 @@ class TierGateway:
         self._answers.check_rider(tier, record, created_at=created_at, owner=owner, key=key)
 
     def mode(self, tier: str) -> TierMode:
-        """How `tier` is spoken to; see `Modes.of`."""
+        """Return the mode of `tier`; see `Modes.of`."""
         return self._modes.of(tier)
 
     def check(self, tier: str, draft: Draft) -> None:
-        """Raises QUOTA_EXCEEDED for a complete record that is more than the tier's server takes, or than a message."""
+        """Raise QUOTA_EXCEEDED for a complete record that is too large for the tier's server or for a message."""
         profile = self._links[tier].profile
         if profile is None:
-            return  # it has never been up, and takes nothing
-        # lifted, its metadata is told twice, the one time escaped
+            return  # the tier has never been up, so the write fails anyway
+        # a lifted record carries its metadata twice, once escaped
         if 4 * bytes_of(draft) > self._largest and not (mode := self.mode(tier)).native:
             size = bytes_of(lifted(draft, vector=mode.vectors, tier=mode.remote))
             if size > self._largest:
-                raise quota(f"a record in {tier!r}", self._largest, size, "bytes as its server is told it")
+                raise quota(f"a record in {tier!r}", self._largest, size, "bytes as it is sent to its server")
         most = profile.max_content_length
         if most is not None and len(draft.content or "") > most:
             raise quota(f"content of a record in {tier!r}", most, len(draft.content or ""), "characters")
 
     def is_one_call(self, tier: str, drafts: Sequence[Draft]) -> bool:
-        """Whether `tier` is told these records in one call, and so has all of them or none."""
+        """Return whether these records go to `tier` in one call, which writes all of them or none."""
         return len(drafts) <= 1 or sum(1 for _ in islice(self._chunks(tier, drafts, bytes_of), 2)) == 1
 
     async def write(self, tier: str, drafts: Sequence[Draft]) -> bool:
-        """Write complete records to `tier`; they all carry ids, and the answer must name just those.
+        """Write complete records to `tier`. They all carry ids, and the result must name exactly those.
 
-        Returns whether its server has promised to keep them as they are.
+        Returns whether the server is native, which promises to keep them as they are.
         """
         for draft in drafts:
             self.check(tier, draft)
         is_native = True
         for chunk in self._chunks(tier, drafts, bytes_of):
-            raw, mode = await self._call(tier, "memory/remember", partial(self._as_told, chunk))
+            raw, mode = await self._call(tier, "memory/remember", partial(self._as_sent, chunk))
             if self._answers.decoded(raw, _Ids, tier).ids != [draft.id for draft in chunk]:
                 raise self._answers.untrusted(tier, "answered a write with other ids than it was given")
             is_native = is_native and mode.native
         return is_native
 
-    def _as_told(self, drafts: Iterable[Draft], mode: TierMode) -> Remember:
-        """Complete records as a server is told them."""
+    def _as_sent(self, drafts: Iterable[Draft], mode: TierMode) -> Remember:
+        """Return complete records in the form that a server gets."""
         if mode.native:
             return Remember(records=[escaped(draft) for draft in drafts])
         origin = None if self._lineage is None else Origin(self._lineage.federation, self._lineage.epoch)
@@ -159,8 +159,10 @@ class TierGateway:
         )
 
     async def write_seen(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
-        """Write complete records to `tier`, and see that they are there as they are given; once more for those that are
-        not. Returns the ids of those that are not even then, and what the tier did to each."""
+        """Write complete records to `tier`, and read them back; write those that differ once more.
+
+        Returns the ids of the records that differ even then, each with what is wrong.
+        """
         left, unkept = list(drafts), dict[str, str]()
         for _ in range(2):
             if not left:
@@ -169,21 +171,22 @@ class TierGateway:
             unkept = await self.unkept(tier, left)
             left = [draft for draft in left if draft.id in unkept]
             if left:
-                # a tier that holds an id keeps the old content and still answers with the id
+                # a server that holds an id may keep the old content and still answer with the id
                 await self.remove(tier, unkept)
         return unkept
 
     async def write_new(self, tier: str, drafts: Sequence[Draft]) -> None:
-        """Write records that are nowhere else. A server that makes no promise to keep what it is given is seen to have
-        kept it."""
+        """Write records that exist nowhere else. If the server is not native, read them back. Raises Untrusted."""
         if await self.write(tier, drafts):
             return
         for wrong in (await self.unkept(tier, drafts)).values():
             raise self._answers.untrusted(tier, wrong)
 
     async def unkept(self, tier: str, drafts: Sequence[Draft]) -> dict[str, str]:
-        """The ids of those records that `tier` does not hold as they were given, vectors included, and what it did to
-        each."""
+        """Return the ids of the records that `tier` does not hold as given, each with what is wrong.
+
+        Vectors are compared, too.
+        """
         given = {draft.id: draft for draft in drafts if draft.id is not None}
         found, others = await self.there(tier, given, embeddings=True)
         unkept = {}
@@ -200,8 +203,10 @@ class TierGateway:
     async def read(
         self, tier: str, ids: Iterable[str], *, embeddings: bool = False, written: list[Written] | None = None
     ) -> dict[str, Record]:
-        """Those of `ids` that `tier` holds. Absence is proved, not assumed: the limit is explicit, and an answer with
-        other records than those asked for is not trusted. `written` is as in `Answers.records`."""
+        """Return those of `ids` that `tier` holds, by id. `written` is as in `Answers.records`.
+
+        Absence is proved: the limit is explicit, and a result with other records than requested is not trusted.
+        """
         found: dict[str, Record] = {}
         question = Recall(embeddings=embeddings)
         async for records in self.parts(tier, list(dict.fromkeys(ids)), question, examine=ALL, written=written):
@@ -211,10 +216,12 @@ class TierGateway:
     async def there(
         self, tier: str, ids: Iterable[str], *, embeddings: bool = False
     ) -> tuple[dict[str, Record], dict[str, str]]:
-        """What `read` finds; and those of `ids` under which a lesser server holds another federation's record, in words
-        whose it is.
+        """Return what `read` finds, and those of `ids` under which the server holds another federation's record.
 
-        Raises Untrusted where a router has written one of them that the catalog knows nothing of.
+        The second result says for each id whose record it is.
+
+        Raises:
+            Untrusted: a router that the catalog does not know has written one of the records.
         """
         if self._lineage is None or not self._may_be_shared(tier):
             return await self.read(tier, ids, embeddings=embeddings), {}
@@ -231,21 +238,23 @@ class TierGateway:
         }
 
     def _may_be_shared(self, tier: str) -> bool:
-        """Whether a tier's server may hold what another federation has written there."""
+        """Return whether a tier's server may hold records of another federation."""
         return self._lineage is not None and not self.mode(tier).native
 
     async def among(self, tier: str, ids: Sequence[str], question: Recall) -> list[Record]:
-        """Those of `ids` that `tier` holds and that its server finds to meet the conditions of `question`."""
+        """Return those of `ids` that `tier` holds and its server finds to meet the conditions of `question`."""
         return [record async for records in self.parts(tier, ids, question) for record in records]
 
     async def remove(self, tier: str, ids: Iterable[str]) -> set[str]:
-        """Have `tier` forget `ids`. Returns those under which it was seen to hold nothing more of this federation's.
+        """Delete `ids` from `tier`. Return those under which it was then seen to hold no record of this federation.
 
-        What another federation has there under one of them stays. Raises Untrusted, and removes nothing, where a router
-        has written one of them that the catalog knows nothing of: it may be the record, and the catalog a copy that was
-        put back.
+        Another federation's record under one of the ids stays.
+
+        Raises:
+            Untrusted: a router that the catalog does not know has written one of the records. Nothing is deleted: the
+                copy may be the record, and the catalog a restored older copy.
         """
-        gone: set[str] = set()
+        removed: set[str] = set()
         for chunk in self._chunks(tier, list(ids)):
             strange = (await self.there(tier, chunk))[1].keys() if self._may_be_shared(tier) else set[str]()
             own = [id for id in chunk if id not in strange]
@@ -254,12 +263,12 @@ class TierGateway:
                 left = await self.read(tier, own)
                 if left:
                     self._answers.distrust(tier, "says that it has forgotten records, and holds them still")
-                gone.update(id for id in own if id not in left)
-            gone |= strange
-        return gone
+                removed.update(id for id in own if id not in left)
+            removed |= strange
+        return removed
 
     async def recall(self, tier: str, question: Recall) -> Ranked:
-        """The tier's ranking, shorter than the limit where an answer of that many would be too long."""
+        """Return the tier's ranking. It is shorter than the limit if a result of that length does not fit a message."""
         while True:
             try:
                 raw, mode = await self._call(tier, "memory/recall", partial(_put, question))
@@ -273,8 +282,10 @@ class TierGateway:
     async def pages(
         self, tier: str, question: Timeline, *, examine: int = EXAMINED, written: list[Written] | None = None
     ) -> AsyncGenerator[list[Record], None]:
-        """All that a tier's timeline holds for `question`, a page at a time where it can; the pages are in the tier's
-        own order. See `Answers.records` for the rest."""
+        """Yield all records of a tier's timeline for `question`, in pages if the server has pages, in its own order.
+
+        See `Answers.records` for the other arguments.
+        """
         link = self._links[tier]
         if link.profile is None or not link.profile.store.pages:
             raw, mode = await self._call(tier, "memory/timeline", partial(_put, question))
@@ -295,13 +306,9 @@ class TierGateway:
                 return
 
     async def newest(self, tier: str, count: int, written: list[Written] | None = None) -> tuple[list[Record], bool]:
-        """The newest records that a tier's server tells of, at most `count`, and whether these are all it holds; but
-        not those of another federation.
+        """Return a tier's newest records, at most `count`, and whether these are all that it holds.
 
-        Args:
-            written: as in `everything`.
-
-        Raises LaterWriter.
+        Records of another federation are left out. `written` is as in `everything`. Raises LaterWriter.
         """
         while True:
             try:
@@ -315,13 +322,16 @@ class TierGateway:
                 return records, len(ids) < count
 
     async def everything(self, tier: str, written: list[Written] | None = None) -> AsyncGenerator[list[Record], None]:
-        """All that a tier holds, vectors included: page by page, in one timeline, or session by session; but not what
-        belongs to another federation.
+        """Yield all records of a tier, vectors included: page by page, in one timeline, or session by session.
+
+        Records of another federation are left out.
 
         Args:
-            written: takes, of each record of a lesser server that was read, who has written it; others' among them.
+            written: a list that gets the id and the writer of each record of a lifted server, of any federation.
 
-        Raises CannotList where the server could hold more than it tells, and LaterWriter.
+        Raises:
+            CannotList: the server may hold more records than it can list.
+            LaterWriter: a router that the catalog does not know has written one of our records.
         """
         profile = self._links[tier].profile
         written = [] if written is None else written
@@ -360,10 +370,10 @@ class TierGateway:
                 raise CannotList(f"{which} does not fit into one message") from None
 
     async def is_read_only(self, tier: str) -> bool:
-        """Whether the tier's server takes no writes at all (§2.1): it says so to every forget, of nothing, too."""
-        nobody = f"{RESERVED}:{uuid.uuid4()}"  # an empty list might be taken for none, and none for everything
+        """Return whether the tier's server is read-only (§2.1). The test is a forget of an id that no record has."""
+        unused = f"{RESERVED}:{uuid.uuid4()}"  # a server could read an empty list as no selector: forget everything
         try:
-            await self._call(tier, "memory/forget", _alike(Forget(ids=[nobody])), is_harmless=True)
+            await self._call(tier, "memory/forget", _alike(Forget(ids=[unused])), is_harmless=True)
         except ReadOnly:
             return True
         except Refused:
@@ -373,8 +383,10 @@ class TierGateway:
     async def _call(
         self, tier: str, method: str, prepare: Callable[[TierMode], Any], *, is_harmless: bool = False
     ) -> tuple[msgspec.Raw, TierMode]:
-        """The answer to a call, and the mode that its parameters were prepared for: that of the connection on which it
-        was sent."""
+        """Make a call; return its result, and the mode of the connection on which it was sent.
+
+        The parameters are prepared for that mode.
+        """
         mode: TierMode
 
         def prepared() -> Any:
@@ -400,7 +412,7 @@ class TierGateway:
         examine: int = EXAMINED,
         written: list[Written] | None = None,
     ) -> AsyncGenerator[list[Record], None]:
-        """What `among` finds, as the server is asked for it: a part of `ids` at a time, each part in its own order."""
+        """Yield what `among` finds, one part of `ids` at a time, each part in the server's order."""
         waiting = list(self._chunks(tier, ids))[::-1]
         while waiting:
             chunk = waiting.pop()
@@ -415,11 +427,12 @@ class TierGateway:
                 waiting += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
                 continue
             records, ids = self._answers.records(tier, mode, raw, examine=examine, written=written)
-            told = set(ids)  # another federation may have records under the same ids
-            if not told <= set(chunk):
+            returned = set(ids)  # another federation may have records under the same ids
+            if not returned <= set(chunk):
                 raise self._answers.untrusted(tier, "answered a read by id with other records")
-            if told and len(told) < len(chunk) and question.query is None and not question.where:
-                waiting.append([id for id in chunk if id not in told])  # it may tell fewer at once than it says
+            if returned and len(returned) < len(chunk) and question.query is None and not question.where:
+                # its real limit may be below the declared one
+                waiting.append([id for id in chunk if id not in returned])
             yield records
 
     def _chunks(self, tier: str, items: Sequence[T], bytes_of: Callable[[T], int] | None = None) -> Iterable[list[T]]:
@@ -443,12 +456,12 @@ _Question = TypeVar("_Question", Recall, Timeline, Pages)
 
 
 def _alike(params: Any) -> Callable[[TierMode], Any]:
-    """What prepares parameters that are the same in every mode."""
+    """Return a function that prepares the same parameters in every mode."""
     return lambda mode: params
 
 
 def _put(question: _Question, mode: TierMode) -> _Question:
-    """A question as a server understands it."""
+    """Return a query in the form that the server understands."""
     if mode.native:
         return question
     asked = msgspec.structs.replace(
@@ -460,7 +473,7 @@ def _put(question: _Question, mode: TierMode) -> _Question:
 
 
 def _put_anywhere(question: Recall, mode: TierMode) -> Recall:
-    """As `_put`, without a tier's name: within its server a record may have moved, and it is it all the same."""
+    """Do as `_put`, without a tier's name: a record counts even if its server has moved it to another of its tiers."""
     return msgspec.structs.replace(_put(question, mode), tier=None)
 
 
@@ -469,12 +482,12 @@ def _page_of(question: Timeline, after: str | None, size: int) -> Pages:
 
 
 def raw_json(value: Any) -> msgspec.Raw:
-    """A value as raw JSON."""
+    """Return a value as raw JSON."""
     return msgspec.Raw(msgspec.json.encode(value))
 
 
 def bytes_of(draft: Draft) -> int:
-    """About how many bytes a record takes in a message; exactly, where it is large."""
+    """Return about how many bytes a record takes in a message; for a large record, exactly how many."""
     texts = (draft.content, draft.id, draft.key, draft.group, draft.session, draft.owner, draft.role, draft.uri)
     metadata = 0 if draft.metadata is msgspec.UNSET else len(bytes(draft.metadata))
     rough = 4 * sum(len(text) for text in texts if text is not None) + metadata + 20 * len(draft.embedding or ())

@@ -1,4 +1,4 @@
-"""Asking several tiers at once, where each may fail for itself."""
+"""Concurrent calls to several tiers, each of which may fail by itself."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -14,7 +14,7 @@ Failure = A2MError | TierDown | OSError
 
 
 async def gather_outcomes(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | Failure]:
-    """What each call came to, in order: its result, or the failure it ended with. None of them cancels another."""
+    """Run the calls at once; return for each, in order, its result or its failure. No failure cancels another call."""
     found: list[T | Failure | None] = [None] * len(calls)
 
     async def note(place: int, call: Callable[[], Awaitable[T]]) -> None:
@@ -33,7 +33,7 @@ async def gather_outcomes(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T
 
 
 async def gather(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """What each call returned, in order. Raises the first failure among them, when all have ended."""
+    """Run the calls at once; return their results in order. Raises the first failure once all calls have ended."""
     found: list[T] = []
     for outcome in await gather_outcomes(calls):
         if isinstance(outcome, (A2MError, TierDown, OSError)):

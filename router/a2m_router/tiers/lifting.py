@@ -1,17 +1,17 @@
-"""Lifting: records on a server that promises less of them than the federation does. Pure.
+"""Lifting: how a server that promises less than the federation holds complete records. Pure.
 
 Rules:
-- of what it is given, such a server must keep the id, the content, and one reserved member of the metadata; nothing
-  else. All other fields, role and group among them, ride in that member, as JSON text inside a string, which no codec
-  alters. They are read from there;
-- the server is shown the protocol's core (role, group and a plain copy of the caller's metadata) and, if it declares
-  `embeddings`, a vector, so that it can rank by them. What it adds to these, fills in, normalises or drops is ignored.
-  Members that some language could not take or give back are left out of the plain copy;
-- a record that carries no rider was not written by a router, and is what its server says;
-- a rider without a version comes from a router before version 1: role and group did not ride yet, and are read from
-  what the server answers. A rider of a later version than this router's is refused, and never taken for none;
-- a member of the reserved name in a caller's own metadata rides with the rest, and has no plain copy: it is never taken
-  for a rider. For its sake such metadata rides in a native tier, too; there nothing else of the record does.
+- such a server must keep three things of a record: the id, the content, and one reserved member of the metadata. All
+  other fields, role and group among them, are packed into that member, the rider: JSON text inside a string, which no
+  codec changes. The router reads them from there;
+- the server also gets the protocol's core (role, group and a plain copy of the caller's metadata) and, if it declares
+  `embeddings`, a vector, so that it can rank by them. The router ignores what the server adds, fills in, normalises or
+  drops there. The plain copy omits members that some programming language cannot read and write back;
+- a record without a rider was not written by a router: its fields are what its server returns;
+- a rider without a version comes from a router before version 1. Role and group were not in it yet, so they are read
+  from the server's result. A rider of a later version than this router's is rejected, not treated as missing;
+- if a caller's own metadata has a member of the reserved name, that member is packed with the rest and has no plain
+  copy, so it is never taken for a rider. In a native tier such metadata is packed, too, and no other field.
 """
 
 import math
@@ -30,27 +30,26 @@ from a2m_router.protocol.wire.timestamps import UNDATED, normalised, parse
 from a2m_router.protocol.wire.vectors import MAX_WIDTH
 
 RESERVED: Final = "a2m-router"
-"""The member of a lifted record's metadata in which the rest of it rides."""
+"""The member of a lifted record's metadata that holds the rider."""
 
-# every JSON parser tells these integers apart
+# every JSON parser distinguishes integers below this
 _EXACT: Final = 2**53
 
 VERSION: Final = 1
-"""The version of the riders that this router writes; it reads this one and those before."""
+"""The version of the riders that this router writes; it reads this one and earlier ones."""
 
-# record fields by which a server may select: of a managed record only the content is certain to be what it was given,
-# of a mount's own record all of core
+# The record fields by which a server may select. Of a managed record only the content is certain to be kept; of a
+# mount's own record all of core is.
 _KEPT: Final = frozenset({"content"})
 _CORE: Final = frozenset({"content", "role", "group"})
 
 
 class NewerRider(Exception):
-    """A record that a later version of the router has written, which this one cannot read."""
+    """A record was written by a later version of the router, and this version cannot read it."""
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Who has written a record: the federation's id, and the epoch of the start of its router; None where it does not
-    say, as before there was any."""
+    """The writer of a record: the federation's id, and the epoch of its router; None if the record does not say."""
 
     federation: str | None = None
     epoch: str | None = None
@@ -60,7 +59,7 @@ _NOBODY: Final = Origin()
 
 
 class Rider(msgspec.Struct, omit_defaults=True):
-    """All of a record but its id and content, or its metadata alone; `embedding` is little-endian doubles in base64."""
+    """All of a record except id and content, or its metadata alone; `embedding` is little-endian doubles in base64."""
 
     created_at: str
     version: int = 0
@@ -80,11 +79,11 @@ class Rider(msgspec.Struct, omit_defaults=True):
 
 
 def lifted(draft: Draft, *, vector: bool, tier: str | None, origin: Origin | None = None) -> Draft:
-    """A complete record as a lesser server is told it.
+    """Return a complete record in the form for a lifted server.
 
     Args:
         vector: the server declares `embeddings`.
-        tier: which of its tiers it goes to, by the server's own name.
+        tier: the server's own tier that the record goes to, by the server's name for it.
         origin: who writes it.
     """
     assert draft.created_at is not None
@@ -116,8 +115,10 @@ def lifted(draft: Draft, *, vector: bool, tier: str | None, origin: Origin | Non
 
 
 def escaped(draft: Draft) -> Draft:
-    """A complete record as a native tier is told it: as it is. Only metadata that has a member of the reserved name
-    rides."""
+    """Return a complete record in the form for a native tier: unchanged, but for metadata with the reserved name.
+
+    Such metadata is packed into a rider.
+    """
     if draft.metadata is UNSET or not _mentions_rider(draft.metadata):
         return draft
     if RESERVED not in msgspec.json.decode(draft.metadata, type=dict[str, Raw]):
@@ -128,7 +129,7 @@ def escaped(draft: Draft) -> Draft:
 
 
 def unescaped(record: Record) -> Record:
-    """The inverse of `escaped`. A record that was lifted when it was written there comes as a Lifted."""
+    """Return the record that `escaped` was given. A record that was written there lifted is returned as a Lifted."""
     if not _mentions_rider(record.metadata):
         return record
     try:
@@ -143,8 +144,11 @@ def unescaped(record: Record) -> Record:
 
 
 class Told(msgspec.Struct, kw_only=True):
-    """A record as a server of any kind answers it. Only what every server must keep has a type here: how a server
-    writes a field that it was not asked to keep must not cost its whole answer."""
+    """A record as any server returns it.
+
+    Only the fields that every server must keep have a type here. So a field that a server need not keep cannot make
+    its whole result invalid.
+    """
 
     id: str
     content: str
@@ -168,26 +172,28 @@ class Told(msgspec.Struct, kw_only=True):
 
 
 class Lifted(Record):
-    """A record that a native tier holds as it was lifted; its fields are what that tier says."""
+    """A record that a native tier holds in lifted form; its fields are not lowered."""
 
 
 def lowered(told: Told, *, vector: bool) -> Record:
-    """A record as it was before it was lifted; one that never was, as a Riderless, is what its server says of it: a
-    field that is not as §3.1 has it counts as absent.
+    """Return a record as it was before it was lifted; a record without a rider as a Riderless with its server's fields.
+
+    A field of a Riderless that violates §3.1 counts as absent.
 
     Args:
-        vector: the server declares `embeddings`; else what it calls a vector is none.
+        vector: the server declares `embeddings`; otherwise its `embedding` field is ignored.
 
-    Raises NewerRider.
+    Raises:
+        NewerRider: a later version of the router has written the record.
     """
     return lowered_of(told, vector=vector)[0]
 
 
 def lowered_of(told: Told, *, vector: bool) -> tuple[Record, Origin]:
-    """As `lowered`, and who has written it, as far as that is known."""
+    """Return what `lowered` returns, and who has written the record, as far as that is known."""
     score, similarity = _field(told.score, float), _field(told.similarity, float)
     rider, embedding = None, None
-    with suppress(ValueError):  # there is none, or it was altered, or is somebody else's
+    with suppress(ValueError):  # there is no rider, it was changed, or another program uses the name
         rider, embedding = _riding(told.metadata)
     if rider is None or rider.metadata_alone:
         riderless = Riderless(
@@ -233,9 +239,11 @@ def lowered_of(told: Told, *, vector: bool) -> tuple[Record, Origin]:
 
 
 def shows_metadata(answered: Raw, metadata: Raw | UnsetType) -> bool | None:
-    """Whether a record, as a server `answered` it, shows the plain copy of a caller's `metadata` as it was given, as
-    JSON has it, beside whatever else; None where there is no plain copy, so that nothing can be seen. A field of the
-    server's own hides a member of its name from every `where` (§5.2)."""
+    """Return whether a record in a server's result has the plain copy of the caller's `metadata` unchanged.
+
+    Values are compared as JSON; other members may stand beside them. A further field of the server hides the member of
+    the same name from every `where` (§5.2), so it counts as a change. Returns None if there is no plain copy.
+    """
     given = _plain(metadata)
     if not given:
         return None
@@ -248,12 +256,14 @@ def shows_metadata(answered: Raw, metadata: Raw | UnsetType) -> bool | None:
 
 
 def delegable(where: Mapping[str, Raw] | None, *, metadata: bool, mounted: bool = False) -> dict[str, Raw]:
-    """The conditions of `where` that a lesser server may be asked to apply first: those that every server understands
-    alike, on what it is certain to hold. All of them are applied once more to what it answers.
+    """Return the conditions of `where` that a lifted server may apply first.
+
+    Every server understands these alike, on fields that it is certain to hold. The router applies all conditions again
+    to the result.
 
     Args:
-        metadata: the server was seen to keep the plain copies of metadata that it was given.
-        mounted: the records are the server's own, and none of the router's.
+        metadata: the server was seen to keep the plain copies of metadata unchanged.
+        mounted: the records are the server's own, not the router's.
     """
     if not where:
         return {}
@@ -278,7 +288,7 @@ def _plain(metadata: Raw | UnsetType) -> dict[str, Raw]:
 
 
 def _is_common(members: dict[str, Raw]) -> bool:
-    """Whether every language can hold these members and write them down again."""
+    """Return whether every programming language can read these members and write them back."""
     try:
         waiting: list[Any] = [msgspec.json.decode(msgspec.json.encode(members))]
     except msgspec.MsgspecError:
@@ -297,8 +307,10 @@ def _is_common(members: dict[str, Raw]) -> bool:
 
 
 def _riding(metadata: Raw | UnsetType) -> tuple[Rider, list[float] | None]:
-    """What rides along, and its vector. Raises ValueError unless it is what a router has written, NewerRider where that
-    was a later version."""
+    """Return the rider and its vector.
+
+    Raises ValueError if there is no rider that a router has written, and NewerRider for one of a later version.
+    """
     if metadata is UNSET or not _mentions_rider(metadata):
         raise ValueError("there is no rider")
     packed = msgspec.json.decode(metadata, type=_Carrier).rider
@@ -311,22 +323,22 @@ def _riding(metadata: Raw | UnsetType) -> tuple[Rider, list[float] | None]:
     rider = msgspec.json.decode(packed, type=Rider)
     parse(rider.created_at)
     if rider.metadata is not UNSET and not bytes(rider.metadata).startswith(b"{"):
-        raise ValueError("metadata is an object")
+        raise ValueError("expected metadata to be an object")
     return rider, None if rider.embedding is None else _vector(rider.embedding)
 
 
 def _vector(text: str) -> list[float]:
     packed = b64decode(text, validate=True)
     if len(packed) % 8 or not 1 <= len(packed) // 8 <= MAX_WIDTH:
-        raise ValueError("a vector is whole doubles, and not too many")
+        raise ValueError(f"expected a vector of 1 to {MAX_WIDTH} doubles")
     vector = vector_from_bytes(packed)
     if not all(map(math.isfinite, vector)):
-        raise ValueError("a vector is finite numbers")
+        raise ValueError("expected a vector of finite numbers")
     return vector
 
 
 def _mentions_rider(metadata: Raw | UnsetType) -> bool:
-    """Whether metadata may have a member of the reserved name, however its letters are written; to be asked of all."""
+    """Return whether metadata may have a member of the reserved name, in any JSON spelling. It is a fast first test."""
     text = b"" if metadata is UNSET else bytes(metadata)
     return RESERVED.encode() in text or b"\\u00" in text
 
@@ -337,7 +349,7 @@ def _carrying(rider: Rider) -> Raw:
 
 
 def _shown(text: str | None) -> str | None:
-    """A text as a server is shown it; not every one takes a NUL."""
+    """Return a text in the form that a server gets; None for a text with a NUL, which not every server accepts."""
     return None if text is None or "\0" in text else text
 
 
@@ -350,7 +362,7 @@ class _Versioned(msgspec.Struct):
 
 
 def _field(raw: Raw | UnsetType, type: Any) -> Any:
-    """A field as `type`, an integer in whichever form of a number; None where it is absent or something else."""
+    """Return a field as `type`; None if it is absent or of another type. An integer may have any form of a number."""
     if raw is UNSET or bytes(raw) == b"null":
         return None
     try:
@@ -364,9 +376,9 @@ def _object(raw: Raw | UnsetType) -> Raw | UnsetType:
 
 
 def _is_plain(atom: bytes) -> bool:
-    """Whether every language compares this value as JSON does, at least never calls it different from itself."""
+    """Return whether every programming language finds this value equal to itself, as JSON does."""
     if atom == NULL or atom[:1] in (b"a", b"o"):
-        return False  # what is absent, and the order of names, are told in many ways
+        return False  # servers differ in how they return an absent value, and the order of names
     if atom[:1] != b"n":
         return b"\0" not in atom
     integer = integer_of(atom)

@@ -1,14 +1,14 @@
 """The router's connection to one tier: supervision, deadlines, and the gate before changes.
 
-- A link is `starting` until the first greeting has succeeded or failed, then `up` or `down`. While it is down calls
-  fail at once, and nothing is sent but the greetings that may bring it up again, one at a time, ever more rarely.
-- It goes down when its connection ends, and when its breaker opens; see Breaker. A call that is answered too late is no
-  failure of a tier that has answered anything else meanwhile, or that was given less time than it has: it is slow, not
-  dead.
-- A server may stand before a service, as a2m-rag does. A service that does not answer it counts as a tier that does not
-  answer, however quickly the server says so; it is looked for by greetings, since the server says there how it is.
-- What may change a tier is refused, each time that it has come up, until somebody has looked at what it holds and
-  admits it (see `bar`). Every call passes this gate, whoever makes it.
+- A link is `starting` until the first greeting has succeeded or failed, then `up` or `down`. While it is down, calls
+  fail at once. The link then sends only greetings, one at a time and ever more rarely, until one brings the tier up.
+- It goes down when its connection ends, and when its breaker opens; see Breaker. A late answer is not a failure if the
+  tier has answered another call meanwhile, or if the call had less time than the tier's own deadline: the tier is slow,
+  not dead.
+- A server may stand before a service, as a2m-rag does. If the service does not answer its server, the tier counts as
+  silent, however quickly the server reports that. Greetings then check for the service: their results describe it.
+- Each time the tier has come up, calls that may change it are rejected until a caller has compared what it holds with
+  the catalog and admits it (see `bar`). Every call passes this gate.
 - Clients' requests wait for a place at the tier; see Places.
 """
 
@@ -40,31 +40,31 @@ MOST_CALLS: Final = 256
 
 _HOW_IS_IT: Final = {"protocol": PROTOCOL}
 
-# a server that has just been started may have an index to load; and one that is slow answers a trial late
+# seconds: a server that has just started may have to load an index, and a slow one answers late
 _GREETING: Final = 30.0
-# of a tier's own time; silence for less of it says nothing about the tier
+# of the tier's own deadline; silence for a shorter time proves nothing about the tier
 _FAIR: Final = 0.9
-# between the probes that settle a call, seconds: the first may be quick, most servers are only late
+# seconds between the probes that resolve a call; the first comes soon, because most servers are only late
 _PROBE_FIRST: Final = 0.1
 _PROBE_LONGEST: Final = 5.0
 
-# A look costs a mounted service a search, and every client begins with one: it is good for so many seconds.
+# A look costs a mounted service a search, and every client begins with one: a result is used for so many seconds.
 _LOOKED_LATELY: Final = 10.0
 
-# on the brink of being full a disk takes what is small, and not what is large; it has room when it has refused nothing
-# for so many seconds
+# An almost full disk accepts small writes and rejects large ones. It has room again when it has rejected nothing for so
+# many seconds.
 _QUIET: Final = 60.0
 
 _READS: Final = frozenset(
     {"memory/describe", "memory/recall", "memory/timeline", "memory/fetch", "memory/session/list"}
 )
-# what is sent while changes are held back, or barred; anything else may be one
+# methods that are sent while changes are held back or barred; every other method may change a tier
 _PASSES: Final = frozenset({*_READS, "store/backup"})
 
-# why a tier that is up takes no part yet, where nothing else is in the way
+# the inactive reason of a tier that is up but not admitted yet
 UNACCOUNTED: Final = "what it holds is still being taken into the account"
 
-# why a managed tier is only read, as its server says
+# the inactive reason of a managed tier whose server is read-only
 TAKES_NO_WRITES: Final = "its server takes no writes"
 
 log = logging.getLogger("a2m_router.tiers")
@@ -74,9 +74,9 @@ class TierDown(Exception):
     """A tier did not answer: it is down, its deadline has passed, or its connection was lost meanwhile.
 
     Args:
-        retry_after: seconds until it is worth trying again.
-        settled: when the call can no longer land; None if it was never sent. One that is set already says nothing
-            about whether the call has landed.
+        retry_after: seconds to wait before a retry.
+        settled: is set when the call can no longer land; None if the call was never sent. A set one does not show
+            whether the call has landed.
     """
 
     def __init__(self, tier: str, reason: str, retry_after: float, settled: Settled | None) -> None:
@@ -88,25 +88,24 @@ class TierDown(Exception):
 
 
 class AnswerTooLong(TierDown):
-    """The tier's answer was longer than a message may be; asking it for less may help."""
+    """The tier's answer was longer than a message may be; a request for less may succeed."""
 
 
 class Overloaded(TierDown):
-    """So many calls are under way at the tier that this one was not sent; the tier is well."""
+    """The call was not sent, because too many calls are under way at the tier; the tier is healthy."""
 
     def __init__(self, tier: str) -> None:
         super().__init__(tier, OVERLOADED, FIRST, None)
 
 
 class Refused(A2MError):
-    """A tier's own answer to a call is an error, in the tier's own words."""
+    """The tier answered a call with an error; code and message are the tier's."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
     """A link as `memory/describe` and `--check` show it.
 
-    `server` is the name of the server behind, once known; `reason` is why it is down, or why it takes no part though it
-    is up.
+    `server` is the name of the tier's server, once known. `reason` is why the tier is down, or up but inactive.
     """
 
     status: Literal["starting", "up", "down"]
@@ -116,11 +115,11 @@ class LinkStatus(msgspec.Struct, frozen=True):
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """A call, and what is to be known of it on its way.
+    """A call, and its properties.
 
     params: as in `Link.call`.
     on_unsettled: as in `Link.call`.
-    is_fair: it was given the tier's time, as far as it has not waited for its turn.
+    is_fair: it had the tier's own deadline, less the wait for a place.
     is_change: it may change what the tier holds.
     """
 
@@ -132,19 +131,19 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class Link:
-    """One tier, as the router reaches it.
+    """The connection to one tier.
 
     Args:
-        name: the tier's.
+        name: the tier's name.
         connect: opens a connection. May raise CannotStart or OSError.
-        timeout: of a call, in seconds, unless the call has one of its own.
-        transport: what people are told about how the tier is reached.
-        most_calls: clients' calls under way at once; fewer where the tier is too slow for them.
+        timeout: seconds for a call that has no timeout of its own.
+        transport: how the tier is reached, for display.
+        most_calls: the most client calls under way at once; fewer if the tier is too slow for them.
         random: uniform in [0, 1), for the jitter.
 
-    `profile` is what the tier said at the last greeting; `reason` is why it is down; `risen` is how often it has come
-    up; `barred` is why what may change the tier is refused, None where it is not. `inactive_reason` is why a tier
-    that is up takes no part.
+    `profile` is the tier's last description of itself; `reason` is why the tier is down; `risen` is how often it has
+    come up; `barred` is why calls that may change the tier are rejected, None if they are not. `inactive_reason` is why
+    a tier that is up is inactive.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class Link:
         self.reason: str | None = None
         self.inactive_reason: str | None = None
         self.risen = 0
-        self._is_guarded = False  # is barred anew whenever it has come up
+        self._is_guarded = False  # whether each coming up bars it again
         self.barred: str | None = None
         self._connect = connect
         self._timeout = timeout
@@ -172,15 +171,15 @@ class Link:
         self._retry_at = 0.0
         self._peer: Peer | None = None  # exactly while the link is up
         self._breaker = Breaker()
-        # what it last refused for want of room, and when: until it has taken such a thing, and that is long ago
+        # the method that it last rejected because its disk is full, and when; None once such a call has succeeded
         self._full: tuple[str, float] | None = None
         self._places = Places(name, most_calls, self._spawn)
-        self._tasks: anyio.abc.TaskGroup | None = None  # of `run`
-        self._looking: anyio.Event | None = None  # until the look that is under way has ended
+        self._tasks: anyio.abc.TaskGroup | None = None  # while `run` runs
+        self._looking: anyio.Event | None = None  # while a look is under way; set at its end
         self._looked_at = -math.inf
         self._ending = False
         self._underway: set[anyio.CancelScope] = set()  # of calls at the tier
-        self._held: anyio.Event | None = None  # set when changes are not held back any more
+        self._held: anyio.Event | None = None  # while changes are held back; set at the end
         self._probing = anyio.Lock()
         self._changed = anyio.Event()
         self._callbacks: list[Callable[[Link], None]] = []
@@ -197,17 +196,20 @@ class Link:
         on_unsettled: Callable[[Settled], None] | None = None,
         is_harmless: bool = False,
     ) -> msgspec.Raw:
-        """The tier's result. A read whose connection is lost is tried once more if the tier is back in time.
+        """Call the tier, and return its result. If a read loses its connection, it is retried once if time is left.
 
         Args:
-            params: the parameters; or a function that prepares them, called in the step in which the call is sent, for
-                each attempt, so that they are for the connection of that attempt. What it raises ends the call.
+            params: the parameters, or a function that prepares them. Each attempt calls the function in the step that
+                sends the call, so that the parameters suit that attempt's connection. An exception of it ends the call.
             timeout: seconds; the tier's own by default, and never more than the request has left.
-            on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
-                the call will be settled, unless it already is.
-            is_harmless: it changes nothing, though another call of the method would: it is sent to a barred tier, too.
+            on_unsettled: called before the call ends without an answer in any way, also by cancellation, if it is still
+                in doubt. Its argument is set when the call is resolved.
+            is_harmless: this call changes nothing, although its method may: send it to a barred tier, too.
 
-        Raises Refused as the tier answered it, Overloaded, and TierDown for everything else.
+        Raises:
+            Refused: the tier answered with an error.
+            Overloaded: too many calls are under way.
+            TierDown: the tier did not answer, for any other reason.
         """
         allowed = min(self._timeout if timeout is None else timeout, left())
         self._peer_for(allowed)
@@ -228,16 +230,16 @@ class Link:
         except A2MError as answered:
             if no_room(answered) == DISK_FULL:
                 if self._full is None:
-                    log.warning("%s: its disk is full: %s", self.name, answered)
+                    log.warning("tier=%s disk full: %s", self.name, answered)
                 self._full = method, anyio.current_time()
             raise Refused(answered.code, answered.message, answered.data) from None
         if self._full is not None and method == self._full[0] and anyio.current_time() >= self._full[1] + _QUIET:
             self._full = None
-            log.info("%s: there is room on its disk again", self.name)
+            log.info("tier=%s disk has room again", self.name)
         return result
 
     async def _tried(self, call: _Call, deadline: float) -> msgspec.Raw:
-        """A read is tried once more if its connection is lost, and the tier is back in time."""
+        """Attempt a call; retry a read once if its connection is lost and the tier is back in time."""
         try:
             return await self._attempt(call, deadline - anyio.current_time())
         except TierDown as down:
@@ -252,7 +254,7 @@ class Link:
         return await self._attempt(msgspec.structs.replace(call, is_fair=False), remaining)
 
     def _peer_for(self, seconds: float) -> Peer:
-        """Whom a call of so many seconds goes to. Raises TierDown where it would be in vain."""
+        """Return the peer for a call of so many seconds. Raises TierDown if the call cannot succeed."""
         if self._ending:
             raise TierDown(self.name, STOPPING, FIRST, None)
         if self._peer is None:
@@ -262,15 +264,16 @@ class Link:
         return self._peer
 
     def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> bool:
-        """Start a task that ends with the link, unless the link has ended; returns whether it was started."""
+        """Start a task that ends with the link, unless the link has ended. Return whether it was started."""
         if self._tasks is not None:
             self._tasks.start_soon(work, *args)
         return self._tasks is not None
 
     async def look(self, params: Any = _HOW_IS_IT) -> None:
-        """Ask the tier how it is, perhaps with something to keep: what it says of itself is its `profile` from now on,
-        unless it has been connected anew meanwhile. Where the service behind it does not answer the link goes down. Of
-        tiers that are written to the profile is what was agreed upon: they are only looked at to be told something.
+        """Ask the tier for its description, which becomes its `profile`, unless it was reconnected meanwhile.
+
+        If the service behind the tier's server does not answer, the link goes down. Look at a managed tier only to send
+        it something in `params`: its profile from the greeting is what its mode was decided by.
 
         Raises as `call` does.
         """
@@ -286,8 +289,10 @@ class Link:
                 self._fall(profile.ailment)
 
     async def is_seen_within(self, seconds: float) -> bool:
-        """Take a `look`, unless the last was lately, or wait for the one that is under way; whether it has ended in so
-        many seconds. What it finds later counts all the same."""
+        """Take a `look`, unless the last one is recent, or wait for the one under way.
+
+        Returns whether it has ended within `seconds`. A later result still counts.
+        """
         is_late = anyio.current_time() >= self._looked_at + _LOOKED_LATELY
         ended = anyio.Event()
         if self._looking is None and is_late and self._spawn(self._look_by_itself, ended):
@@ -308,7 +313,7 @@ class Link:
             ended.set()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keeps the tier connected until cancelled, and then ends the connection in good order."""
+        """Keep the tier connected until cancelled, then close the connection properly."""
         task_status.started()
         try:
             async with anyio.create_task_group() as tasks:
@@ -331,40 +336,46 @@ class Link:
             await anyio.sleep_until(self._retry_at)
 
     async def wait_up(self) -> None:
-        """Returns when the tier can be called."""
+        """Wait until the tier can be called."""
         while self._peer is None or self._peer.lost.is_set():
             await self._changed.wait()
 
     async def wait_greeted(self) -> None:
-        """Returns when the first greeting has succeeded or failed."""
+        """Wait until the first greeting has succeeded or failed."""
         while self.status == "starting":
             await self._changed.wait()
 
     async def settle(self, settled: Settled) -> None:
-        """Returns when `settled` is set. If nothing else proves it, an answer to a call made for that will; one such
-        call at a time, whoever waits."""
+        """Wait until a call in doubt is resolved: until `settled` is set.
+
+        If nothing else resolves it, the answer to a probe call does. At most one probe is under way.
+        """
 
         async def probe() -> None:
             async with self._probing:
                 for wait in doubling(_PROBE_FIRST, _PROBE_LONGEST):
                     await anyio.sleep(wait)
-                    # an error settles as well as an answer does; without either the next probe may
+                    # an error resolves the call as a result does; without either, the next probe may
                     with suppress(A2MError, TierDown):
                         await self._attempt(_Call("memory/describe", {}), self._timeout)
 
         await first_of(settled.wait, probe)
 
     def give_up(self) -> None:
-        """The router is about to end: calls under way, and any that come, fail with TierDown, however long their tier
-        might still take. Those who made them do what they do for any call without an answer."""
+        """Fail calls under way, and all later calls, with TierDown: the router is about to stop.
+
+        The callers handle that like any call without an answer.
+        """
         self._ending = True
         for scope in list(self._underway):
             scope.cancel()
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
-        """In the block no call is sent that may change what the tier holds; it waits for the end of the block. What has
-        been sent is not waited for. One block at a time."""
+        """Hold back calls that may change the tier until the end of the block. Only one block may be open.
+
+        Calls that have been sent are not waited for.
+        """
         self._held = anyio.Event()
         try:
             yield
@@ -373,21 +384,24 @@ class Link:
             self._held = None
 
     def bar(self, reason: str = UNACCOUNTED) -> None:
-        """From now on what may change the tier is refused with TierDown, for this reason, until it is admitted; and
-        anew each time that it has come up."""
+        """Reject calls that may change the tier with TierDown, for this reason, until the tier is admitted.
+
+        Each time the tier comes up it is barred again.
+        """
         self._is_guarded = True
         self.barred = reason
 
     def admit(self, risen: int) -> None:
-        """The tier as it was when it had come up so often may be changed."""
+        """Admit changes to the tier, unless it has come up again: `risen` is the value for which it was checked."""
         if self.risen == risen:
             self.barred = None
 
     def on_change(self, callback: Callable[["Link"], None]) -> None:
-        """`callback` is called, with the link, each time it has come up or gone down."""
+        """Call `callback`, with the link, each time the link has gone up or down."""
         self._callbacks.append(callback)
 
     def describe_status(self) -> LinkStatus:
+        """Return the link's status, for display."""
         server = None if self.profile is None else self.profile.name
         return LinkStatus(self.status, self.reason or self.inactive_reason, server, self._transport)
 
@@ -410,8 +424,8 @@ class Link:
     async def _answer_of(self, call: _Call, timeout: float) -> msgspec.Raw:
         while self._held is not None and call.is_change:
             await self._held.wait()
-        # nothing is awaited from here until the call is on its way: none is sent that was not held back, or that was
-        # prepared for another connection
+        # No await from here until the call is sent. Otherwise a call could escape being held back, or be prepared for
+        # another connection.
         peer = self._peer_for(timeout)
         if self.barred is not None and call.is_change:
             raise TierDown(self.name, self.inactive_reason or self.barred, FIRST, None)
@@ -423,7 +437,7 @@ class Link:
         except A2MError as error:
             times = unanswered_in(error)
             if times:
-                # it may have answered other calls meanwhile, for which it had not to ask the service
+                # the server may have answered other calls meanwhile that did not need the service
                 self._count_failure(peer, error.message, times)
             else:
                 self._breaker.answered()
@@ -442,7 +456,7 @@ class Link:
         return result
 
     def _count_failure(self, peer: Peer, reason: str, times: int = 0) -> None:
-        # else it is a call from before the link went down
+        # a call of an earlier connection does not count
         if self._peer is peer and self._breaker.failed(times):
             self._fall(f"{self._breaker.failures} calls in a row were not answered; of the last: {reason}")
 
@@ -450,15 +464,15 @@ class Link:
         return FIRST if self._peer is not None else max(FIRST, self._retry_at - anyio.current_time())
 
     async def _tend(self, peer: Peer) -> None:
-        """Returns when the connection is to be given up; the link is down by then."""
+        """Greet and watch a connection until it has to be closed; the link is down by then."""
         self._breaker.connected(anyio.current_time())
         while True:
-            asked = anyio.current_time()
+            greeted_at = anyio.current_time()
             try:
                 profile = await _greet(peer, max(_GREETING, self._timeout))
             except BadProfile as problem:
                 self._fall(str(problem))
-                is_wrong = self._breaker.misgreeted(is_answer=peer.heard >= asked)
+                is_wrong = self._breaker.misgreeted(is_answer=peer.heard >= greeted_at)
                 if peer.lost.is_set() or is_wrong or self._is_useless(peer.heard):
                     return
             else:
@@ -483,7 +497,7 @@ class Link:
     def _is_useless(self, heard: float) -> bool:
         silent = self._breaker.is_useless(anyio.current_time(), heard)
         if silent is not None:
-            log.warning("%s has been silent for %.0f s: its connection is ended, and made anew", self.name, silent)
+            log.warning("tier=%s reconnecting: silent for %.0f s", self.name, silent)
         return silent is not None
 
     def _rise(self, peer: Peer, profile: Profile) -> None:
@@ -494,21 +508,22 @@ class Link:
         self._breaker.rose()
         self._backoff.succeeded(anyio.current_time())
         self.status, self.reason = "up", None
-        log.info("%s is up: %s", self.name, profile.name)
-        self._tell()
+        log.info("tier=%s up: %s", self.name, profile.name)
+        self._emit_change()
 
     def _fall(self, reason: str) -> None:
-        news = self.status != "down"
-        if news or reason != self.reason:
-            log.warning("%s is down: %s", self.name, reason)
+        is_new = self.status != "down"
         now = anyio.current_time()
-        self._retry_at = now + self._backoff.failed(now)
+        wait = self._backoff.failed(now)
+        if is_new or reason != self.reason:
+            log.warning("tier=%s down, retry in %.1f s: %s", self.name, wait, reason)
+        self._retry_at = now + wait
         self._peer = None
         self.status, self.reason = "down", reason
-        if news:
-            self._tell()
+        if is_new:
+            self._emit_change()
 
-    def _tell(self) -> None:
+    def _emit_change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
         for callback in self._callbacks:
@@ -516,14 +531,14 @@ class Link:
 
 
 async def _greet(peer: Peer, seconds: float) -> Profile:
-    """What the tier says of itself. Raises BadProfile for a greeting that fails in any way."""
+    """Greet the tier, and return its description of itself. Raises BadProfile if the greeting fails in any way."""
     try:
         return read_profile(await peer.call("memory/describe", _HOW_IS_IT, timeout=seconds))
     except A2MError as error:
         what = "; it is no A2M server, which has this method" if error.code == Code.METHOD_NOT_FOUND else ""
         raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}{what}") from error
     except client.NoAnswer as problem:
-        # of what comes by HTTP nothing is held back in a buffer
+        # an HTTP server's answer is not kept in a buffer, so the hint is for pipes only
         is_mute = peer.heard == -math.inf and isinstance(peer, client.Connection)
         hint = "; does it flush what it writes, line by line?" if is_mute else ""
         raise BadProfile(f"memory/describe: {problem.reason}{hint}") from problem

@@ -1,4 +1,4 @@
-"""Links for the tiers of a federation file, by what each of them says it is reached by."""
+"""The link factory: links for the tiers of a federation file, over stdio or HTTP as the file says."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,7 +15,7 @@ from a2m_router.tiers.profile import CannotServe
 
 
 def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]:
-    """One link for each tier, by its name, not started yet. Raises CannotServe for two that lead to one server."""
+    """Return one link for each tier, by its name, not started. Raises CannotServe if two tiers have one server."""
     _refuse_one_server(settings)
     links = {}
     for tier in settings.tiers:
@@ -31,7 +31,7 @@ def links_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, Link]
 
 
 def _refuse_one_server(settings: Settings) -> None:
-    """A record would be in both tiers at once, so that what is removed from the one is lost in the other."""
+    """Reject two tiers with one server: a record would be in both, and a delete from one would lose it in the other."""
     seen: dict[object, Tier] = {}
     for tier in settings.tiers:
         other = seen.setdefault(_reached(tier), tier)
@@ -39,7 +39,7 @@ def _refuse_one_server(settings: Settings) -> None:
             what = "url" if tier.url is not None else "command"
             raise CannotServe(
                 f"tiers.{tier.name}.{what}: it is that of tiers.{other.name}; each tier needs a server and a store of "
-                "its own (a program that keeps its records to itself may be told apart by a variable in env)"
+                "its own (if each process of the program has a store of its own, set a different variable in env)"
             )
 
 
@@ -52,7 +52,7 @@ def _reached(tier: Tier) -> object:
 
 @asynccontextmanager
 async def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Peer]:
-    # what looks at processes is loaded by those who start some
+    # imported here, because only tiers with a command need psutil
     from a2m_router.tiers.orphans import end_orphans, mark_of
 
     assert tier.command is not None
@@ -63,7 +63,7 @@ async def _child(tier: Tier, settings: Settings, environ: Mapping[str, str]) -> 
         [executable(program, tier.cwd), *arguments],
         env=settings.child_environment(tier, environ) | mark,
         cwd=tier.cwd,
-        on_stderr=lambda line: logging.getLogger("a2m_router.tiers").warning("%s: %s", tier.name, line),
+        on_stderr=lambda line: logging.getLogger("a2m_router.tiers").warning("tier=%s stderr: %s", tier.name, line),
         name=tier.name,
         max_message=settings.limits.max_message,
     ) as peer:

@@ -1,12 +1,12 @@
-"""The mode of a tier: how its server is spoken to on one connection, and who that server is.
+"""The mode of a tier: which form of records its server gets on one connection, and the server's identity.
 
-- A mode follows from what the file says of the tier, what its server says of itself, and what the catalog knows of the
-  records there. As long as the tier may hold records that were written lifted, all are lifted; and as long as it may
-  hold records whose vectors are indexed here, those of all are.
-- A mode belongs to a connection. When the tier has come up anew, what its server promises may be something else, so a
-  call that waits meanwhile is prepared for the new mode, and its answer is read by the mode that it was prepared for.
-- Whether a server takes writes it only shows when it is asked. One that takes none, and holds no record of ours, is a
-  mount, whatever the file says, until a connection on which it takes some.
+- A mode follows from the federation file, the server's description of itself, and what the catalog knows of the tier's
+  records. As long as the tier may hold lifted records, all its records are lifted. As long as it may hold records whose
+  vectors are indexed by the router, the vectors of all its records are.
+- A mode belongs to a connection. When the tier has come up again, its server may promise something else. So a call that
+  has waited is prepared for the new mode, and its result is decoded by the mode that it was prepared for.
+- Whether a server is read-only shows only when it is called. A read-only server that holds no record of ours is a
+  mount, whatever the file says, until a connection on which it accepts writes.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from a2m_router.tiers.profile import CannotServe, Profile
 
 
 class TierMode(msgspec.Struct, frozen=True):
-    """How records and questions are put to one server.
+    """The form in which one server gets records and queries.
 
-    native: it is told records as they are; else they are lifted.
-    vectors: it searches by vector itself; else its vectors are indexed by the router.
-    mount: it is only read.
-    remote: the name of the one of its own tiers that is meant; None where it has none, or all are meant.
-    risen: the connection, by how often the tier had come up.
+    native: it gets records as they are; otherwise they are lifted.
+    vectors: it searches by vector itself; otherwise the router indexes its vectors.
+    mount: it is read-only.
+    remote: the name of the server's own tier that this tier is; None if it has no tiers, or if all of them are.
+    risen: the number of the connection: how often the tier had come up.
     """
 
     native: bool
@@ -37,25 +37,26 @@ class TierMode(msgspec.Struct, frozen=True):
     risen: int
 
 
-# By a tier's name and its server's identity: whether the server may hold records that were written there lifted, and
-# whether their vectors are indexed by the router; as a catalog durably knows it.
+# Takes a tier's name and its server's identity. Returns whether the server may hold lifted records, and whether the
+# router indexes their vectors, as the catalog knows it durably.
 Lifting = Callable[[str, str], tuple[bool, bool]]
 
 
 def mode_of(
     tier: Tier, profile: Profile, *, risen: int = 0, mount: bool = False, lifted: bool = False, indexed: bool = False
 ) -> TierMode:
-    """The mode for a server that says this of itself.
+    """Return the mode for a server with this profile.
 
-    Over HTTP an owner is who shows the token (§6): what the router says of owners could not count there, so that
-    records are lifted whatever the server declares.
+    Over HTTP the token decides the owner (§6), and an `owner` that the router sends is ignored. So records are lifted
+    there, whatever the server declares.
 
     Args:
-        mount: it has shown that it takes no writes.
+        mount: the server is known to be read-only.
         lifted: it holds lifted records.
         indexed: it holds records whose vectors are indexed by the router.
 
-    Raises CannotServe where the server has several tiers, and it cannot be told which one is meant.
+    Raises:
+        CannotServe: the server has several tiers, and the file does not say which one to use.
     """
     return TierMode(
         native=profile.is_native and tier.url is None and not (tier.mount or mount or lifted),
@@ -80,21 +81,23 @@ class Modes:
         self._links = links
         self._lifting = lifting
         self._modes: dict[str, TierMode] = {}
-        self._profiles: dict[str, Profile] = {}  # by which they were decided
+        self._profiles: dict[str, Profile] = {}  # from which the modes were decided
 
     def of(self, tier: str) -> TierMode:
-        """The mode for the tier's connection of now; for the last one while the tier is down. Raises TierDown where
-        there was none yet, or where its server cannot be spoken to."""
+        """Return the mode for the tier's present connection; while the tier is down, for the last one.
+
+        Raises:
+            TierDown: there was no connection yet, or the server cannot be used for this tier.
+        """
         mode, link = self._modes.get(tier), self._links[tier]
-        # what a mount says of itself may change while it is connected
+        # a mount's description of itself may change while it is connected
         if mode is not None and mode.risen == link.risen and self._profiles[tier] is link.profile:
             return mode
-        # until its server is asked anew, it takes writes or not as it last did
+        # until the server is tested again, it counts as a mount if it last was one
         return self.decide(tier, mount=mode is not None and mode.mount)
 
     def decide(self, tier: str, *, mount: bool) -> TierMode:
-        """Decide the mode for the tier's connection of now, whose server takes no writes and is a `mount`, or is none.
-        Raises as `of` does."""
+        """Decide the mode for the tier's present connection. `mount`: its server is read-only. Raises as `of` does."""
         settings, link = self._by_name[tier], self._links[tier]
         profile = link.profile
         if profile is None:
@@ -109,14 +112,13 @@ class Modes:
         return mode
 
     def is_mount(self, tier: Tier) -> bool:
-        """Whether `tier` is only read: by the file, or by what its server was last seen to be."""
+        """Return whether `tier` is a mount: by the file, or because its server was last seen to be read-only."""
         mode = self._modes.get(tier.name)
         return tier.mount or (mode is not None and mode.mount)
 
 
 def identity_of(tier: Tier, profile: Profile) -> str:
-    """Who is behind a tier: as its store says, else what it is called and how it is reached, without what may be
-    secret."""
+    """Return the identity of a tier's server: its store's own, else its name and address without secrets."""
     if profile.store.identity is not None:
         return profile.store.identity
     if tier.url is not None:

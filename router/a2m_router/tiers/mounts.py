@@ -1,4 +1,4 @@
-"""Which tiers are only read, by their modes (§2.1): those that the file mounts, and those that take no writes."""
+"""The mounts of a federation, by the tiers' modes (§2.1): tiers that the file mounts, and read-only servers."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from a2m_router.tiers.mode import Modes
 
 
 class Mounts:
-    """The tiers of a federation, as they are mounts or not."""
+    """The tiers of a federation, divided into mounts and managed tiers."""
 
     def __init__(self, modes: Modes) -> None:
         self.tiers = modes.tiers
@@ -22,6 +22,6 @@ class Mounts:
         return [tier for tier in self.tiers if tier not in self]
 
     def of(self, id: str) -> Tier | None:
-        """The mount that an id, as it is shown, belongs to."""
+        """Return the mount that an id, in the form that clients see, belongs to; None if there is none."""
         name, slash, _ = id.partition("/")
         return next((tier for tier in self.tiers if slash and tier.name == name and tier in self), None)

@@ -1,10 +1,10 @@
-"""Processes that an earlier router has left running: a killed one cannot end its children, and one that does not look
-at its input outlives it.
+"""Orphan processes of an earlier router: a killed router cannot end its children, and a child that does not read its
+input outlives the router.
 
-Each tier's process is started with a mark in its environment, which those that it starts inherit, too. Before a tier's
-process is started, all that carry its mark are ended: what such a one still does could otherwise land in the tier
-behind the router's back, and two servers would have one store. Only a router that has the federation's state gets so
-far, so none that is in use can be meant.
+Each tier's process is started with a mark in its environment, which its own children inherit. Before a tier's process
+is started, all processes with its mark are ended. Otherwise an orphan could still write to the tier unnoticed, and two
+servers would share one store. The router holds the lock of the federation's state by then, so no marked process is in
+use.
 """
 
 import logging
@@ -20,11 +20,11 @@ import psutil
 
 _MARK: Final = "A2M_ROUTER_TIER"
 
-# for what has lost its router, and ends by itself when it sees the end of its input
+# seconds for an orphan to end by itself, at the end of its input
 _BY_ITSELF: Final = 2.0
-# for what does not, to end in good order after SIGTERM
+# seconds for one that does not, to end properly after SIGTERM
 _TERMINATED: Final = 2.0
-# after SIGKILL only the kernel can be slow
+# seconds after SIGKILL, when only the kernel can be slow
 _KILLED: Final = 5.0
 _LOOK: Final = 0.02  # seconds between two looks
 
@@ -32,8 +32,11 @@ log = logging.getLogger("a2m_router.tiers")
 
 
 def mark_of(state: Path, tier: str) -> dict[str, str]:
-    """The variable that tells a tier's processes from all others', by the lock that their router holds: its path may be
-    written in several ways, and another file may have the same one where another router looks."""
+    """Return the environment variable that marks a tier's processes.
+
+    It names the lock file by device and inode: one path may be spelled in several ways, and in another container the
+    same path may be another file.
+    """
     try:
         lock = Path(f"{state}.lock").stat()
     except OSError:
@@ -42,20 +45,24 @@ def mark_of(state: Path, tier: str) -> dict[str, str]:
 
 
 async def end_orphans(mark: dict[str, str], tier: str) -> None:
-    """Returns when no process with this mark runs any more; what cannot be ended is told in the log."""
-    # it looks at every process there is, and the other tiers have their calls meanwhile
+    """End all processes with this mark. Processes that cannot be ended are logged."""
+    # on a thread: it reads every process of the machine, and other tiers' calls go on meanwhile
     left = await anyio.to_thread.run_sync(_marked, mark[_MARK])
     if not left:
         return
-    log.warning("%s: left running by an earlier router: %s", tier, ", ".join(map(_named, left)))
+    log.warning("tier=%s ending orphan processes of an earlier router: %s", tier, ", ".join(map(_named, left)))
     left = await _running_after(_BY_ITSELF, left)
     for stop, patience in (("terminate", _TERMINATED), ("kill", _KILLED)):
         for process in left:
-            log.warning("%s: %s does not end by itself: %s", tier, _named(process), stop)
+            log.warning("tier=%s orphan process still runs, will %s it: %s", tier, stop, _named(process))
             _signal(process, stop)
         left = await _running_after(patience, left)
     for process in left:
-        log.error("%s: %s cannot be ended; what it still does may spoil the tier's store", tier, _named(process))
+        log.error(
+            "tier=%s orphan process cannot be ended and may still write to the tier's store; end it yourself: %s",
+            tier,
+            _named(process),
+        )
 
 
 def _marked(mark: str) -> list[psutil.Process]:
@@ -67,7 +74,7 @@ def _marked(mark: str) -> list[psutil.Process]:
                 if process.environ().get(_MARK) == mark:
                     found.append(process)
             except (psutil.Error, OSError):
-                continue  # it has ended, or is another user's
+                continue  # it has ended, or belongs to another user
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a tier says of itself (§4.1), as far as the router acts on it."""
+"""A server's description of itself (§4.1), as far as the router uses it."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar
@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from a2m_router.protocol.wire.capabilities import METHODS, PROTOCOL, speaks
 from a2m_router.protocol.wire.jsonrpc import explain
 
-# What a tier must be able to do by itself, and keep as it is given, to be told records as they are.
+# What a server must be able to do, and the fields that it must keep unchanged, to get records as they are.
 _NATIVE: Final = frozenset({"core", "scopes", "sessions", "keys", "embeddings", "external"})
 _KEPT: Final = frozenset({"created_at", "revision", "metadata", "embedding"})
 
@@ -17,24 +17,24 @@ _CORE_METHODS: Final = METHODS["core"]
 
 
 class BadProfile(Exception):
-    """The answer is no A2M 0.1 `memory/describe` result; the message is one sentence that says why."""
+    """The answer is not an A2M 0.1 `memory/describe` result. The message is one sentence that says why."""
 
 
 class CannotServe(Exception):
-    """A tier that cannot be part of the federation, in a sentence that names it and says why."""
+    """A tier cannot be part of the federation. The message is a sentence that names it and says why."""
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """What our own store says beyond the protocol; of another server nothing of it is known.
+    """What a2m-store declares beyond the protocol. Other servers declare nothing of it.
 
-    identity: of the data, whatever file or address it is reached by.
+    identity: of the data, independent of its file or address.
     records: how many it holds.
-    keeps: the fields it stores as they are given: to the moment, to the byte, to the bit.
-    pages: `memory/timeline` takes `after` and `page`.
-    similarity: `memory/recall` answers each hit's exact similarity.
-    backup: it takes `store/backup`.
-    federation, epoch: to which it belongs, and the last start of a router that it was told of; None before it was told.
-        One that does not say an epoch at all takes none.
+    keeps: the fields that it stores exactly as given.
+    pages: `memory/timeline` accepts `after` and `page`.
+    similarity: `memory/recall` returns each hit's exact similarity.
+    backup: it serves `store/backup`.
+    federation, epoch: the federation that it belongs to, and the last epoch that a router sent; None before that. A
+        store without an `epoch` field does not accept one.
     """
 
     identity: str | None = None
@@ -56,7 +56,7 @@ class RemoteTier(msgspec.Struct, frozen=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of the service that it stands before, as a2m-rag does; others say nothing of one.
+    """The service behind a server, as a2m-rag declares it. Other servers declare none.
 
     status: "up", or "down" when it does not answer; `reason` then says why.
     """
@@ -66,7 +66,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A `memory/describe` result. A limit that is None is not declared; so are dimensions until a vector fixes them."""
+    """A `memory/describe` result. A limit of None is not declared; `dimensions` is None until a vector fixes them."""
 
     protocol: str
     name: str
@@ -83,12 +83,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ailment(self) -> str | None:
-        """Why the service behind the server does not answer; None where it does, as far as is known."""
+        """Why the service behind the server does not answer; None if it does, as far as is known."""
         return None if self.service.status == "up" else self.service.reason or "the service behind it does not answer"
 
     @property
     def is_native(self) -> bool:
-        """Whether it can do all that the federation promises, and keeps records as they are; else they are lifted."""
+        """Whether the server does all that the federation promises and keeps records unchanged; if not, lift them."""
         store = self.store
         return (
             self.capabilities >= _NATIVE
@@ -100,14 +100,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lacking(self) -> list[str]:
-        """What keeps it from being told records as they are, in the order of the specification; for people."""
+        """What the server lacks to be native, in the order of the specification; for display."""
         missing = [name for name in METHODS if name in _NATIVE - self.capabilities]
         altered = ", ".join(sorted(_KEPT - self.store.keeps))
         return [*missing, f"a promise to keep {altered} as given"] if altered else missing
 
 
 def read_profile(raw: bytes | msgspec.Raw) -> Profile:
-    """The profile in a `memory/describe` result. Raises BadProfile."""
+    """Return the profile in a `memory/describe` result. Raises BadProfile."""
     try:
         described = msgspec.json.decode(raw, type=_Described, strict=False)  # integers may come as 3.0
     except msgspec.MsgspecError as problem:
@@ -167,10 +167,10 @@ class _Described(msgspec.Struct):
 T = TypeVar("T")
 
 
-def _extension(said: Any, otherwise: T) -> T:
-    """What a server says beyond the protocol; `otherwise` where it says nothing that can be read."""
-    # the name is not the protocol's: another server may mean something else by it
+def _extension(value: Any, otherwise: T) -> T:
+    """Return what a server declares beyond the protocol; `otherwise` if there is nothing that can be decoded."""
+    # the name is not part of the protocol: another server may use it for something else
     try:
-        return msgspec.convert(said, type(otherwise))
+        return msgspec.convert(value, type(otherwise))
     except msgspec.ValidationError:
         return otherwise

@@ -161,9 +161,9 @@ async def test_a_lost_tier_is_connected_again(caplog: pytest.LogCaptureFixture) 
         await link.wait_up()
         assert changes == ["up", "down", "up"]
     assert [record.getMessage() for record in caplog.records if record.name == "a2m_router.tiers"] == [
-        "episodic is up: a tier's server",
-        "episodic is down: it was killed by SIGKILL",
-        "episodic is up: a tier's server",
+        "tier=episodic up: a tier's server",
+        "tier=episodic down, retry in 0.5 s: it was killed by SIGKILL",
+        "tier=episodic up: a tier's server",
     ]
 
 
@@ -181,7 +181,7 @@ async def test_a_tier_that_does_not_come_up_is_tried_ever_more_rarely(
         assert link.status == "down"
         setattr(tier, how, False)
         await link.wait_up()
-    assert caplog.text.count("is down") == 1
+    assert caplog.text.count("tier=episodic down, retry in") == 1
 
 
 @simulated

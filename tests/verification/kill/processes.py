@@ -85,7 +85,7 @@ SELECT (SELECT count(*) FROM strays), (SELECT count(*) FROM redo),
     (SELECT count(*) FROM records WHERE home IS NULL), (SELECT count(*) FROM tiers WHERE NOT scanned),
     (SELECT count(*) FROM due)
 """
-_REFUSAL: Final = r"(?m)^a2m-router: tiers\..*the catalog is older than what is held there.*--rebuild$"
+_REFUSAL: Final = r"(?m)^a2m-router: tiers\..*the catalog is older than the records there.*--rebuild$"
 
 _OVERFULL: Final = "SELECT max(records) FROM buckets WHERE tier = (SELECT no FROM tiers WHERE name = ?)"
 

@@ -1,1 +1,1 @@
-"""What can be read of an earlier catalog, and the exchange of one file for another."""
+"""Reading what is left of an earlier catalog, and swapping its file for a new one."""

@@ -1,10 +1,10 @@
-"""What can still be read of a catalog that is to be replaced: what no tier knows, table by table.
+"""What can still be read of a catalog that is to be replaced: the facts that no tier holds, table by table.
 
 Rules:
-- the old files are read, and never written to;
-- of a damaged table both ends are read, as far as they can be; what is missing is told;
-- where the old catalog contradicts itself, the record stays: a note of forgetting whose record lives in it is left out.
-  Notes of unwanted copies, and of writes under way, are taken only where every page is well.
+- the old files are only read, never written to;
+- a damaged table is read from both ends, as far as possible. What is missing is reported;
+- if the old catalog contradicts itself, the record stays: a tombstone whose record lives in it is left out. Notes of
+  unwanted copies, and of writes under way, are used only if every page is intact.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,18 @@ from a2m_router.catalog.strays import NotedStray
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.storage.database import Damaged, DatabaseError
 
-# A record's number is less, unless what it stands in is damaged.
+# Every valid number of a record is less.
 _NO_NUMBER: Final = 1 << 62
 
 _UNREADABLE: Final = (apsw.Error, UnicodeDecodeError, msgspec.MsgspecError)
 
 
 class TakenOver(msgspec.Struct):
-    """How much an earlier catalog knew that no tier does: records' earnings, notes of forgetting, copies to be removed,
-    records that were being written; and the replacements that tiers had not caught up with."""
+    """How much was taken over from an earlier catalog that no tier holds.
+
+    The numbers count what records have earned (`earned`), tombstones (`forgotten`), copies to delete (`unwanted`) and
+    writes under way (`interrupted`). `redo` holds the pending writes.
+    """
 
     earned: int = 0
     forgotten: int = 0
@@ -38,11 +41,12 @@ class TakenOver(msgspec.Struct):
 
 
 class Salvage:
-    """An old catalog's file, for one reading of each table. Close it before its file goes aside.
+    """An old catalog's file. Read each table once, and close it before the file is renamed.
 
-    `told`: sentences about what could not be read, as far as it was tried. `damage`: what is wrong with its pages.
+    `told`: sentences about what could not be read so far. `damage`: what is wrong with its pages.
 
-    Raises DatabaseError for a file that is another program's: it is not to be put aside.
+    Raises:
+        DatabaseError: the file belongs to another program and must not be renamed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,36 +65,39 @@ class Salvage:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a catalog of which anything can be read."""
+        """Whether there is a catalog of which some part can be read."""
         return self._connection is not None
 
     def close(self) -> None:
+        """Close the file."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def facts(self) -> dict[str, int]:
-        """The last moment given, and the width of vectors. Of a damaged file neither: a wrong one would stay for good,
-        and the tiers tell of both."""
+        """Return the facts that are numbers, such as the last clock time and the width of vectors.
+
+        Returns nothing for a damaged file: a wrong fact would stay for good, and the tiers show these facts, too.
+        """
         if self.damage is not None:
             return {}
         rows = self._rows("facts of the whole", "name, value", "facts", "name")
         return {name: value for name, value in rows if isinstance(value, int)}
 
     def federation(self) -> str | None:
-        """Whose records these are; None where that cannot be read. Of a damaged file it is true if a tier says so."""
-        rows = self._rows("whose records these are", "value", "facts", "name", "name = 'federation'")
+        """Return the federation's id; None if it cannot be read. For a damaged file, a tier has to confirm it."""
+        rows = self._rows("the federation's id", "value", "facts", "name", "name = 'federation'")
         return next((value for (value,) in rows if isinstance(value, str)), None)
 
     def adopted(self) -> list[str]:
-        """The other federations of which records were adopted: those that bear an epoch that it knows."""
+        """Return the ids of other federations whose records were adopted, as far as their epochs are known."""
         if not self._has("adopted"):
             return []
         rows = self._rows("what was adopted of other federations", "federation", "adopted", "federation")
         return [federation for (federation,) in rows if isinstance(federation, str)]
 
     def epochs(self) -> list[str]:
-        """The epochs of the starts that it knows of, in their order."""
+        """Return the epochs of the known starts, in order."""
         if not self._has("epochs"):
             return []
         return [
@@ -98,13 +105,15 @@ class Salvage:
         ]
 
     def identities(self) -> dict[str, str]:
-        """Who was behind each tier, by the tier's name."""
+        """Return the identity of each tier's store, by the tier's name."""
         rows = self._rows("identities of the tiers' stores", "name, identity", "tiers", "no")
         return {name: identity for name, identity in rows if isinstance(name, str) and isinstance(identity, str)}
 
     def earned(self) -> Iterator[tuple[str, int, float, int, int | None, int | None]]:
-        """Of each record that lives there, or that a tier had lost: id, place (0 where that is damaged), salience,
-        accesses, the last one, and when it was created."""
+        """Yield, of each living or lost record: id, number, salience, accesses, last access and creation time.
+
+        The number is 0 if it is damaged.
+        """
         columns = "id, seq, salience, access_count, accessed_at"
         tables = [("created_at", "records", "seq", "home IS NOT NULL")]
         if self._has("earned"):
@@ -117,15 +126,15 @@ class Salvage:
                     yield (id, seq if 0 < seq < _NO_NUMBER else 0, *rest)
 
     def forgotten(self) -> Iterator[tuple[str, str | None, int]]:
-        """Notes of forgetting: id, by whom, when."""
-        for note in self._rows("notes of what was forgotten", "id, by, at", "forgotten", "id"):
+        """Yield the tombstones: id, owner, time."""
+        for note in self._rows("tombstones", "id, by, at", "forgotten", "id"):
             if _is_row(note, (str, str, int)):
                 id, by, at = note
                 yield id, absent_or(by), at
 
     def redo(self) -> list[tuple[str, Draft]]:
-        """Replacements that a tier has not caught up with, and which tier that is."""
-        rows = self._rows("replacements under way", "tier, draft", "redo", "id")
+        """Return the pending writes: tier and new record."""
+        rows = self._rows("pending writes", "tier, draft", "redo", "id")
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
         found = []
         for no, draft in rows:
@@ -136,17 +145,17 @@ class Salvage:
                 entry_of(decoded, names[no])
                 found.append((names[no], decoded))
             except (KeyError, ValueError, TypeError) as problem:
-                self.told.append(f"a replacement under way cannot be read: {problem}")
+                self.told.append(f"a pending write cannot be read: {problem}")
         return found
 
     def unwanted(self) -> Iterator[NotedStray]:
-        """TierGateway that were still to be removed."""
+        """Yield the copies that were still to be deleted."""
         if self.damage is not None:
-            self.told.append("which copies were still to be removed is not taken from a damaged file")
+            self.told.append("copies to be deleted: not read from a damaged file")
             return
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
         for no, id, owner, key in self._rows(
-            "copies to be removed",
+            "copies to be deleted",
             "strays.tier, strays.id, strays.owner, strays.key",
             "strays LEFT JOIN records ON records.id = strays.id AND records.home = strays.tier",
             "strays.tier, strays.id",
@@ -156,10 +165,12 @@ class Salvage:
                 yield NotedStray(id, names[no], Stray.UNWANTED, absent_or(owner), absent_or(key))
 
     def reservations(self) -> list[Entry]:
-        """The records that were being written, each with the tier where to; none of a damaged file, and of one of an
-        earlier version only those that it had not acknowledged: what the tiers hold of the others is found there."""
+        """Return the records of writes under way, each with its destination as home; none of a damaged file.
+
+        An earlier version acknowledged some writes at their reservation. They are left out: scans find their records.
+        """
         if self.damage is not None:
-            self.told.append("which writes were under way is not taken from a damaged file")
+            self.told.append("writes under way: not read from a damaged file")
             return []
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
         given_up = "home IS NULL AND found = 0" if self._has("found", of="records") else "home IS NULL"
@@ -173,18 +184,18 @@ class Salvage:
             raise DatabaseError(f"{path}: this file belongs to another program; [state] names the router's own file")
         version = self._connection.pragma("user_version")
         if version > len(SCHEMA):
-            self.told.append(f"{path}: written by a newer version; what this one does not know of it stays behind")
+            self.told.append(f"{path}: written by a newer version; facts that this version does not know are left out")
         try:
             problem = self._connection.execute("PRAGMA quick_check(1)").get
         except apsw.Error as failure:
             problem = str(failure)
         if problem != "ok":
             self.damage = str(problem)
-            remedy = "what can still be read of it comes along"
+            remedy = "what can still be read of it is kept"
             self.told.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
 
     def _has(self, name: str, *, of: str | None = None) -> bool:
-        """Whether there is a table of this name, or a column `of` a table."""
+        """Return whether there is a table of this name, or a column of this name in the table `of`."""
         if self._connection is None:
             return False
         there = "SELECT 1 FROM sqlite_schema WHERE name = ?1"
@@ -211,5 +222,5 @@ class Salvage:
 
 
 def _is_row(row: tuple[Any, ...], types: tuple[Any, ...]) -> bool:
-    # of a damaged file whatever comes out
+    # a damaged file may yield values of any type
     return len(row) == len(types) and all(map(isinstance, row, types))

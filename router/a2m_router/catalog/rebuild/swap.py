@@ -1,18 +1,18 @@
-"""Putting a catalog that was made anew in the place of the old one, which is kept.
+"""Swap an old catalog for a rebuilt one, and keep the old files.
 
 Rules:
-- the new one is made beside the old one, under a name of its own, and nothing looks at it before it is complete, closed
-  and synced. Then it is given the name that says so (`ready`), in one step: this is the commit point;
-- whoever opens the catalog next, the rebuild itself or a router after a crash, finds that name and finishes: first
-  what SQLite keeps beside the old file, then the old file goes aside, then the new one takes its name. Cut off
-  anywhere, it is finished the next time. An old log must not be there when the new file is: SQLite would take it for
-  the new one's;
-- no old file is ever removed or written to.
+- the new catalog is built beside the old one, under a name of its own. No program reads it until it is complete, closed
+  and synced. Then one step renames it to `.rebuilt`: this is the commit point;
+- the next program that opens the catalog, the rebuild itself or a router after a crash, finds that name and finishes
+  the swap. First the files that SQLite keeps beside the old file are renamed, then the old file, then the new one takes
+  its name. If the swap is interrupted anywhere, the next program finishes it. The order matters: an old log beside the
+  new file would be applied to it by SQLite;
+- no old file is ever deleted or written to.
 
-| it dies | what the next one finds |
+| the process dies | what the next one finds |
 |---|---|
 | before the commit point | the old catalog as it was; a `.rebuilding` that the next rebuild discards |
-| after it | the new catalog, complete; what is left of the old one goes aside |
+| after it | the new catalog, complete; the remaining old files are renamed |
 """
 
 import os
@@ -22,35 +22,35 @@ from typing import Final
 
 from a2m_router.storage.database import DatabaseError, locked, sync_folder
 
-# under this name the lock of a state file is held
+# the name under which the lock of a state file is held
 HOLDER: Final = "a2m-router"
 
 # what to do about a catalog that cannot be used
 REBUILDING: Final = (
-    "a2m-router --config FILE --rebuild makes a new one from the tiers, and keeps this one's files aside. Notes of "
-    "what was forgotten, and what records have earned, come along as far as they can be read"
+    "a2m-router --config FILE --rebuild makes a new one from the tiers, and renames this one's files. It keeps the "
+    "tombstones of forgotten records, and what records have earned, as far as they can be read"
 )
 
 _BESIDE: Final = ("-wal", "-shm", "-journal")
 
 
 def rebuilding(path: Path) -> Path:
-    """Where the catalog that is to replace the one at `path` is made."""
+    """Return the path at which the new catalog for `path` is built."""
     return path.with_name(path.name + ".rebuilding")
 
 
 def discard(path: Path) -> None:
-    """What a rebuild has not completed goes, that of an earlier one, too."""
+    """Delete the files of an incomplete rebuild, this one's or an earlier one's."""
     for ending in ("", *_BESIDE, ".lock"):
         Path(f"{rebuilding(path)}{ending}").unlink(missing_ok=True)
 
 
 def commit(path: Path) -> None:
-    """The new catalog is complete, and closed. It takes the place of the old one now, or at the next start."""
+    """Commit the new catalog, which is complete and closed. `exchange` or `finish` then swaps it in, now or later."""
     new = rebuilding(path)
     for ending in _BESIDE:
         if Path(f"{new}{ending}").exists():
-            raise OSError(f"{new}: it was not closed in good order")
+            raise OSError(f"{new}: it was not closed properly: {new}{ending} exists")
     _sync(new)
     new.replace(_ready(path))
     sync_folder(path.parent)
@@ -58,8 +58,12 @@ def commit(path: Path) -> None:
 
 
 def exchange(path: Path) -> None:
-    """If a new catalog is ready, it takes the place of the one at `path`. Raises InUse while somebody has that, and
-    DatabaseError where it cannot be done."""
+    """Swap in the new catalog for the one at `path`, if one is ready.
+
+    Raises:
+        InUse: another program uses the catalog at `path`.
+        DatabaseError: the files cannot be renamed.
+    """
     if not _ready(path).exists():
         return
     with locked(path, HOLDER):
@@ -67,16 +71,16 @@ def exchange(path: Path) -> None:
             finish(path)
         except OSError as problem:
             raise DatabaseError(
-                f"{_ready(path)}: made anew, and cannot take its place: {problem.strerror}"
+                f"{_ready(path)}: this rebuilt catalog cannot be renamed to {path.name}: {problem.strerror}"
             ) from problem
 
 
 def finish(path: Path) -> list[Path]:
-    """As `exchange`, for those who have the lock. Returns where the old files are now."""
+    """Do as `exchange`, for a caller that holds the lock. Return the new paths of the old files."""
     ready = _ready(path)
     if not ready.exists():
         return []
-    # the same after a crash, so that what belongs together is called alike
+    # the same stamp after a crash, so that files that belong together have the same name
     stamp = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime(ready.stat().st_mtime))
     moved = []
     for ending in (*_BESIDE, ""):
@@ -95,7 +99,7 @@ def _ready(path: Path) -> Path:
 
 
 def _aside(path: Path, stamp: str, ending: str) -> Path:
-    """A name for an old file that no other has; SQLite finds a log that is called like its database."""
+    """Return an unused name for an old file. The ending stays last: SQLite finds a log by its database's name."""
     place = 0
     while True:
         again = f".{place}" if place else ""
