@@ -31,6 +31,7 @@ from a2m_rag.over_http import Endpoint, HttpService, connect_http
 from a2m_rag.server import Limits, Server
 from a2m_router.protocol.server.stdio import LOCAL
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server
+from tests.support.examples import scaled
 from tests.support.retrieval import answer, contents, refused
 
 PATIENCE = 60
@@ -390,7 +391,7 @@ def both(endpoints: Endpoints, portal: BlockingPortal) -> Iterator[list[HttpServ
         ]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(10), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(query=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
 def test_nothing_in_a_query_leaves_its_place(
     query: str, endpoints: Endpoints, portal: BlockingPortal, both: list[HttpService]

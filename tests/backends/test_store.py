@@ -17,6 +17,7 @@ from a2m_store.batch import carry_out
 from a2m_store.drafts import Limits
 from a2m_store.filters import beneath
 from a2m_store.store import Store
+from tests.support.examples import scaled
 from tests.support.older_stores import set_back
 from tests.support.store_calls import ANYBODY, START, Asked
 
@@ -441,7 +442,7 @@ def test_a_prefix_has_the_key_itself_and_what_is_beneath(asked: Asked) -> None:
 
 
 @given(st.text("a/0.", max_size=5), st.text("a/0.", min_size=1, max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=scaled(100))
 def test_a_prefix_is_a_range_of_keys(prefix: str, key: str) -> None:
     condition = beneath(prefix)
     with sqlite3.connect(":memory:") as connection:
@@ -698,7 +699,7 @@ def test_no_step_of_the_daily_work_reads_a_whole_table(asked: Asked) -> None:
 texts = st.lists(st.sampled_from(["alpha", "beta", "gamma", "delta"]), min_size=1, max_size=6).map(" ".join)
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(25))
 @given(mine=st.lists(texts, min_size=1, max_size=8), query=texts, data=st.data())
 def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
     mine: list[str], query: str, data: st.DataObject

@@ -18,6 +18,7 @@ from a2m_router.protocol.wire.records import Record
 from a2m_router.summaries.rendering import extract, summary_budget
 from tests.support.clocks import simulated
 from tests.support.crashes import photograph
+from tests.support.examples import scaled
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -170,7 +171,7 @@ sentence = st.sampled_from(
 )
 
 
-@settings(max_examples=6)
+@settings(max_examples=scaled(4))
 @given(st.lists(st.lists(sentence, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=5))
 def test_without_a_model_a_group_becomes_its_own_best_sentences_or_moves_as_it_is(said: list[str]) -> None:
     async def scenario() -> None:

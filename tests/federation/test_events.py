@@ -22,7 +22,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from a2m_router.process.descriptors import DescriptorSink, DescriptorSource
@@ -38,6 +38,7 @@ from a2m_store.store import Store
 from tests.support import histories as h
 from tests.support.clocks import Pace, jumping, simulated
 from tests.support.crashes import forget_what_was_reserved, photograph
+from tests.support.examples import examples
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -53,17 +54,7 @@ from tests.support.federated import (
 )
 from tests.support.histories import POOL, SHARED, TIERS, restless
 
-_TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
-
 Object = dict[str, Any]
-
-
-def examples(number: int) -> Callable[[Any], Any]:
-    return settings(
-        max_examples=max(1, int(number * _TIMES)),
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-    )
 
 
 # --- what of an event a reader may know
@@ -72,7 +63,7 @@ owners = st.sampled_from([None, "a", "b"])
 places = st.builds(Place, owners, st.sampled_from(["working", "procedural"]))
 
 
-@examples(60)
+@examples(20)
 @given(
     records=st.lists(places, max_size=12),
     by=owners,
@@ -326,7 +317,7 @@ def is_for(watch: Watch, event: Object) -> bool:
     return kind and (watch.owner is None or owner_of(name_of(event)) in (None, watch.owner))
 
 
-@examples(60)
+@examples(20)
 @given(rounds=rounds)
 def test_pushed_events_keep_their_place_among_the_answers_whatever_happens_at_once(
     anyio_backend: str, rounds: list[list[list[Change | Watch]]]
@@ -911,13 +902,13 @@ class Restless:
 # on trio the next one does
 @pytest.mark.rule(n=10)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(25)
+@examples(10)
 @given(history=h.histories(ledger_operations, first=h.writes | h.groups, most=8))
 def test_the_events_account_for_all_that_has_happened(anyio_backend: str, history: h.History) -> None:
     anyio.run(run_ledger, history, Restless(history.seed), backend=anyio_backend)
 
 
-@examples(20)
+@examples(8)
 @given(
     history=h.histories(ledger_operations, first=h.writes | h.groups, most=8), odds=st.sampled_from([0.02, 0.1, 0.3])
 )
@@ -1186,7 +1177,7 @@ store_calls = st.one_of(
 )
 
 
-@examples(40)
+@examples(15)
 @given(batches=st.lists(st.lists(store_calls, min_size=1, max_size=5), min_size=1, max_size=4))
 def test_the_events_of_a_store_account_for_all_that_it_did(anyio_backend: str, batches: list[list[Asked]]) -> None:
     async def scenario() -> None:

@@ -36,6 +36,7 @@ from a2m_router.storage.database import DatabaseError
 from a2m_router.tiers.profile import CannotServe
 from tests.conformance.small_server import Server
 from tests.servers.habits import HABITS
+from tests.support.examples import scaled
 from tests.support.federated import Trial, trial
 from tests.support.paths import ROOT
 
@@ -379,7 +380,7 @@ JSON: Final = st.recursive(
 
 
 @given(metadata=st.dictionaries(st.text(), JSON, max_size=4), content=st.text())
-@settings(max_examples=50)
+@settings(max_examples=scaled(20))
 def test_what_is_written_comes_back_equal(metadata: dict[str, Any], content: str) -> None:
     async def round_trip() -> None:
         async with trial() as fed:

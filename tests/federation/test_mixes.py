@@ -85,7 +85,7 @@ def mixes(tiers: Sequence[str] = TIERS, limits: Sequence[Mapping[str, int]] = li
 # --- all of them together
 
 
-@examples(8)
+@examples(4)
 @given(history=histories(), mix=mixes(), loop=loops)
 def test_every_answer_is_true_whatever_happens_at_once(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, rules.within_capacity, mix))
@@ -95,21 +95,21 @@ def test_every_answer_is_true_whatever_happens_at_once(history: History, mix: Mi
 
 
 @pytest.mark.rule(n=1)
-@examples(4)
+@examples(3)
 @given(history=rules.moving, mix=mixes(), loop=loops)
 def test_an_acknowledged_record_stays_readable_while_everything_moves(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, rules.all_there, mix))
 
 
 @pytest.mark.rule(n=2)
-@examples(4)
+@examples(3)
 @given(history=rules.replacing, mix=mixes(), loop=loops)
 def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, servers=mix))
 
 
 @pytest.mark.rule(n=4)
-@examples(4)
+@examples(3)
 @given(history=rules.grouping, mix=mixes(), loop=loops)
 def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, servers=mix))
@@ -126,14 +126,14 @@ def test_after_a_pass_no_bucket_is_over_its_capacity(history: History, mix: Mix,
 
 
 @pytest.mark.rule(n=7)
-@examples(5)
+@examples(3)
 @given(earning=rules.earnings, mix=mixes(["working", "attic", "honours"]), loop=loops)
 def test_what_is_due_is_promoted_and_not_spilled(earning: rules.Earning, mix: Mix, loop: str) -> None:
     run(loop, partial(rules.promoted_before_spilled, earning, mix))
 
 
 @pytest.mark.rule(n=8)
-@examples(8)
+@examples(4)
 @given(
     written=rules.births,
     limit=st.integers(1, 15),
@@ -149,7 +149,7 @@ def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
 
 
 @pytest.mark.rule(n=11)
-@examples(5)
+@examples(3)
 @given(clients=rules.doings, seed=st.integers(0, 2**32), mix=mixes(), loop=loops)
 def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
     clients: rules.Doings, seed: int, mix: Mix, loop: str
@@ -277,7 +277,7 @@ def test_between_every_two_kinds_of_tiers_a_move_changes_nothing(
 
 
 @pytest.mark.rule(n=3)
-@examples(4)
+@examples(3)
 @given(records=rules.several_records, path=rules.paths, recalls=st.integers(0, 2), mix=mixes(), loop=loops)
 def test_a_move_changes_nothing_but_the_tier(
     records: list[dict[str, Any]], path: list[str], recalls: int, mix: Mix, loop: str
@@ -327,7 +327,7 @@ beside_a_mount = histories(
 
 
 @pytest.mark.rule(n=6)
-@examples(8)
+@examples(4)
 @given(history=beside_a_mount, mix=mixes(), loop=loops)
 def test_nothing_spills_into_procedural_and_nothing_is_written_to_a_mount(
     history: History, mix: Mix, loop: str
@@ -351,7 +351,7 @@ def test_nothing_spills_into_procedural_and_nothing_is_written_to_a_mount(
 
 
 @pytest.mark.rule(n=14)
-@examples(5)
+@examples(3)
 @given(history=st.lists(w.steps, min_size=1, max_size=3), mix=mixes(), loop=loops)
 def test_nothing_that_can_be_asked_tells_what_another_does_in_private(
     history: list[w.Step], mix: Mix, loop: str
@@ -843,7 +843,7 @@ def same(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-@examples(12)
+@examples(6)
 @given(
     records=plain_records,
     asked=st.lists(questions, min_size=1, max_size=6),

@@ -40,6 +40,7 @@ from a2m_router.protocol.wire.errors import Code
 from a2m_router.protocol.wire.timestamps import UNDATED, parse
 from a2m_router.reading.mounted import NO_VECTORS, OTHER_WIDTH
 from tests.servers.core_only import CoreOnly
+from tests.support.examples import scaled
 from tests.support.federated import LOCAL, Foreign, filled, reconnected, settings_of, told_by, trial
 from tests.support.mounted import MEMORY, MOUNT, Records, Watched, at, federation
 from tests.support.paths import SERVERS
@@ -258,7 +259,7 @@ cheaply = partial(settings, suppress_health_check=list(HealthCheck))
 
 
 @each_kind
-@cheaply(max_examples=8)
+@cheaply(max_examples=scaled(5))
 @given(asked=st.lists(wheres, min_size=8, max_size=8))
 def test_where_means_the_same_for_memory_and_manual(manual: Mounted, asked: list[dict[str, Any]]) -> None:
     async def scenario() -> None:
@@ -277,7 +278,7 @@ def test_where_means_the_same_for_memory_and_manual(manual: Mounted, asked: list
 
 
 @each_kind
-@cheaply(max_examples=8)
+@cheaply(max_examples=scaled(5))
 @given(
     births=st.lists(st.integers(-3, 3), min_size=8, max_size=8),
     split=st.integers(0, 8),
@@ -967,7 +968,7 @@ def test_a_federation_of_mounts_passes_the_read_only_profile(tiers: str) -> None
     assert passed >= {check.name for check in ALL_CHECKS if check.read_only}
 
 
-@cheaply(max_examples=10)
+@cheaply(max_examples=scaled(6))
 @given(asked=st.lists(any_params, min_size=10, max_size=10))
 def test_a_federation_of_mounts_refuses_every_write_whatever_it_carries(asked: list[dict[str, Any]]) -> None:
     async def scenario() -> None:

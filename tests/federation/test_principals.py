@@ -67,7 +67,7 @@ async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
 
 @pytest.mark.rule(n=14)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(12)
+@examples(6)
 @given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans(), writes=rights_to_write)
 def test_whatever_another_does_in_private_nothing_that_can_be_asked_tells_of_it(
     anyio_backend: str, history: list[Step], distil: bool, writes: frozenset[str] | None
@@ -92,7 +92,7 @@ secrets_without_passes = w.private.filter(lambda call: call.method not in ("cons
 
 
 @pytest.mark.rule(n=14)
-@examples(10)
+@examples(5)
 @given(
     secrets=st.lists(secrets_without_passes, min_size=2, max_size=8),
     asked=st.lists(w.reads | w.writes, min_size=2, max_size=8),
@@ -788,7 +788,7 @@ doings = st.lists(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(30)
+@examples(12)
 @given(file=files, doings=doings, groups=st.booleans())
 def test_a_file_that_would_publish_is_refused_and_no_other_publishes_unless_it_says_so(
     anyio_backend: str, file: File, doings: list[tuple[str, int]], groups: bool
@@ -1013,7 +1013,7 @@ _writes = st.none() | st.lists(st.sampled_from(["private", *SHARED_TIERS]), uniq
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(40)
+@examples(15)
 @given(
     principals=st.tuples(*(st.builds(Right, st.just(owner), _writes, st.booleans()) for owner in ("a", "b"))),
     asked=st.lists(st.tuples(st.sampled_from(["a", "b"]), changes), min_size=1, max_size=8),

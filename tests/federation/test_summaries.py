@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.records import Record
 from a2m_router.summaries.summarizing import Extracts
+from tests.support.examples import scaled
 from tests.support.federated import (
     CALM,
     FOUR_TIERS,
@@ -331,7 +332,7 @@ statements = st.lists(words, min_size=1, max_size=9).map(lambda said: f"{' '.joi
 texts = st.lists(statements | st.text(max_size=20), max_size=6).map(" ".join)
 
 
-@settings(max_examples=12)
+@settings(max_examples=scaled(6))
 @given(st.lists(texts, min_size=1, max_size=6))
 def test_an_extract_says_only_lines_of_its_sources_and_where_it_declines_nothing_changes(said: list[str]) -> None:
     async def scenario() -> None:

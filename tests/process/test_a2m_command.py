@@ -38,6 +38,7 @@ from a2m_router.protocol.wire.timestamps import UNDATED
 from a2m_router.storage.database import STDIO, Database, InUse, announced
 from tests.conformance.small_server import Server, listening
 from tests.support.addresses import reserved_port
+from tests.support.examples import scaled
 from tests.support.federated import Trial, settings_of, trial
 from tests.support.paths import ROOT
 
@@ -685,7 +686,7 @@ FIELDS: Final = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(FIELDS, METADATA, st.booleans()), max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=scaled(15))
 def test_an_export_imported_elsewhere_is_exported_again_to_the_byte(records: list[tuple[Any, str, bool]]) -> None:
     async def there_and_back() -> None:
         drafts = []

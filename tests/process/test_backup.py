@@ -473,7 +473,7 @@ def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) ->
 
 
 def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
-    with on_http(federation(tmp_path)) as (_, said, url):
+    with on_http(federation(tmp_path)) as (router, said, url):
         for path, code, named in (
             ("copy", Code.INVALID_PARAMS, "absolute"),
             ("", Code.INVALID_PARAMS, "absolute"),
@@ -485,6 +485,7 @@ def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
             refused = called(url, METHOD, path=path)["error"]
             assert (refused["code"], named in refused["message"]) == (code, True), refused
         assert "result" in called(url, METHOD)
+        terminate(router)
         assert "Traceback" not in said.all()
 
 

@@ -608,7 +608,7 @@ def test_a_filter_may_list_more_values_than_a_query_takes(name: str) -> None:
     fields = {"owner": "a", "session": "s", "role": "r", "key": "k"}
     write(catalog, entry("x", **fields), entry("y", owner="b"))
     many = [*(f"nothing {i}" for i in range(40_000)), {"id": "x", **fields}[name]]
-    where = {name: tuple(text_atom(value) for value in [*many, *many])}
+    where = {name: tuple(text_atom(value) for value in [*many, many[-1]])}
     assert catalog.queries.ids(Selection(tiers=NAMES, where=where)) == ["x"]
     assert [found.id for found in catalog.queries.newest(Selection(tiers=NAMES, where=where, scope=Scope("a")), 3)] == [
         "x"

@@ -4,32 +4,22 @@ A2M_EXAMPLES=50 looks fifty times as long.
 """
 
 import base64
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from a2m_router.protocol.server.event_log import UNDERWAY, EventLog, Follower, Polled
 from a2m_router.protocol.wire.events import Event, Place, SessionClosed, Sight, Written
-
-_TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
+from tests.support.examples import examples
 
 SHARED: Final = frozenset({"agora"})
 OWNERS: Final = (None, "a", "b")
 TIERS: Final = ("working", "agora")
 BASE64: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-
-
-def examples(number: int) -> Callable[[Any], Any]:
-    return settings(
-        max_examples=max(1, int(number * _TIMES)),
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -270,7 +260,7 @@ class Machine:
 
 
 @pytest.mark.rule(n=10)
-@examples(150)
+@examples(40)
 @given(
     retained=st.integers(1, 8),
     readers=st.lists(readers, min_size=1, max_size=4),
@@ -290,7 +280,7 @@ def test_successive_polls_see_every_retained_event_once_in_order_and_say_what_th
     assert len(set(machine.cursors)) == len(machine.cursors)
 
 
-@examples(60)
+@examples(15)
 @given(
     owner=st.sampled_from(["a", "b"]),
     story=st.lists(appends | limits.map(lambda limit: Poll(0, limit, anew=False)), max_size=40),
@@ -366,8 +356,8 @@ class Counted:
 
 def test_a_poll_near_the_end_of_a_long_log_looks_at_what_is_new_and_at_nothing_else() -> None:
     counted: Any = Counted()
-    log = EventLog(1_000_000)
-    for _ in range(1_000_005):
+    log = EventLog(100_000)
+    for _ in range(100_005):
         log.append(counted)
     for sight in (Sight(), Sight("nobody")):
         counted.looks = 0

@@ -28,6 +28,7 @@ from a2m_router.protocol.server.http import application, serve_http
 from a2m_router.protocol.server.http_connection import Connection, ConnectionConfig
 from a2m_router.protocol.server.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
 from a2m_router.protocol.server.server import Caller
+from tests.support.examples import scaled
 
 PATIENCE = 20  # far more than anything here takes; a hang becomes a failure
 SOON = 0.4  # an idle_timeout that passes soon, and in which a busy machine can still send a request
@@ -328,7 +329,7 @@ VISIT: ContextVar[Visit] = ContextVar("VISIT")
 STEPS = ("send", "send", "send", "hang up", "cancel", "answer", "fail")
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(30))
 @given(
     requests=st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 50), min_size=1, max_size=3)), max_size=6),
     steps=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(STEPS)), max_size=30),

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from a2m_router.config.settings import Summarizer
 from a2m_router.summaries.model import MAX_ANSWER, MAX_QUOTED, MAX_WAIT, ModelFailed, connect_model
 from tests.support.addresses import reserved_port
+from tests.support.examples import scaled
 from tests.support.model_endpoint import PATIENCE, TOKEN, Endpoint, answer, completed, completion, error, serving
 
 
@@ -482,7 +483,7 @@ async def test_a_wait_until_a_date_is_counted_from_now_where_the_answer_has_no_d
         assert (await failure(endpoint.url)).retry_after == seconds
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(15))
 @given(
     st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=40), st.integers(0, 28), st.integers(0, 8)
 )
@@ -495,7 +496,7 @@ def test_no_retry_after_breaks_a_failure(text: str, at: int, cut: int) -> None:
     assert wait is None or 0 <= wait <= MAX_WAIT
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(15))
 @given(
     token=st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=12, max_size=40),
     around=st.lists(st.text(max_size=2 * MAX_QUOTED), min_size=2, max_size=4),

@@ -569,9 +569,9 @@ async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None
         tier.takes = 0.1
         with budget(600):
             async with anyio.create_task_group() as calls:
-                for _ in range(60 * 40):
+                for _ in range(60 * 25):
                     calls.start_soon(recall)
-                    await anyio.sleep(0.025)
+                    await anyio.sleep(0.04)
         assert link.status == "up"
         assert len([at for at in late if at > 40]) < len([at for at in good if at > 40]) / 10
         assert len([at for at in good if at > 40]) > 0.9 * 10 * 20
@@ -579,10 +579,10 @@ async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None
         tier.takes = 0.001
         with budget(600):
             async with anyio.create_task_group() as calls:
-                for _ in range(5000):
+                for _ in range(1000):
                     calls.start_soon(recall)
                     await anyio.sleep(0.0011)
-        assert len([at for at in good if at > 60]) > 4900
+        assert len([at for at in good if at > 60]) > 980
         tasks.cancel_scope.cancel()
 
 
