@@ -418,7 +418,8 @@ def test_metadata_comes_back_from_javascript_itself_the_same(written: str) -> No
         client.close()
 
 
-def test_a_server_in_python_keeps_long_integers_and_refuses_what_is_no_double() -> None:
+def test_a_python_server_keeps_long_integers_and_refuses_non_doubles() -> None:
+    """A server in python keeps long integers and refuses what is no double."""
     server = CoreOnly()
     number = 123456789012345678901234567890
     assert metadata_sent_back(server.answer, f"[{number},1.0]").replace(" ", "") == f"[{number},1.0]"
@@ -678,7 +679,8 @@ def answered(server: CoreOnly) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("habit", HABITS)
-def test_a_server_with_a_habit_keeps_what_it_must_and_answers_otherwise_than_an_honest_one(habit: str) -> None:
+def test_a_server_with_a_habit_keeps_what_it_must_and_answers_otherwise(habit: str) -> None:
+    """A server with a habit keeps what it must and answers otherwise than an honest one."""
     text, kept = answered(HABITS[habit]())
     assert text != answered(CoreOnly())[0]
     assert (kept["id"], kept["content"], kept["metadata"]["a2m-router"]) == ("a", " as \n given ", "{}")

@@ -579,9 +579,10 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
         (f"http://{UNKNOWN_HOST}/", "down"),
     ],
 )
-async def test_an_endpoint_that_does_not_answer_is_down_and_one_that_refuses_is_not(
+async def test_a_silent_endpoint_is_down_and_one_that_refuses_is_not(
     path: str, status: str, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An endpoint that does not answer is down and one that refuses is not."""
     ask_no_name_server(monkeypatch)
     sign = "&" if "?" in path else "?"
     url = f"{path if path.startswith('http') else endpoints.url + path}{sign}query={{query}}"

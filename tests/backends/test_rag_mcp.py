@@ -425,7 +425,8 @@ async def test_an_address_that_cannot_be_reached_is_silence() -> None:
 @pytest.mark.anyio
 @on_one_loop
 @pytest.mark.parametrize(("status", "state"), [(500, "down"), (503, "down"), (401, "up"), (403, "up")])
-async def test_a_server_that_fails_by_itself_is_silence_and_one_that_refuses_is_not(status: int, state: str) -> None:
+async def test_a_server_that_fails_is_silent_and_one_that_refuses_is_not(status: int, state: str) -> None:
+    """A server that fails by itself is silence and one that refuses is not."""
     with reserved_port() as port:
         with listening(port=port) as url:
             serving = served(url, "search")

@@ -206,7 +206,8 @@ def test_another_owners_id_cannot_be_written(asked: Asked) -> None:
     assert asked.contents() == ["a"]
 
 
-def test_a_record_is_dated_by_the_clock_but_never_before_the_newest_of_its_conversation(path: Path) -> None:
+def test_a_record_is_never_dated_before_the_newest_of_its_conversation(path: Path) -> None:
+    """A record is dated by the clock but never before the newest of its conversation."""
     asked = Asked(path)
     ahead = asked.clock.now = START + 5 * 365 * 24 * 3600 * 1000
     asked.remember({"content": "ahead", "session": "s", "owner": "a"})
@@ -289,7 +290,8 @@ def test_a_word_finds_its_inflections_and_rarer_words_weigh_more(asked: Asked) -
     assert len(asked.contents("recall", query="rotating", limit=20)) == 9
 
 
-def test_a_query_that_matches_nothing_returns_nothing_and_one_of_stop_words_the_newest(asked: Asked) -> None:
+def test_a_query_without_a_match_returns_nothing_or_the_newest(asked: Asked) -> None:
+    """A query that matches nothing returns nothing and one of stop words the newest."""
     asked.remember({"content": "old"}, {"content": "new"})
     assert asked.contents("recall", query="zebra") == []
     for query in (None, "", "what is the", "?!"):

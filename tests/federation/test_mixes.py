@@ -151,9 +151,8 @@ def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
 @pytest.mark.rule(n=11)
 @examples(3)
 @given(clients=rules.doings, seed=st.integers(0, 2**32), mix=mixes(), loop=loops)
-def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
-    clients: rules.Doings, seed: int, mix: Mix, loop: str
-) -> None:
+def test_a_client_sees_its_writes_and_forgets_at_once(clients: rules.Doings, seed: int, mix: Mix, loop: str) -> None:
+    """What a client wrote it reads at once and what it forgot is gone at once."""
     run(loop, partial(rules.own_doings_are_seen_at_once, clients, seed, mix))
 
 
@@ -633,9 +632,11 @@ listing_all = mixes(limits=[each for each in limits if "max_recall_limit" not in
 
 @examples(2)
 @given(records=placed, mix=listing_all, loop=loops)
-def test_what_tiers_hold_makes_up_for_a_lost_catalog_but_for_what_was_earned(
+def test_tiers_make_up_for_a_lost_catalog_but_for_what_was_earned(
     records: list[tuple[dict[str, Any], str]], mix: Mix, loop: str
 ) -> None:
+    """What tiers hold makes up for a lost catalog but for what was earned."""
+
     async def everything(fed: Trial) -> list[Record]:
         return await raw_records(fed, "timeline", embeddings=True)
 

@@ -44,9 +44,10 @@ writes = st.lists(
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @settings(max_examples=scaled(10))
 @given(writes=writes, size=st.integers(1, 5), owner=st.sampled_from(OWNERS), data=st.data())
-async def test_a_walk_meets_every_record_once_though_they_move_and_change_meanwhile(
+async def test_a_walk_meets_every_record_once_though_records_move(
     writes: list[tuple[str | None, str, bool]], size: int, owner: str | None, data: st.DataObject
 ) -> None:
+    """A walk meets every record once though they move and change meanwhile."""
     async with trial(settings_of(FOUR_TIERS, policy="explicit")) as fed:
         ids: list[str] = []
         for number, (whose, tier, keyed) in enumerate(writes):

@@ -177,7 +177,8 @@ REFUSED: list[tuple[Any, list[str]]] = [
 
 
 @anyio_test
-async def test_what_is_not_offered_is_refused_with_a_sentence_and_nothing_is_counted() -> None:
+async def test_a_prompt_that_is_not_offered_is_rejected_and_counts_nothing() -> None:
+    """What is not offered is refused with a sentence and nothing is counted."""
     async with remembering() as fed:
         before = await counted(fed)
         for prompt, words in REFUSED:
@@ -339,9 +340,10 @@ ASKING: dict[str, dict[str, Any]] = {
 
 @anyio_test
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_what_fails_at_the_endpoint_is_a_clear_error_and_nothing_is_written(
+async def test_a_failure_at_the_endpoint_is_a_clear_error_and_writes_nothing(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What fails at the endpoint is a clear error and nothing is written."""
     posted: list[bytes] = []
     post = Model._post
 

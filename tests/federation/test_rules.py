@@ -116,9 +116,8 @@ def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str,
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(6)
 @given(history=filling)
-def test_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
-    anyio_backend: str, history: History
-) -> None:
+def test_after_a_pass_no_bucket_exceeds_its_capacity_but_by_one_group(anyio_backend: str, history: History) -> None:
+    """After a pass no bucket is over its capacity unless one group fills it."""
     run(anyio_backend, partial(run_history, history, within_capacity))
 
 
@@ -189,9 +188,10 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(6)
 @given(turns=turns, lesser=st.booleans())
-def test_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
+def test_a_conversation_is_replayed_in_order_whatever_the_clock_does(
     anyio_backend: str, turns: list[tuple[int, str | None, str | None, int]], lesser: bool
 ) -> None:
+    """A conversation is replayed as it was written whatever the clock does."""
     servers = {"working": Foreign(), "episodic": Foreign()} if lesser else ALL_NATIVE
     run(anyio_backend, partial(conversations_are_replayed, turns, servers))
 
@@ -279,9 +279,8 @@ def test_two_tiers_scores_are_never_compared(
 @pytest.mark.rule(n=11)
 @examples(6)
 @given(clients=doings, seed=st.integers(0, 2**32))
-def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
-    anyio_backend: str, clients: Doings, seed: int
-) -> None:
+def test_a_client_sees_its_writes_and_forgets_at_once(anyio_backend: str, clients: Doings, seed: int) -> None:
+    """What a client wrote it reads at once and what it forgot is gone at once."""
     run(anyio_backend, partial(own_doings_are_seen_at_once, clients, seed))
 
 

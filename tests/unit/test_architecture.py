@@ -285,3 +285,14 @@ def test_each_rule_has_a_test_that_is_marked_with_it() -> None:
     marked = {int(n) for source in modules_of_tests().values() for n in re.findall(r"mark\.rule\(n=(\d+)\)", source)}
     assert rules
     assert marked == rules
+
+
+def test_a_tests_name_has_at_most_seventy_characters() -> None:
+    names = {
+        node.name
+        for source in modules_of_tests().values()
+        for node in nodes(source)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    }
+    assert len(names) > 1000
+    assert sorted(name for name in names if len(name) > 70) == []

@@ -44,9 +44,9 @@ def run(backend: str, main: Callable[[], Awaitable[Any]]) -> Any:
 @both
 @settings(max_examples=scaled(30))
 @given(st.lists(takers, max_size=8))
-def test_whoever_takes_whatever_and_is_cancelled_whenever_each_name_has_one_holder_and_all_get_their_turn(
-    backend: str, takers: list[Taker]
-) -> None:
+def test_each_name_has_one_holder_and_all_get_their_turn(backend: str, takers: list[Taker]) -> None:
+    """Whoever takes whatever and is cancelled whenever each name has one holder and all get their turn."""
+
     async def main() -> None:
         claims = Claims()
         holders: dict[Name, Taker] = {}

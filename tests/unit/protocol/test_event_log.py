@@ -266,9 +266,10 @@ class Machine:
     readers=st.lists(readers, min_size=1, max_size=4),
     steps=st.lists(steps, min_size=10, max_size=60),
 )
-def test_successive_polls_see_every_retained_event_once_in_order_and_say_what_they_missed(
+def test_successive_polls_see_every_retained_event_once_in_order(
     retained: int, readers: list[Reader], steps: list[Step]
 ) -> None:
+    """Successive polls see every retained event once in order and say what they missed."""
     machine = Machine(retained, readers)
     for step in steps:
         machine.carry_out(step)
@@ -315,7 +316,8 @@ def test_no_byte_of_a_cursor_stands_for_a_position() -> None:
     assert all(len(set(column)) > 1 for column in zip(*cursors, strict=True))
 
 
-def test_the_cursor_of_another_log_is_none_of_this_one_even_at_the_same_position() -> None:
+def test_a_cursor_of_another_log_is_not_taken_at_the_same_position() -> None:
+    """The cursor of another log is none of this one even at the same position."""
     logs = [EventLog(4), EventLog(4)]
     for log in logs:
         log.append(written(1))
@@ -325,7 +327,8 @@ def test_the_cursor_of_another_log_is_none_of_this_one_even_at_the_same_position
     assert [event["id"] for event in polled.events] == ["1"]
 
 
-def test_without_a_limit_a_thousand_events_are_told_and_the_rest_after_them() -> None:
+def test_without_a_limit_a_poll_returns_a_thousand_events() -> None:
+    """Without a limit a thousand events are told and the rest after them."""
     log = EventLog(3000)
     cursor = log.poll(Sight(), None, None, None).cursor
     for number in range(2500):
@@ -354,7 +357,8 @@ class Counted:
         return None if reader.owner == "nobody" else {"kind": "written", "id": "x"}
 
 
-def test_a_poll_near_the_end_of_a_long_log_looks_at_what_is_new_and_at_nothing_else() -> None:
+def test_a_poll_near_the_end_of_a_long_log_reads_only_what_is_new() -> None:
+    """A poll near the end of a long log looks at what is new and at nothing else."""
     counted: Any = Counted()
     log = EventLog(100_000)
     for _ in range(100_005):

@@ -92,7 +92,8 @@ async def test_what_the_environment_says_of_proxies_changes_nothing(
 
 
 @pytest.mark.anyio
-async def test_a_model_has_the_name_of_its_settings_and_writes_several_texts_at_once(endpoint: Endpoint) -> None:
+async def test_a_model_is_named_as_set_and_writes_several_texts_at_once(endpoint: Endpoint) -> None:
+    """A model has the name of its settings and writes several texts at once."""
     endpoint.answers(completion("short"))
     texts: list[str] = []
     async with connect_model(summarizer(endpoint.url)) as model:
@@ -477,7 +478,8 @@ async def test_an_endpoint_may_ask_for_a_wait_with_another_status_too(endpoint: 
 
 
 @pytest.mark.anyio
-async def test_a_wait_until_a_date_is_counted_from_now_where_the_answer_has_no_date(endpoint: Endpoint) -> None:
+async def test_a_retry_date_is_counted_from_now_without_a_date_in_the_answer(endpoint: Endpoint) -> None:
+    """A wait until a date is counted from now where the answer has no date."""
     for day, seconds in ((datetime(2001, 1, 1, tzinfo=UTC), 0.0), (datetime.now(UTC) + timedelta(days=9), MAX_WAIT)):
         endpoint.answers(answer("", "429 No", Retry_After=format_datetime(day, usegmt=True)))
         assert (await failure(endpoint.url)).retry_after == seconds
