@@ -37,7 +37,14 @@ sys.dont_write_bytecode = False
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 # How long an example takes says nothing about the code on a machine that has other things to do.
-settings.register_profile("here", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Every run draws other examples, unless CI is set: a few in each run find as much in time as many in one.
+settings.register_profile(
+    "here",
+    settings.default,
+    deadline=None,
+    max_examples=max(1, int(25 * float(os.environ.get("A2M_EXAMPLES", "1")))),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("here")
 
 

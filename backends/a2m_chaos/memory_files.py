@@ -45,7 +45,7 @@ class MemoryFiles:
         self._moved = folder / f"{name}.{_MOVED}"
 
     def keep(self) -> None:
-        """TierGateway them aside, unless there is a copy already."""
+        """Copy them aside, unless there is a copy already."""
         if self._kept.exists():
             return
         shutil.rmtree(self._making, ignore_errors=True)

@@ -438,7 +438,8 @@ async def test_a_spill_into_a_tier_in_trouble(move: Move, shared: Shared) -> Non
 
 
 @pytest.mark.process
-async def test_a_spill_is_not_taken_for_done_by_a_tier_that_reads_back_another_record(tmp_path: Path, log: Log) -> None:
+async def test_a_spill_that_reads_back_another_record_is_not_done(tmp_path: Path, log: Log) -> None:
+    """A spill is not taken for done by a tier that reads back another record."""
     turns = [f"turn {number}" for number in range(3)]
     async with world(tmp_path, "stdio", planned('do = "alter-record"', "memory/recall"), log) as seen:
         for turn in turns:
@@ -469,7 +470,8 @@ async def test_a_write_that_was_acknowledged_and_lost_is_missed_when_it_is_read(
 
 
 @pytest.mark.process
-async def test_what_was_acknowledged_before_it_was_on_disk_is_missed_after_the_crash(tmp_path: Path, log: Log) -> None:
+async def test_a_write_that_was_not_durable_is_missed_after_the_crash(tmp_path: Path, log: Log) -> None:
+    """What was acknowledged before it was on disk is missed after the crash."""
     plan = planned('having = "not on disk"\ndo = "lose-at-crash"') + planned(
         'having = "last"\ndo = "exit-after-answer"'
     )
@@ -498,9 +500,8 @@ def bring_back(folder: Path) -> None:
 
 
 @pytest.mark.process
-async def test_a_tier_that_starts_again_with_nothing_takes_no_part_until_somebody_says_so(
-    tmp_path: Path, log: Log
-) -> None:
+async def test_a_tier_that_restarts_empty_is_inactive_until_it_is_adopted(tmp_path: Path, log: Log) -> None:
+    """A tier that starts again with nothing takes no part until somebody says so."""
     other = "another store is behind this tier than last time"
     async with world(tmp_path, "stdio", planned('do = "restart-empty"', "memory/remember"), log) as seen:
         await seen.write("before")
@@ -523,9 +524,8 @@ async def test_a_tier_that_starts_again_with_nothing_takes_no_part_until_somebod
 
 
 @pytest.mark.process
-async def test_what_a_tier_only_claims_to_have_forgotten_is_gone_at_once_and_in_the_end_from_the_tier_too(
-    tmp_path: Path, log: Log
-) -> None:
+async def test_what_a_tier_claims_to_have_forgotten_is_gone_in_the_end(tmp_path: Path, log: Log) -> None:
+    """What a tier only claims to have forgotten is gone at once and in the end from the tier too."""
     async with world(tmp_path, "stdio", planned('do = "forget-less"'), log) as seen:
         for content in ("a", "b", "c"):
             await seen.write(content)
@@ -539,7 +539,8 @@ async def test_what_a_tier_only_claims_to_have_forgotten_is_gone_at_once_and_in_
 
 
 @pytest.mark.process
-async def test_a_tier_that_answers_a_read_with_another_record_is_taken_at_its_word(tmp_path: Path, log: Log) -> None:
+async def test_another_record_in_a_tiers_answer_is_taken_at_its_word(tmp_path: Path, log: Log) -> None:
+    """A tier that answers a read with another record is taken at its word."""
     async with world(tmp_path, "stdio", planned('do = "alter-record"', "memory/recall"), log) as seen:
         await seen.write("pears")
         with seen.trouble():
@@ -586,7 +587,8 @@ async def test_a_tier_in_trouble_is_named_and_the_others_answer(
 
 
 @pytest.mark.process
-async def test_a_write_that_lands_when_nobody_expects_it_any_more_is_shown_to_nobody(tmp_path: Path, log: Log) -> None:
+async def test_a_write_that_lands_after_it_was_abandoned_is_never_shown(tmp_path: Path, log: Log) -> None:
+    """A write that lands when nobody expects it any more is shown to nobody."""
     plan = planned('do = "apply-late"\nwait = "3s"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:
         assert await seen.write("before") is None
@@ -603,9 +605,8 @@ async def test_a_write_that_lands_when_nobody_expects_it_any_more_is_shown_to_no
 
 
 @pytest.mark.process
-async def test_a_write_that_was_refused_and_lands_late_does_not_come_back_with_a_restart(
-    tmp_path: Path, log: Log
-) -> None:
+async def test_a_refused_write_that_lands_late_is_not_back_after_a_restart(tmp_path: Path, log: Log) -> None:
+    """A write that was refused and lands late does not come back with a restart."""
     plan = planned('do = "apply-late"\nwait = "3s"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:
         assert await seen.write("before") is None

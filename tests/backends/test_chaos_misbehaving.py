@@ -156,7 +156,8 @@ async def test_a_write_is_refused_and_not_handed_on(name: str, reason: str) -> N
     assert told(events)["error"]["data"] == {"reason": reason}
 
 
-async def test_a_write_is_lost_and_acknowledged_with_its_ids_and_with_some_where_it_had_none() -> None:
+async def test_a_lost_write_is_acknowledged_with_ids() -> None:
+    """A write is lost and acknowledged with its ids and with some where it had none."""
     events = await done(Fault(do="lose-write"), call(records=[{"id": "a", "content": "x"}, {"content": "y"}]))
     assert [event[1] for event in events] == ["client"]
     first, second = told(events)["result"]["ids"]
@@ -211,7 +212,8 @@ async def test_where_nothing_is_left_to_forget_nothing_is_forgotten(params: dict
 
 
 @pytest.mark.parametrize("name", ["lose-write", "forget-less", "alter-record"])
-async def test_what_cannot_be_done_to_a_message_is_said_and_the_message_passed_on(name: str) -> None:
+async def test_a_message_that_a_fault_cannot_change_is_passed_on_and_logged(name: str) -> None:
+    """What cannot be done to a message is said and the message passed on."""
     method = "memory/forget" if name == "forget-less" else "memory/remember"
     message = call(method, records="none", ids="none")
     events = await done(Fault(do=name), message)

@@ -71,7 +71,8 @@ def test_a_plan_says_all_that_a_fault_needs(tmp_path: Path) -> None:
     )
 
 
-def test_a_fault_without_a_method_is_done_to_every_method_that_it_can_be_done_to() -> None:
+def test_a_fault_without_a_method_is_done_to_every_method_that_it_fits() -> None:
+    """A fault without a method is done to every method that it can be done to."""
     assert fault('do = "hang"').methods == ()
     assert fault('do = "disk-full"').methods == WRITES
     assert fault('do = "lose-write"').methods == (REMEMBER,)
@@ -87,14 +88,16 @@ def test_what_is_told_to_hold_without_a_word_does(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("do", ["delay", "apply-late"])
-def test_what_is_late_on_a_pipe_makes_all_behind_it_late_unless_it_is_told_not_to(do: str) -> None:
+def test_a_late_answer_on_a_pipe_delays_all_behind_it_unless_told_not_to(do: str) -> None:
+    """What is late on a pipe makes all behind it late unless it is told not to."""
     assert fault(f'do = "{do}"', front="stdio").in_order
     assert not fault(f'do = "{do}"', front="http").in_order
     assert not fault(f'do = "{do}"\nin_order = false', front="stdio").in_order
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_fault_can_be_planned_where_there_is_such_a_thing_and_nowhere_else(name: str) -> None:
+def test_every_fault_can_be_planned_only_where_it_can_happen(name: str) -> None:
+    """Every fault can be planned where there is such a thing and nowhere else."""
     kind = KINDS[name]
     text = f'memory = ["*.db"]\n[[fault]]\ndo = "{name}"'
     fronts: tuple[Front, ...] = ("stdio", "http")
@@ -264,9 +267,8 @@ def carried_out(plan: Plan, made: Sequence[tuple[str, bytes]], counts: Sequence[
 
 
 @given(plan=plans, made=calls, cut=st.integers(0, 30))
-def test_a_run_that_was_interrupted_goes_on_from_its_counts_as_if_it_had_not_been(
-    plan: Plan, made: list[tuple[str, bytes]], cut: int
-) -> None:
+def test_an_interrupted_run_goes_on_from_its_counts(plan: Plan, made: list[tuple[str, bytes]], cut: int) -> None:
+    """A run that was interrupted goes on from its counts as if it had not been."""
     whole, counts = carried_out(plan, made)
     before, kept = carried_out(plan, made[:cut])
     # as they are kept in a file
@@ -277,9 +279,8 @@ def test_a_run_that_was_interrupted_goes_on_from_its_counts_as_if_it_had_not_bee
 
 
 @given(plan=plans, made=calls)
-def test_whatever_the_plan_a_fault_is_done_only_to_calls_it_is_for_and_not_too_often(
-    plan: Plan, made: list[tuple[str, bytes]]
-) -> None:
+def test_a_fault_is_done_only_to_its_calls_and_not_too_often(plan: Plan, made: list[tuple[str, bytes]]) -> None:
+    """Whatever the plan a fault is done only to calls it is for and not too often."""
     schedule = Schedule(plan)
     done: dict[int, list[int]] = {}
     for method, message in made:

@@ -277,7 +277,8 @@ class Nowhere(anyio.abc.ByteSendStream):
 
 
 @pytest.mark.anyio
-async def test_whichever_task_happens_to_run_first_calls_are_handed_on_as_they_came() -> None:
+async def test_calls_are_handed_on_in_the_order_they_came() -> None:
+    """Whichever task happens to run first calls are handed on as they came."""
     faults = Plan(faults=(Fault(do="drop-answer", every=2), Fault(do="hang", times=1)))
     said = [call("memory/recall", number) for number in range(9)]
     async with anyio.create_task_group() as tasks:
@@ -301,7 +302,8 @@ def test_a_call_without_an_id_that_it_could_be_answered_by_is_passed_on(id: Any,
     assert (through.stderr, through.returncode) == (b"", 0)
 
 
-def test_a_call_whose_id_no_answer_can_have_is_accepted_over_http_like_a_notification(tmp_path: Path) -> None:
+def test_a_call_with_an_impossible_id_is_accepted_like_a_notification(tmp_path: Path) -> None:
+    """A call whose id no answer can have is accepted over http like a notification."""
     path = plan(tmp_path, '[[fault]]\ndo = "delay"\nwait = "1ms"')
     with at_an_address(tmp_path, "--plan", path, "--", STORE, "some.db") as url:
         assert posted(url, call("memory/describe", [1])).status_code == 202
@@ -320,9 +322,10 @@ def test_an_answer_is_known_by_its_id_however_the_server_writes_it(id: str, agai
 # --- its server
 
 
-def test_a_server_without_a_slash_is_the_one_installed_beside_it_before_any_on_the_path(
+def test_a_server_without_a_slash_is_the_one_installed_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A server without a slash is the one installed beside it before any on the path."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, status in (("a2m-store", 7), ("another-store", 8)):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
@@ -407,7 +410,8 @@ def test_what_was_counted_outlives_it(tmp_path: Path) -> None:
         assert [ran(tmp_path, written("pears") + b"\n", *command).returncode for _ in statuses] == statuses
 
 
-def test_what_was_not_on_disk_is_gone_even_if_nobody_was_left_to_take_it_away(tmp_path: Path) -> None:
+def test_what_was_not_durable_is_gone_even_if_all_were_killed(tmp_path: Path) -> None:
+    """What was not on disk is gone even if nobody was left to take it away."""
     text = 'memory = ["some.db*"]\n[[fault]]\ndo = "lose-at-crash"\nhaving = "not on disk"'
     with running(tmp_path, text) as process:
         for content in ("before", "not on disk", "afterwards"):
@@ -554,9 +558,10 @@ def test_a_mistake_is_a_sentence(
         ("faults.toml", "is no file of counts; name one that a2m-chaos may write to"),
     ],
 )
-def test_counts_that_cannot_be_kept_are_a_sentence_before_anybody_is_served(
+def test_counts_that_cannot_be_kept_are_refused_before_serving(
     counts: str, sentence: str, here: Called, tmp_path: Path
 ) -> None:
+    """Counts that cannot be kept are a sentence before anybody is served."""
     text = f'counts = "{counts}"\n'
     code, out, said = here("--plan", str(tmp_path / plan(tmp_path, text)), "--", "/bin/sh", "-c", "echo served")
     assert (code, out) == (1, "")
@@ -564,7 +569,8 @@ def test_counts_that_cannot_be_kept_are_a_sentence_before_anybody_is_served(
     assert (tmp_path / "faults.toml").read_text() == text
 
 
-def test_counts_that_cannot_be_kept_any_more_are_told_and_the_fault_is_done_all_the_same(tmp_path: Path) -> None:
+def test_a_fault_is_done_though_its_counts_can_no_longer_be_kept(tmp_path: Path) -> None:
+    """Counts that cannot be kept any more are told and the fault is done all the same."""
     said: list[str] = []
     (tmp_path / "kept").mkdir()
     run = Run(Plan(faults=(Fault(do="hang", after=1),), counts=tmp_path / "kept" / "faults.counts"), said.append)

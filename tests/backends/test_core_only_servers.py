@@ -27,6 +27,7 @@ from tests.servers.core_only import CoreOnly, main
 from tests.servers.habits import HABITS
 from tests.servers.lying import LIES
 from tests.servers.protocol import CAPABILITIES
+from tests.support.examples import scaled
 from tests.support.paths import SERVERS
 
 NODE: Final = shutil.which("node")
@@ -359,7 +360,7 @@ almost = st.text('{}[]",:0123456789.eE+-\\untrfals \u2028\x1f', max_size=12)
 
 @pytest.mark.process
 @needs_node
-@settings(max_examples=50)
+@settings(max_examples=scaled(20))
 @given(texts=st.lists(values | almost, min_size=1, max_size=8))
 @example(texts=["1e21", "1e20", "123456789012345680000", "1e-6", "1e-7", "-0", "-1e-400", "1e400", "5e-324", "0.1e-6"])
 @example(
@@ -417,7 +418,8 @@ def test_metadata_comes_back_from_javascript_itself_the_same(written: str) -> No
         client.close()
 
 
-def test_a_server_in_python_keeps_long_integers_and_refuses_what_is_no_double() -> None:
+def test_a_python_server_keeps_long_integers_and_refuses_non_doubles() -> None:
+    """A server in python keeps long integers and refuses what is no double."""
     server = CoreOnly()
     number = 123456789012345678901234567890
     assert metadata_sent_back(server.answer, f"[{number},1.0]").replace(" ", "") == f"[{number},1.0]"
@@ -490,7 +492,7 @@ operations: Final[st.SearchStrategy[tuple[str, dict[str, Any]]]] = st.one_of(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(12), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(operations, max_size=10))
 def test_what_is_opened_again_is_what_it_was(tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
     path = tmp_path / os.urandom(8).hex()
@@ -677,7 +679,8 @@ def answered(server: CoreOnly) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("habit", HABITS)
-def test_a_server_with_a_habit_keeps_what_it_must_and_answers_otherwise_than_an_honest_one(habit: str) -> None:
+def test_a_server_with_a_habit_keeps_what_it_must_and_answers_otherwise(habit: str) -> None:
+    """A server with a habit keeps what it must and answers otherwise than an honest one."""
     text, kept = answered(HABITS[habit]())
     assert text != answered(CoreOnly())[0]
     assert (kept["id"], kept["content"], kept["metadata"]["a2m-router"]) == ("a", " as \n given ", "{}")

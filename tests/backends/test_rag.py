@@ -406,7 +406,8 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("odd", [None, {"score": None}, {"score": 0.1}], ids=["none", "unreadable", "out of order"])
-async def test_a_result_that_a_threshold_leaves_out_does_not_end_the_search_for_what_fits(odd: Any) -> None:
+async def test_a_result_beyond_the_threshold_does_not_end_the_search(odd: Any) -> None:
+    """A result that a threshold leaves out does not end the search for what fits."""
     values = [
         {"id": f"{n}", "content": f"note {n}", "metadata": {"team": "x" if n >= 60 else "y"}, "score": 0.9 - n / 1000}
         for n in range(100)
@@ -484,7 +485,9 @@ async def test_describe_tells_of_a_service_that_hangs_and_of_one_that_is_back() 
 
 
 @pytest.mark.anyio
-async def test_a_service_that_takes_only_vectors_is_asked_by_one_whether_it_is_there() -> None:
+async def test_a_vector_only_service_is_probed_with_a_vector() -> None:
+    """A service that takes only vectors is asked by one whether it is there."""
+
     class OnlyVectors(Moody):
         async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
             if vector is None:

@@ -31,6 +31,7 @@ from a2m_rag.over_http import Endpoint, HttpService, connect_http
 from a2m_rag.server import SearchLimits, Server
 from a2m_router.protocol.server.stdio import LOCAL
 from tests.support.addresses import UNKNOWN_HOST, ask_no_name_server
+from tests.support.examples import scaled
 from tests.support.retrieval import answer, contents, refused
 
 PATIENCE = 60
@@ -390,7 +391,7 @@ def both(endpoints: Endpoints, portal: BlockingPortal) -> Iterator[list[HttpServ
         ]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(10), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(query=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
 def test_nothing_in_a_query_leaves_its_place(
     query: str, endpoints: Endpoints, portal: BlockingPortal, both: list[HttpService]
@@ -578,9 +579,10 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
         (f"http://{UNKNOWN_HOST}/", "down"),
     ],
 )
-async def test_an_endpoint_that_does_not_answer_is_down_and_one_that_refuses_is_not(
+async def test_a_silent_endpoint_is_down_and_one_that_refuses_is_not(
     path: str, status: str, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An endpoint that does not answer is down and one that refuses is not."""
     ask_no_name_server(monkeypatch)
     sign = "&" if "?" in path else "?"
     url = f"{path if path.startswith('http') else endpoints.url + path}{sign}query={{query}}"

@@ -588,9 +588,8 @@ async def test_a_qdrant_server_that_is_gone_is_down(embedded: bool) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_collection_whose_vectors_are_made_elsewhere_is_down_when_that_is(
-    chroma: tuple[FilePath, Any], qdrant: str
-) -> None:
+async def test_a_collection_is_down_when_the_maker_of_its_vectors_is(chroma: tuple[FilePath, Any], qdrant: str) -> None:
+    """A collection whose vectors are made elsewhere is down when that is."""
     embed = f"{__name__}:embed_far_away"
     in_qdrant = qdrant_service(qdrant, "handbook", embed)
     for service, paths in ((chroma_service(chroma[0], "handbook", embed), None), (in_qdrant, BY_PAYLOAD)):

@@ -33,6 +33,7 @@ from a2m_rag.service import CannotStart, ServiceFailure
 from a2m_router.conformance.__main__ import main as conformance
 from a2m_router.protocol.client.child import StderrLines
 from tests.support.addresses import reserved_port
+from tests.support.examples import scaled
 from tests.support.paths import SERVERS
 from tests.support.retrieval import ask, contents, refused, unanswered
 
@@ -203,7 +204,7 @@ def test_whatever_a_tool_answers_is_results_or_a_sentence(structured: Any, texts
 
 
 @pytest.mark.process
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), min_size=5))
 def test_nothing_in_a_query_leaves_its_place(queries: list[str], url: str) -> None:
     async def scenario() -> None:
@@ -423,7 +424,8 @@ async def test_an_address_that_cannot_be_reached_is_silence() -> None:
 @pytest.mark.anyio
 @on_one_loop
 @pytest.mark.parametrize(("status", "state"), [(500, "down"), (503, "down"), (401, "up"), (403, "up")])
-async def test_a_server_that_fails_by_itself_is_silence_and_one_that_refuses_is_not(status: int, state: str) -> None:
+async def test_a_server_that_fails_is_silent_and_one_that_refuses_is_not(status: int, state: str) -> None:
+    """A server that fails by itself is silence and one that refuses is not."""
     with reserved_port() as port:
         with listening(port=port) as url:
             serving = served(url, "search")

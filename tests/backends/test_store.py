@@ -17,6 +17,7 @@ from a2m_store.batch import carry_out
 from a2m_store.drafts import StoreLimits
 from a2m_store.filters import beneath
 from a2m_store.store import Store
+from tests.support.examples import scaled
 from tests.support.older_stores import set_back
 from tests.support.store_calls import ANYBODY, START, Asked
 
@@ -205,7 +206,8 @@ def test_another_owners_id_cannot_be_written(asked: Asked) -> None:
     assert asked.contents() == ["a"]
 
 
-def test_a_record_is_dated_by_the_clock_but_never_before_the_newest_of_its_conversation(path: Path) -> None:
+def test_a_record_is_never_dated_before_the_newest_of_its_conversation(path: Path) -> None:
+    """A record is dated by the clock but never before the newest of its conversation."""
     asked = Asked(path)
     ahead = asked.clock.now = START + 5 * 365 * 24 * 3600 * 1000
     asked.remember({"content": "ahead", "session": "s", "owner": "a"})
@@ -288,7 +290,8 @@ def test_a_word_finds_its_inflections_and_rarer_words_weigh_more(asked: Asked) -
     assert len(asked.contents("recall", query="rotating", limit=20)) == 9
 
 
-def test_a_query_that_matches_nothing_returns_nothing_and_one_of_stop_words_the_newest(asked: Asked) -> None:
+def test_a_query_without_a_match_returns_nothing_or_the_newest(asked: Asked) -> None:
+    """A query that matches nothing returns nothing and one of stop words the newest."""
     asked.remember({"content": "old"}, {"content": "new"})
     assert asked.contents("recall", query="zebra") == []
     for query in (None, "", "what is the", "?!"):
@@ -441,7 +444,7 @@ def test_a_prefix_has_the_key_itself_and_what_is_beneath(asked: Asked) -> None:
 
 
 @given(st.text("a/0.", max_size=5), st.text("a/0.", min_size=1, max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=scaled(100))
 def test_a_prefix_is_a_range_of_keys(prefix: str, key: str) -> None:
     condition = beneath(prefix)
     with sqlite3.connect(":memory:") as connection:
@@ -698,7 +701,7 @@ def test_no_step_of_the_daily_work_reads_a_whole_table(asked: Asked) -> None:
 texts = st.lists(st.sampled_from(["alpha", "beta", "gamma", "delta"]), min_size=1, max_size=6).map(" ".join)
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(25))
 @given(mine=st.lists(texts, min_size=1, max_size=8), query=texts, data=st.data())
 def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
     mine: list[str], query: str, data: st.DataObject

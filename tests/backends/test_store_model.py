@@ -12,6 +12,7 @@ from msgspec import Raw
 from a2m_router.protocol.wire.errors import Code
 from a2m_router.protocol.wire.timestamps import parse, render
 from a2m_router.ranking.text import query_tokens, tokens
+from tests.support.examples import scaled
 from tests.support.store_calls import Asked
 
 odd = st.sampled_from(["", "a", "b", "\0", "a\0b", "\U0001f600", "é", "e\u0301", "A", "\u202e", "a b"])
@@ -357,4 +358,4 @@ def spelt_where(params: dict[str, Any]) -> dict[str, Any]:
 
 
 TestStoreAndModel = StoreAndModel.TestCase
-TestStoreAndModel.settings = settings(max_examples=150, stateful_step_count=30)
+TestStoreAndModel.settings = settings(max_examples=scaled(40), stateful_step_count=30)

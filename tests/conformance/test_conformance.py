@@ -207,9 +207,8 @@ ANEW = "\nIt was started anew, and answers."
         ),
     ],
 )
-def test_the_check_during_which_a_server_dies_says_so_and_the_others_are_asked_of_a_fresh_one(
-    name: str, sentences: str
-) -> None:
+def test_a_check_during_which_a_server_dies_says_so(name: str, sentences: str) -> None:
+    """The check during which a server dies says so and the others are asked of a fresh one."""
     came = judged_by_name(name)
     failed = failures(came)
     # what it wrote to stdout counts all the same, unless it was cut off
@@ -244,7 +243,8 @@ def test_a_server_that_dies_at_each_start_is_given_up_in_a_sentence(
     assert re.search(r"; [1-9]\d+ not asked, since the server is gone; \d+ passed, 1 failed, 0 skipped$", report)
 
 
-def test_a_server_that_has_died_between_two_checks_fails_the_next_which_is_asked_of_a_fresh_one() -> None:
+def test_a_server_that_died_between_two_checks_fails_the_next() -> None:
+    """A server that has died between two checks fails the next which is asked of a fresh one."""
     with reached(Server, "stdio") as (client, _):
         assert isinstance(client, Stdio)
         target = Target(client)

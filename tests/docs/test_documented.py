@@ -22,9 +22,8 @@ OTHERS: Final[Mix] = {"working": Foreign(kind=CoreOnly), "semantic": Foreign(kin
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("servers", "read_back"), [(NATIVE, False), (OTHERS, True)])
-async def test_a_write_is_read_back_from_servers_that_promise_less_and_a_move_from_all(
-    servers: Mix, read_back: bool
-) -> None:
+async def test_a_write_is_read_back_from_lifted_servers_and_a_move_from_all(servers: Mix, read_back: bool) -> None:
+    """A write is read back from servers that promise less and a move from all."""
     steered = Steered()
     async with trial(settings_of(FOUR_TIERS, policy="explicit"), servers=servers, weather=steered) as fed:
 

@@ -213,9 +213,8 @@ async def test_an_id_comes_back_as_it_was_written(id: str) -> None:
     ],
 )
 @asynchronous
-async def test_a_message_that_cannot_be_let_in_is_answered_with_the_id_that_it_certainly_has(
-    message: str, id: Any
-) -> None:
+async def test_a_refused_message_is_answered_with_the_id_that_it_certainly_has(message: str, id: Any) -> None:
+    """A message that cannot be let in is answered with the id that it certainly has."""
     async with asking() as asked:
         answer = await asked(message.encode())
         assert (answer["id"], answer["error"]["code"]) == (id, Code.INVALID_PARAMS)

@@ -136,7 +136,7 @@ async def test_killed_at_any_call_it_has_happened_whole_or_not_at_all(tmp_path: 
 
 
 async def held_at(call: int, servers: Mix, *, after: bool) -> bool:
-    """ActiveReads while the batch, or what it causes, stands at one of its calls. False if there are not so many."""
+    """Reads while the batch, or what it causes, stands at one of its calls. False if there are not so many."""
     steer = Stopping(call, after=after)
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)
@@ -207,7 +207,8 @@ async def test_stopped_at_any_call_every_reader_sees_all_of_it_or_nothing(server
 
 @servers_of_all_kinds
 @pytest.mark.parametrize("tier", ["working", "semantic"])
-async def test_a_reader_who_began_before_does_not_see_one_replaced_and_the_other_not(tier: str, servers: Mix) -> None:
+async def test_an_earlier_read_does_not_see_half_of_a_batch(tier: str, servers: Mix) -> None:
+    """A reader who began before does not see one replaced and the other not."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)
@@ -242,9 +243,10 @@ def a_disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[anyio.Event]:
     is_well.set()
 
 
-async def test_nobody_is_told_and_no_tier_replaces_before_it_would_outlive_a_power_cut(
+async def test_no_answer_and_no_tiers_write_comes_before_the_batch_is_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nobody is told and no tier replaces before it would outlive a power cut."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)
@@ -265,9 +267,8 @@ async def test_nobody_is_told_and_no_tier_replaces_before_it_would_outlive_a_pow
 
 @servers_of_all_kinds
 @pytest.mark.parametrize("tier", ["working", "semantic"])
-async def test_a_tier_that_refuses_what_replaces_its_record_does_not_make_the_batch_fail(
-    tier: str, servers: Mix
-) -> None:
+async def test_a_tier_that_refuses_a_replacement_does_not_fail_the_batch(tier: str, servers: Mix) -> None:
+    """A tier that refuses what replaces its record does not make the batch fail."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         await write_old(fed)
@@ -318,7 +319,8 @@ async def test_what_has_failed_does_not_come_true_when_the_router_dies(tmp_path:
 
 @servers_of_all_kinds
 @simulated
-async def test_what_failed_without_an_answer_does_not_come_true_when_it_lands_late(servers: Mix) -> None:
+async def test_a_failed_write_does_not_come_true_when_it_lands_late(servers: Mix) -> None:
+    """What failed without an answer does not come true when it lands late."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         await write_old(fed)
@@ -335,9 +337,10 @@ async def test_what_failed_without_an_answer_does_not_come_true_when_it_lands_la
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("first", [{"key": "k"}, {"id": "page", "key": "k"}])
-async def test_the_id_of_another_record_beside_a_key_means_that_record_in_a_batch_as_it_does_alone(
+async def test_an_id_beside_a_key_means_the_same_in_a_batch_as_alone(
     first: dict[str, Any],
 ) -> None:
+    """The id of another record beside a key means that record in a batch as it does alone."""
     async with trial() as fed:
         await fed.call(
             "remember", records=[{"id": "page", "key": "k", "content": "one"}, {"id": "n", "content": "other"}]

@@ -380,7 +380,7 @@ async def test_of_writers_who_have_seen_the_same_revision_one_is_first(
 
 
 @native_and_lesser
-async def test_who_waits_for_another_writer_is_judged_by_what_that_one_has_written(servers: Mix) -> None:
+async def test_a_waiting_write_is_checked_against_what_the_other_one_wrote(servers: Mix) -> None:
     """Also where it fails: then there is still no page."""
     steer = Steered()
     steer.refuse("semantic", "remember")
@@ -527,7 +527,8 @@ async def test_no_tier_hears_of_a_condition_and_none_is_kept() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_tier_that_is_down_is_needed_for_what_would_be_written_and_not_to_refuse_it(tmp_path: Path) -> None:
+async def test_a_conflict_is_answered_though_the_tier_is_down(tmp_path: Path) -> None:
+    """A tier that is down is needed for what would be written and not to refuse it."""
     down: set[str] = set()
     edit = {"content": "two", "key": "k", "if_revision": 0}
     async with trial(CALM, folder=tmp_path) as fed:
@@ -546,7 +547,7 @@ async def test_a_tier_that_is_down_is_needed_for_what_would_be_written_and_not_t
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_whether_there_is_a_page_is_not_told_before_all_tiers_are_accounted_for(tmp_path: Path) -> None:
+async def test_whether_there_is_a_page_is_open_until_all_tiers_are_read(tmp_path: Path) -> None:
     """An unknown tier may hold it."""
     async with trial(CALM, folder=tmp_path) as fed:
         id, _ = await write(fed, {**PAGE, "tier": "semantic"}, {"content": "x", "key": "x"})
@@ -565,7 +566,8 @@ async def test_whether_there_is_a_page_is_not_told_before_all_tiers_are_accounte
         assert await write(fed, {"content": "two", "key": "k", "if_revision": 0}) == [id]
 
 
-async def test_a_page_that_its_tier_has_lost_is_brought_back_by_the_call_that_wrote_it() -> None:
+async def test_a_repeated_call_brings_back_a_page_that_its_tier_lost() -> None:
+    """A page that its tier has lost is brought back by the call that wrote it."""
     async with trial(CALM) as fed:
         record = {**PAGE, "id": "p", "if_revision": None}
         await write(fed, record)

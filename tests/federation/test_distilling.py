@@ -18,6 +18,7 @@ from a2m_router.protocol.wire.records import Record
 from a2m_router.summaries.rendering import extract, summary_budget
 from tests.support.clocks import simulated
 from tests.support.crashes import photograph
+from tests.support.examples import scaled
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -130,7 +131,8 @@ async def test_a_summary_belongs_to_a_conversation_only_if_all_of_its_group_did(
 
 
 @anyio_test
-async def test_closing_a_conversation_rewrites_every_group_and_every_record_of_it() -> None:
+async def test_closing_a_conversation_rewrites_all_of_its_groups_and_records() -> None:
+    """Closing a conversation rewrites every group and every record of it."""
     thinker = Thinker()
     async with thinking(thinker, CALM) as fed:
         await talk(fed)
@@ -170,9 +172,11 @@ sentence = st.sampled_from(
 )
 
 
-@settings(max_examples=6)
+@settings(max_examples=scaled(4))
 @given(st.lists(st.lists(sentence, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=5))
-def test_without_a_model_a_group_becomes_its_own_best_sentences_or_moves_as_it_is(said: list[str]) -> None:
+def test_without_a_model_a_group_becomes_its_best_sentences_or_moves(said: list[str]) -> None:
+    """Without a model a group becomes its own best sentences or moves as it is."""
+
     async def scenario() -> None:
         async with trial(CALM) as fed:
             ids = await fed.remember(*said, group="g", session="s")
@@ -257,7 +261,8 @@ class Failing:
 
 
 @anyio_test
-async def test_without_a_summarizer_everything_stays_and_goes_on_when_there_is_one() -> None:
+async def test_without_a_summarizer_everything_stays_until_there_is_one() -> None:
+    """Without a summarizer everything stays and goes on when there is one."""
     failing = Failing("")
     thinker = Thinker(failing)
     async with thinking(thinker, CALM) as fed:
@@ -486,7 +491,8 @@ async def test_a_summary_that_comes_too_late_lets_go_of_what_it_was_about() -> N
 
 
 @anyio_test
-async def test_closing_a_conversation_does_not_rewrite_what_was_written_since_under_an_id_of_its() -> None:
+async def test_closing_a_conversation_does_not_rewrite_a_later_record_of_an_id() -> None:
+    """Closing a conversation does not rewrite what was written since under an id of its."""
     thinker = Thinker()
     async with thinking(thinker, CALM) as fed, anyio.create_task_group() as tasks:
         for id in ["one", "two"]:

@@ -59,7 +59,8 @@ def riders_in(path: Path) -> dict[str, dict[str, Any]]:
     return {id: json.loads(record["metadata"][RESERVED]) for id, record in written.items()}
 
 
-async def test_records_whose_riders_have_no_version_are_read_and_moved_as_they_were_written(tmp_path: Path) -> None:
+async def test_records_with_riders_without_a_version_are_read_and_moved(tmp_path: Path) -> None:
+    """Records whose riders have no version are read and moved as they were written."""
     async with trial(settings_of(TIERS), servers=SERVERS, folder=laid_out(tmp_path)) as fed:
         assert await fed.timeline() == TIMELINE
         assert await fed.call("promote", ids=["turn-1", "page"], tier="semantic") == {"promoted": 3}
@@ -74,7 +75,8 @@ async def test_records_whose_riders_have_no_version_are_read_and_moved_as_they_w
     assert (riders["turn-2"]["role"], riders["turn-2"]["group"]) == ("assistant", "pair")
 
 
-async def test_a_condition_on_metadata_that_nobody_has_seen_kept_is_not_told_to_a_server(tmp_path: Path) -> None:
+async def test_a_condition_on_metadata_is_not_sent_to_an_untried_server(tmp_path: Path) -> None:
+    """A condition on metadata that nobody has seen kept is not told to a server."""
     asked: list[bytes] = []
 
     async def listening(tier: str, message: bytes, go_on: Any) -> bytes | None:

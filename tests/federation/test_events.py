@@ -22,7 +22,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from a2m_router.process.descriptors import DescriptorSink, DescriptorSource
@@ -38,6 +38,7 @@ from a2m_store.store import Store
 from tests.support import histories as h
 from tests.support.clocks import Pace, jumping, simulated
 from tests.support.crashes import forget_what_was_reserved, photograph
+from tests.support.examples import examples
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -53,17 +54,7 @@ from tests.support.federated import (
 )
 from tests.support.histories import POOL, SHARED, TIERS, restless
 
-_TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
-
 Object = dict[str, Any]
-
-
-def examples(number: int) -> Callable[[Any], Any]:
-    return settings(
-        max_examples=max(1, int(number * _TIMES)),
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-    )
 
 
 # --- what of an event a reader may know
@@ -72,7 +63,7 @@ owners = st.sampled_from([None, "a", "b"])
 places = st.builds(Place, owners, st.sampled_from(["working", "procedural"]))
 
 
-@examples(60)
+@examples(20)
 @given(
     records=st.lists(places, max_size=12),
     by=owners,
@@ -80,9 +71,10 @@ places = st.builds(Place, owners, st.sampled_from(["working", "procedural"]))
     asked=st.booleans(),
     times=st.sampled_from([1, 1, 1, 400]),
 )
-def test_an_event_of_many_records_tells_each_reader_of_those_that_he_could_recall(
+def test_an_event_tells_each_reader_of_what_he_could_recall(
     records: list[Place], by: str | None, reader: str | None, asked: bool, times: int
 ) -> None:
+    """An event of many records tells each reader of those that he could recall."""
     sight = Sight(reader, frozenset(SHARED))
     placed = [(f"{number}", place) for number, place in enumerate(records * times)]
     visible = [id for id, (owner, tier) in placed if reader is None or owner in (None, reader) or tier in SHARED]
@@ -326,11 +318,13 @@ def is_for(watch: Watch, event: Object) -> bool:
     return kind and (watch.owner is None or owner_of(name_of(event)) in (None, watch.owner))
 
 
-@examples(60)
+@examples(20)
 @given(rounds=rounds)
-def test_pushed_events_keep_their_place_among_the_answers_whatever_happens_at_once(
+def test_pushed_events_keep_their_place_among_the_answers(
     anyio_backend: str, rounds: list[list[list[Change | Watch]]]
 ) -> None:
+    """Pushed events keep their place among the answers whatever happens at once."""
+
     async def scenario() -> None:
         server = Hesitant()
         async with (
@@ -389,7 +383,8 @@ async def test_what_others_do_is_pushed_while_ones_own_call_goes_on() -> None:
 
 
 @pytest.mark.anyio
-async def test_nothing_is_pushed_before_the_answer_to_subscribe_or_after_that_to_unsubscribe() -> None:
+async def test_nothing_is_pushed_before_or_after_a_subscription() -> None:
+    """Nothing is pushed before the answer to subscribe or after that to unsubscribe."""
     server = Hesitant()
     answered = anyio.Event()
 
@@ -443,7 +438,8 @@ async def test_who_does_not_read_holds_up_nobody_and_finds_what_is_kept() -> Non
 
 
 @pytest.mark.anyio
-async def test_who_does_not_read_can_subscribe_and_ask_all_the_same_and_is_answered_in_order() -> None:
+async def test_a_client_that_does_not_read_is_answered_in_order() -> None:
+    """Who does not read can subscribe and ask all the same and is answered in order."""
     server = Hesitant(retained=5)
     async with wired(server.answer) as sleeper, wired(server.answer) as busy:
         await sleeper.ask("events/subscribe")
@@ -513,7 +509,8 @@ async def test_the_log_keeps_nothing_of_a_connection_that_has_ended() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_line_that_is_being_pushed_is_finished_when_the_client_says_no_more() -> None:
+async def test_a_line_that_is_being_pushed_is_finished_at_the_end_of_input() -> None:
+    """A line that is being pushed is finished when the client says no more."""
     server = Hesitant()
     reading, writing = os.pipe()
     for end in (reading, writing):
@@ -911,13 +908,13 @@ class Restless:
 # on trio the next one does
 @pytest.mark.rule(n=10)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(25)
+@examples(10)
 @given(history=h.histories(ledger_operations, first=h.writes | h.groups, most=8))
 def test_the_events_account_for_all_that_has_happened(anyio_backend: str, history: h.History) -> None:
     anyio.run(run_ledger, history, Restless(history.seed), backend=anyio_backend)
 
 
-@examples(20)
+@examples(8)
 @given(
     history=h.histories(ledger_operations, first=h.writes | h.groups, most=8), odds=st.sampled_from([0.02, 0.1, 0.3])
 )
@@ -960,7 +957,8 @@ CALM: Final = settings_of(policy="explicit")
 
 
 @pytest.mark.anyio
-async def test_a_replacement_is_told_of_before_its_tier_has_it_and_before_a_forget_that_follows() -> None:
+async def test_a_replacement_is_an_event_before_its_tier_has_it() -> None:
+    """A replacement is told of before its tier has it and before a forget that follows."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         cursor = await now(fed)
@@ -1063,7 +1061,8 @@ async def test_what_belongs_to_nobody_of_those_who_read_is_not_named_to_them() -
 
 
 @pytest.mark.anyio
-async def test_a_conversation_that_nobody_else_has_is_not_named_to_them_when_it_is_closed_for_all() -> None:
+async def test_closing_for_all_names_no_conversation_of_another() -> None:
+    """A conversation that nobody else has is not named to them when it is closed for all."""
     async with trial(CALM) as fed:
         cursor = await now(fed)
         await fed.remember("secret", session="a's affair", owner="a")
@@ -1114,7 +1113,8 @@ async def test_a_cursor_of_the_router_that_was_there_before_is_reset(tmp_path: P
 
 
 @pytest.mark.anyio
-async def test_a_write_that_is_found_when_a_power_cut_took_its_reservation_is_told_of(tmp_path: Path) -> None:
+async def test_a_write_found_without_its_reservation_is_an_event(tmp_path: Path) -> None:
+    """A write that is found when a power cut took its reservation is told of."""
     folder, steer = tmp_path / "before", Steered()
     folder.mkdir()
     async with trial(CALM, weather=steer, folder=folder) as fed, anyio.create_task_group() as tasks:
@@ -1186,7 +1186,7 @@ store_calls = st.one_of(
 )
 
 
-@examples(40)
+@examples(15)
 @given(batches=st.lists(st.lists(store_calls, min_size=1, max_size=5), min_size=1, max_size=4))
 def test_the_events_of_a_store_account_for_all_that_it_did(anyio_backend: str, batches: list[list[Asked]]) -> None:
     async def scenario() -> None:

@@ -372,7 +372,8 @@ async def test_a_router_that_does_otherwise_leaves_the_model(monkeypatch: pytest
 # --- what the explorer found in the router, as it is seen from outside
 
 
-async def test_what_is_replaced_is_told_to_its_tier_when_no_call_of_an_earlier_router_can_land_there() -> None:
+async def test_a_tier_gets_a_pending_write_once_no_earlier_call_can_land() -> None:
+    """What is replaced is told to its tier when no call of an earlier router can land there."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed:
         await write_one(fed)
@@ -389,7 +390,8 @@ async def test_what_is_replaced_is_told_to_its_tier_when_no_call_of_an_earlier_r
         assert [record["content"] for record in held_by(fed.stores["working"])] == ["two"]
 
 
-async def test_a_tier_that_catches_up_while_it_is_scanned_has_not_lost_its_record(tmp_path: Path) -> None:
+async def test_a_tier_that_catches_up_during_a_scan_has_lost_no_record(tmp_path: Path) -> None:
+    """A tier that catches up while it is scanned has not lost its record."""
     servers = {"working": Foreign()}
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer, folder=tmp_path) as fed:

@@ -35,7 +35,8 @@ command = ["-"]
 SECRET: Final = {"id": "1", "content": "The secret of alice is a harbour.", "created_at": at(-300), "owner": "alice"}
 
 
-async def test_a_summary_of_a_private_tier_that_takes_no_writes_is_published_on_purpose_only() -> None:
+async def test_a_private_mounts_summary_is_published_on_purpose_only() -> None:
+    """A summary of a private tier that takes no writes is published on purpose only."""
     old = filled(SECRET, read_only=True, where_on_timeline=True)
     async with thinking(Thinker(), settings_of(PRIVATE), servers={"old": old}) as fed:
         assert [each["id"] for each in await fed.timeline(owner="alice")] == ["old/1"]

@@ -82,7 +82,7 @@ async def nothing_is_left(seed: int, tiers: list[str], folder: Path) -> None:
         assert key in gone or each["tier"] == "lesser" or found_in(folder, each) != []
 
 
-@examples(12)
+@examples(6)
 @given(
     seed=st.integers(0, 2**32),
     tiers=st.lists(st.sampled_from(["working", "semantic", "lesser"]), min_size=3, max_size=30),

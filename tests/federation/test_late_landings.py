@@ -79,9 +79,8 @@ async def test_a_copy_that_lands_after_the_start_is_removed_all_the_same(tmp_pat
 
 @simulated
 @pytest.mark.parametrize("again", [{"key": "k"}, {"id": "y"}], ids=["its key", "its id"])
-async def test_a_write_of_which_a_power_cut_took_every_note_does_not_replace_a_later_one(
-    tmp_path: Path, again: dict[str, Any]
-) -> None:
+async def test_a_write_lost_in_a_power_cut_does_not_replace_a_later_one(tmp_path: Path, again: dict[str, Any]) -> None:
+    """A write of which a power cut took every note does not replace a later one."""
     late = {"id": "y", **again}
     folder, under_way = await killed_in(tmp_path, lambda fed: fed.remember("late", **late, tier="semantic"))
     forget_what_was_reserved(folder)
@@ -136,7 +135,8 @@ async def held_for(folder: Path, seconds: float, **options: Any) -> float:
 
 
 @simulated
-async def test_a_start_that_has_not_waited_for_what_may_still_land_leaves_that_to_the_next(tmp_path: Path) -> None:
+async def test_a_start_that_did_not_wait_for_late_calls_leaves_it_to_the_next(tmp_path: Path) -> None:
+    """A start that has not waited for what may still land leaves that to the next."""
     folder = await killed_at_rest(tmp_path)
     for seconds in (0, SETTLING / 2, 2 * SETTLING):
         assert await held_for(folder, seconds) > 0

@@ -273,9 +273,7 @@ command = ["-"]
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("habit", [None, *HABITS])
-async def test_a_condition_on_metadata_is_told_to_a_server_that_was_seen_to_keep_all_of_it(
-    habit: str | None, tmp_path: Path
-) -> None:
+async def test_a_condition_on_metadata_is_sent_to_a_server_that_keeps_it(habit: str | None, tmp_path: Path) -> None:
     """And holds in any case; what was seen outlives the router."""
     seen = Steered()
     server = Foreign(kind=CoreOnly if habit is None else HABITS[habit])
@@ -464,7 +462,8 @@ async def test_what_cannot_be_redone_keeps_nobody_else_waiting() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_server_that_comes_to_declare_vectors_finds_those_it_was_never_told(tmp_path: Path) -> None:
+async def test_a_server_that_begins_to_declare_vectors_finds_earlier_ones(tmp_path: Path) -> None:
+    """A server that comes to declare vectors finds those it was never told."""
     async with trial(settings_of(KEYED), servers=FOREIGN, folder=tmp_path) as fed:
         await fed.remember("first", embedding=[1.0, 0.0])
     better = {"working": Foreign(capabilities=("embeddings",))}
@@ -512,7 +511,8 @@ async def test_a_server_that_refuses_a_write_is_out_of_order_for_that_write() ->
 
 
 @pytest.mark.anyio
-async def test_a_server_that_takes_no_writes_when_it_is_welcomed_is_asked_for_none() -> None:
+async def test_a_server_that_is_read_only_when_welcomed_gets_no_writes() -> None:
+    """A server that takes no writes when it is welcomed is asked for none."""
     steer = Steered()
     async with trial(settings_of(KEYED), servers=FOREIGN, weather=steer) as fed:
         [id] = await fed.remember("mine", key="k")
@@ -539,7 +539,8 @@ async def test_a_server_that_takes_no_writes_when_it_is_welcomed_is_asked_for_no
 
 
 @pytest.mark.anyio
-async def test_a_record_that_is_too_large_once_it_is_lifted_is_refused_before_it_is_written() -> None:
+async def test_a_record_too_large_once_lifted_is_rejected_before_it_is_written() -> None:
+    """A record that is too large once it is lifted is refused before it is written."""
     text = '[limits]\nmax_message = "1MiB"\n[serve]\nmax_held = "1MiB"\n' + KEYED
     async with trial(settings_of(text), servers=FOREIGN) as fed:
         await fed.remember("small")
@@ -557,9 +558,10 @@ async def test_a_record_that_is_too_large_once_it_is_lifted_is_refused_before_it
 
 
 @pytest.mark.anyio
-async def test_a_disk_that_fills_up_with_the_first_vector_is_no_trouble_afterwards(
+async def test_a_disk_full_at_the_first_vector_is_no_trouble_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A disk that fills up with the first vector is no trouble afterwards."""
     async with trial(settings_of(KEYED), servers=FOREIGN) as fed:
         enter = Changes.settle
 

@@ -193,9 +193,10 @@ async def test_a_refused_start_has_changed_nothing_though_a_look_failed_before(
 
 
 @mixes
-async def test_a_refused_start_is_unknown_to_every_store_so_that_the_newer_catalog_can_be_brought_back(
+async def test_a_refused_start_leaves_no_trace_in_any_store(
     tmp_path: Path, mix: Mix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A refused start is unknown to every store so that the newer catalog can be brought back."""
     monkeypatch.setattr("a2m_router.placement.admission._WELCOME_SECONDS", 0.01)
     newer = await is_later(tmp_path, mix, forgotten)
     for times in (0, 1):
@@ -325,9 +326,10 @@ async def test_what_came_to_a_busy_shared_server_behind_the_router_is_taken_in(t
         assert {"before", "by hand"} <= contents(await fed.timeline()).keys()
 
 
-async def test_a_shared_server_that_tells_less_than_all_goes_on_and_the_log_says_what_is_not_seen(
+async def test_a_shared_server_that_lists_too_little_goes_on_and_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A shared server that tells less than all goes on and the log says what is not seen."""
     shared = Shared(CoreOnly(tmp_path / "shared.db", limits={"max_recall_limit": 50}))
     await crowded(tmp_path, shared)
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "two") as fed:
@@ -369,9 +371,10 @@ async def scans_of(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("first", "then", "last"), [(3, 3, 3), (3, 150, 5), (3, 3, 150)])
-async def test_a_shared_store_that_counts_is_read_through_no_more_often_than_others_write(
+async def test_a_shared_store_that_counts_is_rescanned_only_after_writes(
     tmp_path: Path, first: int, then: int, last: int
 ) -> None:
+    """A shared store that counts is read through no more often than others write."""
     folder = await two_on_one_store(tmp_path, first=first, then=then, last=last)
     await scans_of(folder)
     assert await scans_of(folder) == []
@@ -382,9 +385,10 @@ async def test_a_shared_store_that_counts_is_read_through_no_more_often_than_oth
         assert "by hand" in contents(await fed.timeline(limit=1000))
 
 
-async def test_a_shared_store_of_which_all_is_seen_at_once_is_not_read_through_for_what_others_write(
+async def test_a_small_shared_store_is_not_rescanned_for_what_others_write(
     tmp_path: Path,
 ) -> None:
+    """A shared store of which all is seen at once is not read through for what others write."""
     folder = await two_on_one_store(tmp_path, first=3, then=3, last=0)
     async with trial(OVER_HTTP, folder=tmp_path / "two") as fed:
         await fed.remember("since", tier="semantic")
@@ -399,16 +403,17 @@ async def test_how_much_a_scan_has_found_of_others_is_known_to_the_next_start(
     assert await scans_of(folder) == []
 
 
-async def test_a_store_that_pages_is_read_through_where_its_newest_show_too_few_of_ours(
+async def test_a_store_whose_newest_show_too_few_of_ours_is_rescanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A store that pages is read through where its newest show too few of ours."""
     folder = await two_on_one_store(tmp_path, first=3, then=150, last=0)
     assert await scans_of(folder) == []  # the widened look has shown them
     monkeypatch.setattr(a2m_router.placement.recovery, "_WIDEST", 100)
     assert len(await scans_of(folder)) == 1
 
 
-async def test_a_tier_that_differs_is_read_through_before_anything_is_removed_there(tmp_path: Path) -> None:
+async def test_a_tier_that_differs_is_rescanned_before_anything_is_deleted(tmp_path: Path) -> None:
     """What the newest records do not show, a scan may: what a later start has written is beneath others."""
     mix = MIXES["lesser"]
     await is_later(tmp_path, mix, forgotten)

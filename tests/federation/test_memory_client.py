@@ -36,6 +36,7 @@ from a2m_router.storage.database import DatabaseError
 from a2m_router.tiers.profile import CannotServe
 from tests.conformance.small_server import Server
 from tests.servers.habits import HABITS
+from tests.support.examples import scaled
 from tests.support.federated import Trial, trial
 from tests.support.paths import ROOT
 
@@ -245,7 +246,8 @@ async def test_an_answer_of_another_shape_is_named(method: str, result: Any, sen
         await calls[method]()
 
 
-async def test_what_is_optional_may_be_missing_or_null_and_what_is_unknown_is_ignored() -> None:
+async def test_optional_members_may_be_missing_and_unknown_ones_are_ignored() -> None:
+    """What is optional may be missing or null and what is unknown is ignored."""
     bare = {"protocol": "a2m/0.1", "name": "other", "capabilities": ["core"], "limits": None, "color": "green"}
     nulls = record(metadata=None, tier=None, embedding=None, color="green")
     memory = Memory(Fake(describe=[bare], recall=[{"records": [record(), nulls], "degraded": "no", "prompt": None}]))
@@ -329,7 +331,8 @@ async def test_a_server_that_would_ignore_a_condition_is_not_asked(said: object)
     assert "if_revision" not in fake.params_of("remember")["records"][0]
 
 
-async def test_a_condition_is_sent_as_it_is_given_and_none_means_that_there_must_be_nothing() -> None:
+async def test_a_condition_is_sent_as_it_is_given() -> None:
+    """A condition is sent as it is given and none means that there must be nothing."""
     fake = Fake(describe=[HEEDING], remember=[{"ids": ["a"]}, {"ids": ["a", "b", "c"]}])
     memory = Memory(fake)
     for condition in (0, 7, None):
@@ -379,7 +382,7 @@ JSON: Final = st.recursive(
 
 
 @given(metadata=st.dictionaries(st.text(), JSON, max_size=4), content=st.text())
-@settings(max_examples=50)
+@settings(max_examples=scaled(20))
 def test_what_is_written_comes_back_equal(metadata: dict[str, Any], content: str) -> None:
     async def round_trip() -> None:
         async with trial() as fed:
@@ -716,7 +719,8 @@ async def test_no_token_is_in_a_repr() -> None:
 
 
 @pytest.mark.parametrize("habit", HABITS)
-async def test_a_program_reads_servers_that_answer_otherwise_than_they_were_given(habit: str) -> None:
+async def test_a_program_reads_servers_with_habits(habit: str) -> None:
+    """A program reads servers that answer otherwise than they were given."""
     capabilities = ("tiers", "salience", "sessions", "keys", "embeddings")
     server = HABITS[habit](capabilities=capabilities, limits={"max_recall_limit": 9})
 

@@ -85,7 +85,7 @@ def mixes(tiers: Sequence[str] = TIERS, limits: Sequence[Mapping[str, int]] = li
 # --- all of them together
 
 
-@examples(8)
+@examples(4)
 @given(history=histories(), mix=mixes(), loop=loops)
 def test_every_answer_is_true_whatever_happens_at_once(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, rules.within_capacity, mix))
@@ -95,21 +95,21 @@ def test_every_answer_is_true_whatever_happens_at_once(history: History, mix: Mi
 
 
 @pytest.mark.rule(n=1)
-@examples(4)
+@examples(3)
 @given(history=rules.moving, mix=mixes(), loop=loops)
 def test_an_acknowledged_record_stays_readable_while_everything_moves(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, rules.all_there, mix))
 
 
 @pytest.mark.rule(n=2)
-@examples(4)
+@examples(3)
 @given(history=rules.replacing, mix=mixes(), loop=loops)
 def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, servers=mix))
 
 
 @pytest.mark.rule(n=4)
-@examples(4)
+@examples(3)
 @given(history=rules.grouping, mix=mixes(), loop=loops)
 def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(history: History, mix: Mix, loop: str) -> None:
     run(loop, partial(run_history, history, servers=mix))
@@ -126,14 +126,14 @@ def test_after_a_pass_no_bucket_is_over_its_capacity(history: History, mix: Mix,
 
 
 @pytest.mark.rule(n=7)
-@examples(5)
+@examples(3)
 @given(earning=rules.earnings, mix=mixes(["working", "attic", "honours"]), loop=loops)
 def test_what_is_due_is_promoted_and_not_spilled(earning: rules.Earning, mix: Mix, loop: str) -> None:
     run(loop, partial(rules.promoted_before_spilled, earning, mix))
 
 
 @pytest.mark.rule(n=8)
-@examples(8)
+@examples(4)
 @given(
     written=rules.births,
     limit=st.integers(1, 15),
@@ -149,11 +149,10 @@ def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
 
 
 @pytest.mark.rule(n=11)
-@examples(5)
+@examples(3)
 @given(clients=rules.doings, seed=st.integers(0, 2**32), mix=mixes(), loop=loops)
-def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
-    clients: rules.Doings, seed: int, mix: Mix, loop: str
-) -> None:
+def test_a_client_sees_its_writes_and_forgets_at_once(clients: rules.Doings, seed: int, mix: Mix, loop: str) -> None:
+    """What a client wrote it reads at once and what it forgot is gone at once."""
     run(loop, partial(rules.own_doings_are_seen_at_once, clients, seed, mix))
 
 
@@ -277,7 +276,7 @@ def test_between_every_two_kinds_of_tiers_a_move_changes_nothing(
 
 
 @pytest.mark.rule(n=3)
-@examples(4)
+@examples(3)
 @given(records=rules.several_records, path=rules.paths, recalls=st.integers(0, 2), mix=mixes(), loop=loops)
 def test_a_move_changes_nothing_but_the_tier(
     records: list[dict[str, Any]], path: list[str], recalls: int, mix: Mix, loop: str
@@ -327,7 +326,7 @@ beside_a_mount = histories(
 
 
 @pytest.mark.rule(n=6)
-@examples(8)
+@examples(4)
 @given(history=beside_a_mount, mix=mixes(), loop=loops)
 def test_nothing_spills_into_procedural_and_nothing_is_written_to_a_mount(
     history: History, mix: Mix, loop: str
@@ -351,7 +350,7 @@ def test_nothing_spills_into_procedural_and_nothing_is_written_to_a_mount(
 
 
 @pytest.mark.rule(n=14)
-@examples(5)
+@examples(3)
 @given(history=st.lists(w.steps, min_size=1, max_size=3), mix=mixes(), loop=loops)
 def test_nothing_that_can_be_asked_tells_what_another_does_in_private(
     history: list[w.Step], mix: Mix, loop: str
@@ -633,9 +632,11 @@ listing_all = mixes(limits=[each for each in limits if "max_recall_limit" not in
 
 @examples(2)
 @given(records=placed, mix=listing_all, loop=loops)
-def test_what_tiers_hold_makes_up_for_a_lost_catalog_but_for_what_was_earned(
+def test_tiers_make_up_for_a_lost_catalog_but_for_what_was_earned(
     records: list[tuple[dict[str, Any], str]], mix: Mix, loop: str
 ) -> None:
+    """What tiers hold makes up for a lost catalog but for what was earned."""
+
     async def everything(fed: Trial) -> list[Record]:
         return await raw_records(fed, "timeline", embeddings=True)
 
@@ -843,7 +844,7 @@ def same(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-@examples(12)
+@examples(6)
 @given(
     records=plain_records,
     asked=st.lists(questions, min_size=1, max_size=6),

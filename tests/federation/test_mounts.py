@@ -40,6 +40,7 @@ from a2m_router.protocol.wire.errors import Code
 from a2m_router.protocol.wire.timestamps import UNDATED, parse
 from a2m_router.reading.mounted import NO_VECTORS, OTHER_WIDTH
 from tests.servers.core_only import CoreOnly
+from tests.support.examples import scaled
 from tests.support.federated import LOCAL, Foreign, filled, reconnected, settings_of, told_by, trial
 from tests.support.mounted import MEMORY, MOUNT, Records, Watched, at, federation
 from tests.support.paths import SERVERS
@@ -164,7 +165,8 @@ async def test_of_a_mount_s_records_only_what_a_corpus_can_know_is_shown() -> No
 
 
 @pytest.mark.anyio
-async def test_a_page_without_a_date_is_undated_in_a_prompt_and_sorts_before_all_others() -> None:
+async def test_a_page_without_a_date_is_undated_and_sorts_first() -> None:
+    """A page without a date is undated in a prompt and sorts before all others."""
     async with federation(
         MEMORY + MOUNT, {"handbook": server(Corpus({"id": "tea", "content": "Tea is here."}))}
     ) as fed:
@@ -258,7 +260,7 @@ cheaply = partial(settings, suppress_health_check=list(HealthCheck))
 
 
 @each_kind
-@cheaply(max_examples=8)
+@cheaply(max_examples=scaled(5))
 @given(asked=st.lists(wheres, min_size=8, max_size=8))
 def test_where_means_the_same_for_memory_and_manual(manual: Mounted, asked: list[dict[str, Any]]) -> None:
     async def scenario() -> None:
@@ -277,7 +279,7 @@ def test_where_means_the_same_for_memory_and_manual(manual: Mounted, asked: list
 
 
 @each_kind
-@cheaply(max_examples=8)
+@cheaply(max_examples=scaled(5))
 @given(
     births=st.lists(st.integers(-3, 3), min_size=8, max_size=8),
     split=st.integers(0, 8),
@@ -401,9 +403,10 @@ def of_the_handbook(place: int, id: str) -> tuple[int, str]:
 @pytest.mark.anyio
 @each_kind
 @each_change
-async def test_an_id_of_a_mount_is_refused_by_what_changes_records_and_nothing_is_changed(
+async def test_a_change_of_a_mounts_record_is_rejected_and_changes_nothing(
     manual: Mounted, method: str, params: dict[str, Any]
 ) -> None:
+    """An id of a mount is refused by what changes records and nothing is changed."""
     async with mounted(manual(*PAGES)) as fed:
         before = await fed.records()
         for ids, place in (
@@ -438,7 +441,8 @@ async def test_a_record_of_ours_with_an_id_like_a_mount_s_is_changed_by_it(
 
 
 @pytest.mark.anyio
-async def test_while_memory_is_not_looked_through_an_id_may_be_one_of_its_records() -> None:
+async def test_until_memory_is_read_through_an_id_may_be_one_of_its_records() -> None:
+    """While memory is not looked through an id may be one of its records."""
     down = {"notes"}
     async with federation(MEMORY + MOUNT, {"handbook": writable(*PAGES)}, down=down) as fed:
         assert await fed.call("forget", ids=["handbook/1"]) == {"forgotten": 0}
@@ -541,7 +545,8 @@ def moody(**options: Any) -> tuple[Moody, rag.Server]:
 
 
 @pytest.mark.anyio
-async def test_a_service_that_is_silent_time_after_time_is_not_waited_for_any_more() -> None:
+async def test_a_service_that_is_silent_again_and_again_is_not_waited_for() -> None:
+    """A service that is silent time after time is not waited for any more."""
     service, manual = moody(lists=False)
     async with mounted(manual) as fed:
         service.failure = ServiceSilent("no answer within 1 s")
@@ -743,9 +748,10 @@ async def test_a_mount_that_cannot_use_a_vector_is_asked_by_the_words(manual: Mo
 
 @pytest.mark.anyio
 @other_vectors
-async def test_without_words_a_mount_that_cannot_use_a_vector_is_named_with_the_reason(
+async def test_a_mount_that_cannot_use_a_vector_alone_is_named_with_the_reason(
     manual: Mounted, reason: str, code: int
 ) -> None:
+    """Without words a mount that cannot use a vector is named with the reason."""
     async with federation(MEMORY + MOUNT, {"handbook": manual(*PAGES)}) as fed:
         await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0], "session": "s"}])
         for words in ({}, {"query": ""}, {"query": " ?! "}, {"min_score": 0.1}):
@@ -866,7 +872,8 @@ async def test_a_tier_whose_server_takes_no_writes_becomes_a_mount(caplog: pytes
 
 @pytest.mark.rule(n=6)
 @pytest.mark.anyio
-async def test_what_would_spill_into_a_tier_that_takes_no_writes_stays_where_it_is() -> None:
+async def test_nothing_spills_into_a_read_only_tier() -> None:
+    """What would spill into a tier that takes no writes stays where it is."""
     full = 'kind = "working"\ncapacity = 2\nspill_to = "handbook"'
     tiers = (MEMORY + UNDECLARED).replace('kind = "working"', full)
     async with federation(tiers, {"handbook": read_only(*PAGES)}) as fed:
@@ -967,7 +974,7 @@ def test_a_federation_of_mounts_passes_the_read_only_profile(tiers: str) -> None
     assert passed >= {check.name for check in ALL_CHECKS if check.read_only}
 
 
-@cheaply(max_examples=10)
+@cheaply(max_examples=scaled(6))
 @given(asked=st.lists(any_params, min_size=10, max_size=10))
 def test_a_federation_of_mounts_refuses_every_write_whatever_it_carries(asked: list[dict[str, Any]]) -> None:
     async def scenario() -> None:
@@ -1186,7 +1193,8 @@ timeout = "60s"
 """
 
 
-def test_a_search_tool_stands_beside_memory_and_comes_back_when_it_has_died(tmp_path: Path) -> None:
+def test_a_search_tool_beside_memory_comes_back_when_it_has_died(tmp_path: Path) -> None:
+    """A search tool stands beside memory and comes back when it has died."""
     server = [sys.executable, str(SERVERS / "mcp_search.py"), "--marks", str(tmp_path)]
     near = ["--score", "score", "--min-score", "0.3"]
     rag = [sys.executable, "-m", "a2m_rag.cli", "mcp", "--tool", "search", "--timeout", "60", *near, "--", *server]

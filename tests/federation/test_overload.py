@@ -61,7 +61,8 @@ async def begun(slow: Slow, calls: int) -> None:
 
 
 @pytest.mark.anyio
-async def test_on_a_pipe_a_call_too_many_is_answered_at_once_and_the_others_in_their_time() -> None:
+async def test_on_a_pipe_a_call_too_many_is_rejected_at_once() -> None:
+    """On a pipe a call too many is answered at once and the others in their time."""
     slow = Slow()
     to_server, requests = anyio.create_memory_object_stream[bytes](10)
     replies, from_server = anyio.create_memory_object_stream[bytes](10)

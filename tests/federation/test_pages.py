@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from a2m_router.protocol.wire.errors import A2MError, Code
 from tests.support.backups import made
+from tests.support.examples import scaled
 from tests.support.federated import FOUR_TIERS, Trial, settings_of, trial
 
 pytestmark = pytest.mark.anyio
@@ -41,11 +42,12 @@ writes = st.lists(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@settings(max_examples=25)
+@settings(max_examples=scaled(10))
 @given(writes=writes, size=st.integers(1, 5), owner=st.sampled_from(OWNERS), data=st.data())
-async def test_a_walk_meets_every_record_once_though_they_move_and_change_meanwhile(
+async def test_a_walk_meets_every_record_once_though_records_move(
     writes: list[tuple[str | None, str, bool]], size: int, owner: str | None, data: st.DataObject
 ) -> None:
+    """A walk meets every record once though they move and change meanwhile."""
     async with trial(settings_of(FOUR_TIERS, policy="explicit")) as fed:
         ids: list[str] = []
         for number, (whose, tier, keyed) in enumerate(writes):

@@ -67,11 +67,13 @@ async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
 
 @pytest.mark.rule(n=14)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(12)
+@examples(6)
 @given(history=st.lists(w.steps, min_size=1, max_size=4), distil=st.booleans(), writes=rights_to_write)
-def test_whatever_another_does_in_private_nothing_that_can_be_asked_tells_of_it(
+def test_no_answer_tells_what_another_does_in_private(
     anyio_backend: str, history: list[Step], distil: bool, writes: frozenset[str] | None
 ) -> None:
+    """Whatever another does in private nothing that can be asked tells of it."""
+
     async def scenario() -> None:
         async with two_worlds(secluded("background", distil=distil)) as worlds, allowed_to_b(writes):
             await common_ground(worlds)
@@ -92,7 +94,7 @@ secrets_without_passes = w.private.filter(lambda call: call.method not in ("cons
 
 
 @pytest.mark.rule(n=14)
-@examples(10)
+@examples(5)
 @given(
     secrets=st.lists(secrets_without_passes, min_size=2, max_size=8),
     asked=st.lists(w.reads | w.writes, min_size=2, max_size=8),
@@ -201,7 +203,8 @@ async def test_a_timeline_shows_nothing_of_another_s() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_limit_is_filled_with_one_s_own_however_much_another_has_written_since() -> None:
+async def test_a_limit_is_filled_with_ones_own_records() -> None:
+    """A limit is filled with one's own however much another has written since."""
     async with with_secrets(settings_of(policy="explicit")) as fed:
         await told(fed, "remember", records=[{"content": f"alpha {n}", "metadata": {"m": 1}} for n in range(2)])
         await ask(fed, "a", "remember", records=[{"content": f"alpha {SECRET}", "metadata": {"m": 1}}] * 9)
@@ -410,7 +413,8 @@ async def test_nobody_can_ask_in_another_s_name() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_in_a_shared_tier_is_seen_by_all_and_changed_by_its_owner_alone() -> None:
+async def test_a_shared_record_is_seen_by_all_and_changed_by_its_owner() -> None:
+    """What is in a shared tier is seen by all and changed by its owner alone."""
     async with trial(secluded()) as fed:
         published = {"id": "open", "content": "for all", "key": "k", "session": "s", "tier": SHARED}
         await ask(fed, "a", "remember", records=[published])
@@ -538,7 +542,8 @@ async def test_that_an_id_is_taken_tells_nothing_of_the_record_that_has_it() -> 
 
 
 @pytest.mark.anyio
-async def test_the_width_of_vectors_is_one_for_all_and_tells_no_more_than_that_there_are_some() -> None:
+async def test_the_width_of_vectors_tells_only_that_there_are_vectors() -> None:
+    """The width of vectors is one for all and tells no more than that there are some."""
     async with two_worlds(secluded(), settle=False) as worlds:
         secret = remember(SECRET, embedding=[0.25, 0.5, 0.75])
         await worlds.apart([secret], [remember(SECRET, SECRET, embedding=[1.0, 0.0, 0.0], tier="semantic")])
@@ -587,7 +592,7 @@ def without_places(answer: Answer, world: w.World) -> Any:
 
 
 @pytest.mark.anyio
-async def test_a_capacity_that_all_share_moves_records_and_shows_nothing_else_of_those_that_it_is_shared_with() -> None:
+async def test_a_shared_capacity_moves_records_and_shows_no_others() -> None:
     """A tier that is not per_session has one capacity (§4.7): what one writes makes another's records spill."""
     async with two_worlds(settings_of(CROWDED, policy="background")) as worlds:
         await worlds.alike("b", remember("alpha 1", "alpha 2", "beta", session="s"))
@@ -600,7 +605,8 @@ async def test_a_capacity_that_all_share_moves_records_and_shows_nothing_else_of
 
 
 @pytest.mark.anyio
-async def test_a_capacity_that_all_share_tells_how_many_others_there_are_and_not_what_they_are() -> None:
+async def test_a_shared_capacity_tells_how_many_others_there_are_and_no_more() -> None:
+    """A capacity that all share tells how many others there are and not what they are."""
     one = {"content": f"alpha {SECRET}", "session": "s", "key": "k", "group": "g", "metadata": {"m": 1}}
     another = {"content": f"a long {SECRET} of something else", "session": "t", "key": "q", "role": "tool"}
     async with two_worlds(settings_of(CROWDED, policy="background")) as worlds:
@@ -614,7 +620,7 @@ async def test_a_capacity_that_all_share_tells_how_many_others_there_are_and_not
 
 
 @pytest.mark.anyio
-async def test_an_event_of_many_records_is_told_to_each_as_if_there_were_only_his() -> None:
+async def test_each_reader_gets_an_event_as_if_there_were_only_his_records() -> None:
     """The log keeps no more than so many ids of one change: whether there were more must not show."""
     nobodys = [("open", Place(None, "working"))]
     secrets = [(f"a{n}", Place("a", "working")) for n in range(1000)]
@@ -788,11 +794,12 @@ doings = st.lists(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(30)
+@examples(12)
 @given(file=files, doings=doings, groups=st.booleans())
-def test_a_file_that_would_publish_is_refused_and_no_other_publishes_unless_it_says_so(
+def test_a_file_publishes_only_where_it_says_so(
     anyio_backend: str, file: File, doings: list[tuple[str, int]], groups: bool
 ) -> None:
+    """A file that would publish is refused and no other publishes unless it says so."""
     try:
         settings = parse(file.text(), base=Path("/nowhere"), environ={})
     except ConfigError as refused:
@@ -889,7 +896,8 @@ async def test_a_summary_of_what_is_private_is_published_on_purpose_only() -> No
 
 
 @pytest.mark.anyio
-async def test_a_summary_of_what_is_private_does_not_replace_a_page_that_all_read_unless_that_is_said() -> None:
+async def test_a_private_summary_replaces_a_shared_page_only_when_told_to() -> None:
+    """A summary of what is private does not replace a page that all read unless that is said."""
     async with with_secrets_in("working", PUBLIC_FACTS) as fed:
         page = {"content": "a page", "key": "page", "tier": "semantic"}
         await done(fed, "remember", records=[page])
@@ -1013,7 +1021,7 @@ _writes = st.none() | st.lists(st.sampled_from(["private", *SHARED_TIERS]), uniq
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(40)
+@examples(15)
 @given(
     principals=st.tuples(*(st.builds(Right, st.just(owner), _writes, st.booleans()) for owner in ("a", "b"))),
     asked=st.lists(st.tuples(st.sampled_from(["a", "b"]), changes), min_size=1, max_size=8),
@@ -1100,9 +1108,10 @@ INTRUSIONS: Final[Mapping[str, Call]] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("intrusion", INTRUSIONS)
 @pytest.mark.parametrize("write", [None, ("private",), ("private", "pool"), ()], ids=str)
-async def test_who_may_not_write_into_a_shared_tier_is_refused_and_nothing_has_changed(
+async def test_a_write_into_a_shared_tier_without_the_right_changes_nothing(
     intrusion: str, write: tuple[str, ...] | None
 ) -> None:
+    """Who may not write into a shared tier is refused and nothing has changed."""
     call = INTRUSIONS[intrusion]
     async with trial(with_rights(Right("a", ("private", SHARED)), Right("b", write))) as fed:
         await furnish(fed)
@@ -1216,7 +1225,8 @@ async def test_what_the_policy_publishes_it_publishes_whoever_may_write_there() 
 
 
 @pytest.mark.anyio
-async def test_an_admin_sees_every_owner_s_and_may_take_back_what_others_have_written() -> None:
+async def test_an_admin_sees_all_records_and_may_delete_those_of_others() -> None:
+    """An admin sees every owner's and may take back what others have written."""
     async with trial(with_rights(Right("a", ("private", SHARED)), Right("root", admin=True))) as fed:
         await furnish(fed)
         everything = set(await account(fed))
@@ -1238,7 +1248,7 @@ async def test_an_admin_with_a_list_may_write_what_that_says() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_may_yet_turn_up_where_one_may_not_write_is_not_forgotten_unseen() -> None:
+async def test_a_record_not_yet_seen_is_not_forgotten_without_the_right() -> None:
     """A note of a forgotten id holds wherever its record turns up, when its tier comes back."""
     down = {SHARED}
     async with trial(with_rights(Right("a", ("private", SHARED)), Right("b")), down=down) as fed:

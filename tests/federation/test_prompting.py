@@ -15,6 +15,7 @@ from a2m_router.config.settings import Settings
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.timestamps import UNDATED
 from a2m_router.summaries.model import Model
+from tests.support.examples import scaled
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -77,7 +78,7 @@ prompts = st.sampled_from([True, {}]) | st.fixed_dictionaries(
 calls = st.lists(st.tuples(st.sampled_from(READS), prompts), min_size=1, max_size=4)
 
 
-@settings(max_examples=8)
+@settings(max_examples=scaled(5))
 @given(calls)
 def test_asking_for_text_changes_nothing_that_is_recalled_or_counted(made: list[Any]) -> None:
     async def scenario() -> None:
@@ -132,7 +133,7 @@ async def test_the_styles_are_what_they_are_called() -> None:
         assert text.startswith(f"- {day}, user: The bakery in Ghent\n  opens at six.")
 
 
-@settings(max_examples=5)
+@settings(max_examples=scaled(4))
 @given(
     st.lists(
         st.tuples(st.sampled_from(READS), st.sampled_from(["facts", "transcript"]), st.integers(0, 160)), max_size=12
@@ -176,7 +177,8 @@ REFUSED: list[tuple[Any, list[str]]] = [
 
 
 @anyio_test
-async def test_what_is_not_offered_is_refused_with_a_sentence_and_nothing_is_counted() -> None:
+async def test_a_prompt_that_is_not_offered_is_rejected_and_counts_nothing() -> None:
+    """What is not offered is refused with a sentence and nothing is counted."""
     async with remembering() as fed:
         before = await counted(fed)
         for prompt, words in REFUSED:
@@ -338,9 +340,10 @@ ASKING: dict[str, dict[str, Any]] = {
 
 @anyio_test
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_what_fails_at_the_endpoint_is_a_clear_error_and_nothing_is_written(
+async def test_a_failure_at_the_endpoint_is_a_clear_error_and_writes_nothing(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What fails at the endpoint is a clear error and nothing is written."""
     posted: list[bytes] = []
     post = Model._post
 

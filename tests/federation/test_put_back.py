@@ -101,9 +101,8 @@ async def assert_is_there(folder: Path, content: str, tier: str, mix: Mix = ALL_
 
 
 @mixes
-async def test_a_record_written_anew_after_the_copy_of_a_catalog_that_knows_it_as_forgotten_stays(
-    tmp_path: Path, mix: Mix
-) -> None:
+async def test_a_record_written_after_a_copy_that_has_its_tombstone_stays(tmp_path: Path, mix: Mix) -> None:
+    """A record written anew after the copy of a catalog that knows it as forgotten stays."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[T])
         await fed.call("forget", ids=["t"])
@@ -156,7 +155,8 @@ async def test_a_copy_of_the_catalog_from_the_middle_of_a_move_costs_no_record(
 
 
 @mixes
-async def test_a_copy_from_the_middle_of_a_move_that_was_put_back_later_is_refused(tmp_path: Path, mix: Mix) -> None:
+async def test_a_catalog_from_the_middle_of_a_move_restored_later_is_refused(tmp_path: Path, mix: Mix) -> None:
+    """A copy from the middle of a move that was put back later is refused."""
     copy = await halfway(tmp_path, mix, ("episodic", "remember", True))
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("forget", ids=["t"])
@@ -186,7 +186,8 @@ async def test_a_record_forgotten_and_written_anew_after_the_copy_is_not_hidden(
     await assert_is_there(tmp_path, "anew", tier, mix)
 
 
-async def test_what_was_reserved_in_the_copy_and_replaced_since_is_not_taken_for_a_failed_write(tmp_path: Path) -> None:
+async def test_what_was_reserved_in_the_copy_is_not_taken_for_a_failed_write(tmp_path: Path) -> None:
+    """What was reserved in the copy and replaced since is not taken for a failed write."""
     steer = Steered()
     async with trial(CALM, weather=steer, folder=tmp_path) as fed, anyio.create_task_group() as tasks:
         hold = steer.hold("working", "remember")
@@ -205,7 +206,8 @@ async def test_what_was_reserved_in_the_copy_and_replaced_since_is_not_taken_for
     await assert_is_there(tmp_path, "anew", "working")
 
 
-async def test_a_replacement_that_the_copy_still_had_to_carry_out_does_not_undo_a_later_record(tmp_path: Path) -> None:
+async def test_a_pending_write_of_the_copy_does_not_undo_a_later_record(tmp_path: Path) -> None:
+    """A replacement that the copy still had to carry out does not undo a later record."""
     mix, steer = {"working": Foreign()}, Steered()
     async with trial(CALM, servers=mix, weather=steer, folder=tmp_path) as fed:
         await fed.call("remember", records=[{**T, "key": "k"}])
@@ -242,9 +244,10 @@ async def test_what_the_old_catalog_knows_and_is_still_true_comes_along(tmp_path
         assert found == {"one": 3.5, "u anew": 1.0, "v": 1.0}
 
 
-async def test_a_tier_that_is_later_than_the_catalog_and_comes_up_late_takes_no_part_and_loses_nothing(
+async def test_a_newer_tier_that_comes_up_late_is_inactive_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
+    """A tier that is later than the catalog and comes up late takes no part and loses nothing."""
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[T])
         await fed.call("forget", ids=["t"])
@@ -267,7 +270,7 @@ async def test_a_tier_that_is_later_than_the_catalog_and_comes_up_late_takes_no_
     assert held(tmp_path) == {"t": [("working", "anew")]}
 
 
-async def test_a_stray_copy_at_a_lesser_server_stays_if_a_later_router_has_written_it(tmp_path: Path) -> None:
+async def test_a_stray_copy_stays_if_a_later_router_has_written_it(tmp_path: Path) -> None:
     """What the newest of its records do not show is seen when it is to be removed."""
     mix = {"working": Foreign()}
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
@@ -453,9 +456,8 @@ async def test_what_an_older_store_holds_as_it_once_was_is_not_shown_and_named(
         assert len((await fed.call("timeline", page=10))["records"]) == 2
 
 
-async def test_a_page_that_was_set_back_in_the_same_start_is_named_though_no_record_is_missing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_page_set_back_in_one_start_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A page that was set back in the same start is named though no record is missing."""
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[{"id": "p", "content": "first", **PAGE}])
         copy = copied(tmp_path, "semantic")
@@ -484,7 +486,8 @@ async def test_a_record_is_brought_back_by_the_write_that_wrote_it(tmp_path: Pat
         assert (record["content"], record["revision"]) == ("second", 2)
 
 
-async def test_an_older_store_does_not_bring_back_what_was_forgotten_or_has_moved(tmp_path: Path) -> None:
+async def test_an_older_store_does_not_bring_back_what_is_gone_from_it(tmp_path: Path) -> None:
+    """An older store does not bring back what was forgotten or has moved."""
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[T, {"id": "gone", "content": "gone"}])
     copy = copied(tmp_path, "working")
@@ -510,7 +513,7 @@ async def test_what_was_forgotten_stays_so_after_the_note_of_it_has_ended(tmp_pa
 
 
 @pytest.mark.parametrize("way", [("working", "semantic"), ("semantic", "working")], ids=" to ".join)
-async def test_a_copy_in_an_older_store_is_not_the_record_of_one_that_lives_elsewhere(
+async def test_a_copy_in_an_older_store_is_not_a_record_that_lives_elsewhere(
     tmp_path: Path, way: tuple[str, str]
 ) -> None:
     """Whichever of the two would be the better one by its revision, its place on the way, or its group."""
@@ -537,9 +540,7 @@ async def test_a_copy_in_an_older_store_is_not_the_record_of_one_that_lives_else
 
 @mixes
 @pytest.mark.parametrize("tier", ["semantic", "procedural"])
-async def test_what_was_forgotten_does_not_come_back_in_place_of_what_was_written_under_its_id(
-    tmp_path: Path, mix: Mix, tier: str
-) -> None:
+async def test_a_forgotten_record_does_not_replace_a_later_one_of_its_id(tmp_path: Path, mix: Mix, tier: str) -> None:
     """Though it had been replaced more often, or its tier is the better one of the two."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         for content in ("first", "second", "third"):
@@ -556,7 +557,7 @@ async def test_what_was_forgotten_does_not_come_back_in_place_of_what_was_writte
 
 
 @mixes
-async def test_what_a_lost_record_had_earned_is_not_that_of_a_later_one_of_its_id(tmp_path: Path, mix: Mix) -> None:
+async def test_a_later_record_of_an_id_does_not_inherit_what_a_lost_one_earned(tmp_path: Path, mix: Mix) -> None:
     """The catalog that is put back knows it as lost."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[T])
@@ -602,7 +603,8 @@ async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix
 
 
 @mixes
-async def test_a_page_whose_home_has_lost_it_is_what_another_store_still_holds_of_it(tmp_path: Path, mix: Mix) -> None:
+async def test_a_page_that_its_home_lost_is_what_another_store_holds_of_it(tmp_path: Path, mix: Mix) -> None:
+    """A page whose home has lost it is what another store still holds of it."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[{"id": "t", "content": "one", "key": "k", "tier": "working"}])
         await fed.remember("u", tier="semantic")
@@ -622,9 +624,8 @@ async def test_a_page_whose_home_has_lost_it_is_what_another_store_still_holds_o
 
 
 @mixes
-async def test_a_record_that_moved_out_of_and_into_older_stores_leaves_the_account_at_once(
-    tmp_path: Path, mix: Mix
-) -> None:
+async def test_a_record_lost_in_both_older_stores_leaves_the_catalog_at_once(tmp_path: Path, mix: Mix) -> None:
+    """A record that moved out of and into older stores leaves the account at once."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.remember("u", tier="working")
         await fed.remember("v", tier="episodic")
@@ -727,7 +728,7 @@ def _fails(*_: object) -> tuple[int, list[Entry]]:
     raise RuntimeError("while it is read through")
 
 
-async def test_a_home_that_holds_a_record_as_it_once_was_does_not_cost_its_newer_copy(tmp_path: Path) -> None:
+async def test_an_old_copy_in_its_home_does_not_cost_a_records_newer_copy(tmp_path: Path) -> None:
     """The copy that a move has left behind is the record, if the move's target was set back to before it."""
     steer = Steered()
     async with trial(CALM, folder=tmp_path) as fed:
@@ -748,9 +749,10 @@ async def test_a_home_that_holds_a_record_as_it_once_was_does_not_cost_its_newer
 
 @pytest.mark.parametrize("others", [0, 150], ids=["few", "many"])
 @pytest.mark.parametrize("exchanged", [False, True], ids=["lost", "exchanged"])
-async def test_what_a_tier_lost_while_the_router_ran_leaves_the_account_when_it_is_back(
+async def test_what_a_tier_lost_meanwhile_leaves_the_catalog_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, others: int, exchanged: bool
 ) -> None:
+    """What a tier lost while the router ran leaves the account when it is back."""
     down: set[str] = set()
     async with trial(CALM, folder=tmp_path, down=down) as fed:
         await fed.remember(*(f"n{n}" for n in range(others)), tier="semantic")
@@ -790,7 +792,8 @@ async def test_a_tier_that_has_lost_nothing_is_not_read_through_when_it_is_back(
 
 
 @pytest.mark.process
-def test_the_start_is_refused_in_a_sentence_and_the_way_out_that_it_names_works(tmp_path: Path) -> None:
+def test_a_refused_start_names_a_way_out_that_works(tmp_path: Path) -> None:
+    """The start is refused in a sentence and the way out that it names works."""
     config = tmp_path / "federation.toml"
     tiers = ("working", "semantic")
     config.write_text(
@@ -970,7 +973,8 @@ def test_a_store_is_set_back_if_it_has_held_a_later_epoch(tmp_path: Path) -> Non
     catalog.close()
 
 
-def test_what_was_adopted_of_another_federation_is_ours_and_what_it_writes_since_is_not() -> None:
+def test_what_was_adopted_is_ours_and_what_its_router_writes_since_is_not() -> None:
+    """What was adopted of another federation is ours and what it writes since is not."""
     catalog = opened()
     assert not catalog.lineage.is_ours("theirs", "then")
     catalog.lineage.take_origins(["then"], ["theirs"])

@@ -336,9 +336,10 @@ async def test_a_rebuild_that_is_killed_leaves_the_old_catalog_or_the_new_one(
     assert step > 8
 
 
-async def test_a_rebuild_that_fails_in_a_scan_leaves_the_old_catalog_and_nothing_beside_it(
+async def test_a_rebuild_that_fails_in_a_scan_leaves_only_the_old_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A rebuild that fails in a scan leaves the old catalog and nothing beside it."""
     before = await lived(tmp_path)
     old = (tmp_path / "router.db").read_bytes()
 

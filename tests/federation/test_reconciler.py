@@ -70,9 +70,10 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
 
 
 @pytest.mark.parametrize("servers", [{}, LIFTED], ids=["native", "lesser"])
-async def test_a_record_that_was_just_replaced_can_be_moved_though_its_tier_has_copies_to_remove_first(
+async def test_a_replaced_record_can_be_moved_before_stale_copies_are_deleted(
     servers: Mix,
 ) -> None:
+    """A record that was just replaced can be moved though its tier has copies to remove first."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         [id] = await fed.remember("old", key="k", tier="semantic")
@@ -120,7 +121,8 @@ async def test_one_replacement_that_its_tier_refuses_keeps_no_other_one_from_it(
 
 
 @simulated
-async def test_a_tier_that_refuses_is_tried_ever_more_rarely_however_much_is_written() -> None:
+async def test_a_tier_that_refuses_is_tried_ever_more_rarely() -> None:
+    """A tier that refuses is tried ever more rarely however much is written."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("old", key="k")
@@ -199,7 +201,8 @@ async def many_refused(fed: Trial) -> None:
 
 @simulated
 @pytest.mark.parametrize("servers", [{}, ALL_LIFTED], ids=["native", "lesser"])
-async def test_what_a_tier_refuses_keeps_no_writer_no_move_no_stray_and_no_end_waiting(servers: Mix) -> None:
+async def test_what_a_tier_refuses_keeps_nothing_else_waiting(servers: Mix) -> None:
+    """What a tier refuses keeps no writer no move no stray and no end waiting."""
     async with trial(CALM, servers=servers, weather=Slow("working", "remember", b"refused")) as fed:
         [id, gone] = [*await fed.remember("old", key="k"), *await fed.remember("to go")]
         await many_refused(fed)
@@ -218,7 +221,8 @@ async def test_what_a_tier_refuses_keeps_no_writer_no_move_no_stray_and_no_end_w
 
 @simulated
 @pytest.mark.parametrize("servers", [{}, ALL_LIFTED], ids=["native", "lesser"])
-async def test_a_replacement_that_its_tier_never_answers_keeps_no_other_one_from_it(servers: Mix) -> None:
+async def test_an_unanswered_replacement_keeps_no_other_from_its_tier(servers: Mix) -> None:
+    """A replacement that its tier never answers keeps no other one from it."""
     steer = Steered()
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
@@ -249,7 +253,8 @@ async def test_one_copy_that_its_tier_refuses_to_forget_keeps_no_other_one_there
 
 
 @simulated
-async def test_a_tier_that_was_silent_is_tried_again_though_others_write_all_the_time() -> None:
+async def test_a_silent_tier_is_tried_again_however_much_others_write() -> None:
+    """A tier that was silent is tried again though others write all the time."""
     is_silent = True
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:

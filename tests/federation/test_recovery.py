@@ -115,7 +115,8 @@ async def test_decided_record_by_record_groups_stay_torn(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_groups_stay_undecided_while_one_of_their_tiers_is_not_read_through(tmp_path: Path) -> None:
+async def test_groups_stay_in_doubt_until_their_tiers_are_read_through(tmp_path: Path) -> None:
+    """Groups stay undecided while one of their tiers is not read through."""
     torn(tmp_path)
     down = {"episodic"}
     async with trial(CALM, folder=tmp_path, down=down) as fed:
@@ -196,7 +197,8 @@ async def test_of_unequal_copies_the_one_with_the_higher_revision_is_the_record(
         await one_home_each(fed)
 
 
-def test_an_equal_copy_whose_record_is_replaced_before_it_is_decided_does_not_come_back() -> None:
+def test_an_equal_copy_of_a_record_replaced_meanwhile_does_not_come_back() -> None:
+    """An equal copy whose record is replaced before it is decided does not come back."""
     catalog = opened()
     found = entry("x", "working", group="g", key="k")
     catalog.adopt([found])
@@ -237,9 +239,10 @@ async def started(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_start_with_nothing_new_looks_at_a_few_of_the_newest_however_many_there_are(
+async def test_a_start_with_nothing_new_reads_a_few_of_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A start with nothing new looks at a few of the newest however many there are."""
     monkeypatch.setattr(a2m_router.placement.recovery, "_WITNESSES", 3)
     await write_some(tmp_path)
     steer = Steered()
@@ -274,7 +277,8 @@ async def test_an_exchange_that_keeps_the_count_is_noticed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_record_that_a_tier_has_lost_leaves_the_account_and_keeps_what_it_has_earned(tmp_path: Path) -> None:
+async def test_a_lost_record_leaves_the_catalog_and_keeps_what_it_earned(tmp_path: Path) -> None:
+    """A record that a tier has lost leaves the account and keeps what it has earned."""
     ids = await write_some(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
         [before] = [record for record in await fed.timeline() if record["id"] == ids[0]]
@@ -373,7 +377,8 @@ async def test_what_was_set_aside_is_taken_in_when_the_key_is_free(tmp_path: Pat
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_what_was_set_aside_is_forgotten_by_its_id_and_by_nobody_elses_call(tmp_path: Path) -> None:
+async def test_a_quarantined_record_is_forgotten_by_its_owners_call_alone(tmp_path: Path) -> None:
+    """What was set aside is forgotten by its id and by nobody elses call."""
     await with_a_conflict(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
         holder, aside, _ = other_of(fed)

@@ -109,7 +109,7 @@ async def test_a_group_of_which_a_member_was_just_replaced_moves_whole(servers: 
 
 
 @pytest.mark.parametrize("method", ["recall", "timeline"])
-async def test_a_reader_who_asks_a_lesser_tier_between_forgetting_and_writing_sees_the_new_content(method: str) -> None:
+async def test_a_read_between_a_lifted_tiers_forget_and_write_sees_the_new(method: str) -> None:
     """The tier tells of nothing then, and by the time its answer is heard it has caught up."""
     steer = Steered()
     servers = SERVERS["lesser"]
@@ -162,9 +162,10 @@ async def is_shown(fed: Trial, id: str) -> None:
 @native_and_lesser
 @in_all_troubles
 @simulated
-async def test_a_replacement_that_its_tier_does_not_take_is_true_and_the_tier_catches_up(
+async def test_a_replacement_that_its_tier_does_not_take_is_true(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, servers: Mix
 ) -> None:
+    """A replacement that its tier does not take is true and the tier catches up."""
     trouble = Trouble(what, servers)
     async with trial(CALM, servers=servers, weather=trouble, folder=tmp_path) as fed:
         id = await replaced(fed, trouble)
@@ -186,9 +187,8 @@ async def test_a_replacement_that_its_tier_does_not_take_is_true_and_the_tier_ca
 @native_and_lesser
 @in_all_troubles
 @simulated
-async def test_a_replacement_that_its_tier_does_not_take_survives_one_crash_after_the_other(
-    tmp_path: Path, what: str, servers: Mix
-) -> None:
+async def test_a_pending_write_survives_one_crash_after_the_other(tmp_path: Path, what: str, servers: Mix) -> None:
+    """A replacement that its tier does not take survives one crash after the other."""
     folder = tmp_path / "0"
     folder.mkdir()
     trouble = Trouble(what, servers)
@@ -241,7 +241,8 @@ async def test_a_forget_of_what_its_tier_has_not_caught_up_with_is_final(
 
 @native_and_lesser
 @simulated
-async def test_of_replacements_that_its_tier_does_not_take_the_last_is_what_it_catches_up_with(servers: Mix) -> None:
+async def test_of_several_pending_writes_a_tier_gets_the_last(servers: Mix) -> None:
+    """Of replacements that its tier does not take the last is what it catches up with."""
     trouble = Trouble("refuses", servers)
     async with trial(CALM, servers=servers, weather=trouble) as fed:
         id = await replaced(fed, trouble)
@@ -280,7 +281,8 @@ def calls(steer: Steered, tier: str, method: str) -> int:
 
 
 @servers_of_all_kinds
-async def test_a_replacement_that_names_another_tier_is_shown_there_and_nowhere_else(servers: Mix) -> None:
+async def test_a_replacement_in_another_tier_is_shown_there_alone(servers: Mix) -> None:
+    """A replacement that names another tier is shown there and nowhere else."""
     async with trial(CALM, servers=servers) as fed:
         [id] = await fed.remember("old", key="k")
         assert await fed.remember("new", key="k", tier="semantic") == [id]
@@ -291,7 +293,8 @@ async def test_a_replacement_that_names_another_tier_is_shown_there_and_nowhere_
 
 
 @servers_of_all_kinds
-async def test_while_the_other_tier_has_not_taken_it_nothing_is_shown_twice_or_missed(servers: Mix) -> None:
+async def test_nothing_is_shown_twice_or_missing_before_the_other_tier_has_it(servers: Mix) -> None:
+    """While the other tier has not taken it nothing is shown twice or missed."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         [id] = await fed.remember("old", key="k")
@@ -334,9 +337,10 @@ async def test_the_old_copy_stays_for_a_reader_who_may_have_begun_to_read_it(ser
 
 
 @servers_of_all_kinds
-async def test_the_old_copy_stays_as_long_as_a_power_cut_could_bring_back_the_old_record(
+async def test_the_old_copy_stays_while_a_power_cut_could_need_it(
     servers: Mix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The old copy stays as long as a power cut could bring back the old record."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         [id] = await fed.remember("old", key="k")
@@ -424,7 +428,7 @@ async def test_a_replacement_makes_good_what_its_tier_has_altered(servers: Mix) 
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_replacement_is_true_though_a_scan_has_found_the_record_another_home_meanwhile(tmp_path: Path) -> None:
+async def test_a_replacement_is_true_though_a_scan_changed_its_records_home(tmp_path: Path) -> None:
     """What a scan decides takes no claim: the record is not what it was when the write was planned."""
     group: list[Draft] = [draft(id, key=id, group="g") for id in "ab"]
     hold(tmp_path, "working", group)

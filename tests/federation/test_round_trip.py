@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2m_router.protocol.wire.records import vector_bytes
+from tests.support.examples import scaled
 from tests.support.federated import FOUR_TIERS, Trial, held_by, settings_of, trial
 
 PATIENCE = 60
@@ -153,7 +154,7 @@ async def test_metadata_is_kept_to_the_byte_through_two_moves(way: str) -> None:
             assert vector_bytes(record.embedding) == vector_bytes(json.loads(VECTOR))
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(10))
 @given(written=st.lists(objects(), min_size=1, max_size=4))
 def test_any_metadata_is_kept_to_the_byte_through_two_moves(written: list[str]) -> None:
     async def run() -> None:
@@ -169,7 +170,7 @@ def test_any_metadata_is_kept_to_the_byte_through_two_moves(written: list[str]) 
     anyio.run(run)
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(10))
 @given(
     vectors=st.integers(1, 5).flatmap(
         lambda width: st.lists(
@@ -195,7 +196,7 @@ texts = st.text(characters, max_size=20)
 names = st.text(characters, min_size=1, max_size=20)
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(10))
 @given(
     record=st.fixed_dictionaries(
         {"id": names, "content": texts},

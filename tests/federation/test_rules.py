@@ -59,7 +59,7 @@ from tests.support.properties import (
 @pytest.mark.rule(n=5)
 @pytest.mark.rule(n=2)
 @pytest.mark.rule(n=1)
-@examples(25)
+@examples(12)
 @given(history=histories())
 def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, within_capacity))
@@ -69,7 +69,7 @@ def test_every_answer_is_true_whatever_happens_at_once(anyio_backend: str, histo
 
 
 @pytest.mark.rule(n=1)
-@examples(12)
+@examples(6)
 @given(history=moving)
 def test_an_acknowledged_record_stays_readable_while_everything_moves(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history, all_there))
@@ -79,7 +79,7 @@ def test_an_acknowledged_record_stays_readable_while_everything_moves(anyio_back
 
 
 @pytest.mark.rule(n=2)
-@examples(12)
+@examples(6)
 @given(history=replacing)
 def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
@@ -90,7 +90,7 @@ def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_back
 
 @pytest.mark.rule(n=3)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(20)
+@examples(10)
 @given(records=several_records, path=paths, recalls=st.integers(0, 2))
 def test_a_move_changes_nothing_but_the_tier(
     anyio_backend: str, records: list[dict[str, Any]], path: list[str], recalls: int
@@ -102,7 +102,7 @@ def test_a_move_changes_nothing_but_the_tier(
 
 
 @pytest.mark.rule(n=4)
-@examples(12)
+@examples(6)
 @given(history=grouping)
 def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str, history: History) -> None:
     run(anyio_backend, partial(run_history, history))
@@ -114,11 +114,10 @@ def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str,
 # of all together above it holds on both loops
 @pytest.mark.rule(n=5)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(12)
+@examples(6)
 @given(history=filling)
-def test_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
-    anyio_backend: str, history: History
-) -> None:
+def test_after_a_pass_no_bucket_exceeds_its_capacity_but_by_one_group(anyio_backend: str, history: History) -> None:
+    """After a pass no bucket is over its capacity unless one group fills it."""
     run(anyio_backend, partial(run_history, history, within_capacity))
 
 
@@ -127,7 +126,7 @@ def test_after_a_pass_no_bucket_is_over_its_capacity_unless_one_group_fills_it(
 
 @pytest.mark.rule(n=7)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(12)
+@examples(6)
 @given(earning=earnings)
 def test_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backend: str, earning: Earning) -> None:
     run(anyio_backend, partial(promoted_before_spilled, earning))
@@ -138,7 +137,7 @@ def test_what_is_due_is_promoted_and_not_spilled_however_weak_it_is(anyio_backen
 
 @pytest.mark.rule(n=8)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(20)
+@examples(10)
 @given(written=births, limit=st.integers(1, 15), metadata=st.booleans(), seed=st.integers(0, 2**32))
 def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
     anyio_backend: str, written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int
@@ -187,11 +186,12 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
 
 @pytest.mark.rule(n=8)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(12)
+@examples(6)
 @given(turns=turns, lesser=st.booleans())
-def test_a_conversation_is_replayed_as_it_was_written_whatever_the_clock_does(
+def test_a_conversation_is_replayed_in_order_whatever_the_clock_does(
     anyio_backend: str, turns: list[tuple[int, str | None, str | None, int]], lesser: bool
 ) -> None:
+    """A conversation is replayed as it was written whatever the clock does."""
     servers = {"working": Foreign(), "episodic": Foreign()} if lesser else ALL_NATIVE
     run(anyio_backend, partial(conversations_are_replayed, turns, servers))
 
@@ -228,7 +228,7 @@ INCREASING: Final[dict[str, Callable[[float], float]]] = {
 
 @pytest.mark.rule(n=9)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@examples(12)
+@examples(6)
 @given(
     records=st.lists(
         st.tuples(st.sampled_from(TIERS), st.lists(st.sampled_from(["red", "green", "blue"]), max_size=4)),
@@ -276,11 +276,10 @@ def test_two_tiers_scores_are_never_compared(
 
 
 @pytest.mark.rule(n=11)
-@examples(12)
+@examples(6)
 @given(clients=doings, seed=st.integers(0, 2**32))
-def test_what_a_client_wrote_it_reads_at_once_and_what_it_forgot_is_gone_at_once(
-    anyio_backend: str, clients: Doings, seed: int
-) -> None:
+def test_a_client_sees_its_writes_and_forgets_at_once(anyio_backend: str, clients: Doings, seed: int) -> None:
+    """What a client wrote it reads at once and what it forgot is gone at once."""
     run(anyio_backend, partial(own_doings_are_seen_at_once, clients, seed))
 
 
@@ -351,7 +350,7 @@ def test_stdout_carries_json_rpc_and_nothing_else(tmp_path: Path) -> None:
         source, sink = process.stdout, process.stdin
         asked = iter(range(1_000_000_000, 2_000_000_000))
 
-        @examples(60)
+        @examples(30)
         @given(lines=garbage)
         def garbage_in(lines: list[bytes]) -> None:
             id = next(asked)

@@ -98,7 +98,8 @@ async def a_late_member_of_a_moving_group() -> None:
         assert contents(await fed.timeline()) == {"one": "episodic", "two": "episodic", "late": "working"}
 
 
-async def test_a_late_member_of_a_moving_group_waits_and_is_then_written_where_the_caller_said() -> None:
+async def test_a_late_member_of_a_moving_group_waits_and_is_written_as_told() -> None:
+    """A late member of a moving group waits and is then written where the caller said."""
     await a_late_member_of_a_moving_group()
 
 
@@ -405,7 +406,8 @@ async def a_target_that_holds_the_id_with_other_content() -> None:
         assert fed.copies() == {ids[0]: ["semantic"]}
 
 
-async def test_a_tier_that_keeps_old_content_for_an_id_is_made_to_take_the_true_one() -> None:
+async def test_a_tier_with_old_content_for_an_id_is_made_to_take_the_true_one() -> None:
+    """A tier that keeps old content for an id is made to take the true one."""
     await a_target_that_holds_the_id_with_other_content()
 
 
@@ -465,7 +467,8 @@ async def test_a_write_that_landed_late_is_removed_and_never_seen() -> None:
         assert_nothing_under_way(fed)
 
 
-async def test_a_moves_copy_that_landed_late_is_removed_and_the_move_can_be_made_again() -> None:
+async def test_a_moves_copy_that_landed_late_is_deleted_and_the_move_repeated() -> None:
+    """A moves copy that landed late is removed and the move can be made again."""
     steer = Steered()
     async with trial(patient(IMPATIENT), weather=steer) as fed:
         ids = await fed.remember("one")
@@ -537,7 +540,8 @@ async def test_known_without_a_read_is_a_promise_nobody_keeps(monkeypatch: pytes
 # --- batches
 
 
-async def test_a_batch_that_one_tier_refuses_is_never_seen_and_can_be_written_again() -> None:
+async def test_a_batch_that_one_tier_refuses_is_never_seen() -> None:
+    """A batch that one tier refuses is never seen and can be written again."""
     steer = Steered()
     records = [{"id": "w", "content": "here"}, {"id": "s", "content": "there", "tier": "semantic", "key": "k"}]
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -577,7 +581,8 @@ async def a_write_cancelled_between_answer_and_commit() -> None:
         assert_nothing_under_way(fed)
 
 
-async def test_a_request_cancelled_between_the_tiers_answer_and_the_commit_is_carried_out() -> None:
+async def test_a_request_cancelled_before_its_commit_is_carried_out() -> None:
+    """A request cancelled between the tiers answer and the commit is carried out."""
     await a_write_cancelled_between_answer_and_commit()
 
 
@@ -608,7 +613,8 @@ async def test_a_promotion_cancelled_in_the_middle_leaves_one_copy() -> None:
 # --- what two changes at once must not do to each other
 
 
-async def test_a_forget_by_what_only_a_tier_can_tell_finds_a_record_that_moves_meanwhile() -> None:
+async def test_a_forget_by_a_tiers_condition_finds_a_record_that_moves() -> None:
+    """A forget by what only a tier can tell finds a record that moves meanwhile."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("one", tier="episodic", metadata={"m": 1})
@@ -635,7 +641,8 @@ async def test_a_forget_does_not_take_what_a_record_was_replaced_by_meanwhile() 
         assert [record["content"] for record in await fed.timeline()] == ["new"]
 
 
-async def test_a_forget_takes_what_matches_before_and_after_a_replacement_meanwhile() -> None:
+async def test_a_forget_takes_what_matches_before_and_after_a_replacement() -> None:
+    """A forget takes what matches before and after a replacement meanwhile."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("the old beta", key="k")
@@ -715,9 +722,10 @@ CALLERS = [("a", "native"), ("a", "lesser"), ("b", "native")]
     ("asked", "owner", "kind"),
     [(asked, *caller) for asked in QUESTIONS for caller in CALLERS if caller[0] == "a" or QUESTIONS[asked][2]],
 )
-async def test_what_is_read_of_a_forgotten_record_is_not_taken_for_one_written_anew_under_its_id(
+async def test_what_is_read_of_a_forgotten_record_is_not_a_later_one_of_its_id(
     asked: str, owner: str, kind: str
 ) -> None:
+    """What is read of a forgotten record is not taken for one written anew under its id."""
     await a_record_written_anew_under_an_id_that_was_read(asked, owner, kind)
 
 
@@ -740,7 +748,8 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])
-async def test_a_promotion_does_not_take_what_was_written_since_under_an_id_that_it_was_given(owner: str) -> None:
+async def test_a_promotion_does_not_take_a_later_record_of_an_id(owner: str) -> None:
+    """A promotion does not take what was written since under an id that it was given."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         [first] = await fed.remember("first", tier="working", owner="a")
@@ -755,9 +764,10 @@ async def test_a_promotion_does_not_take_what_was_written_since_under_an_id_that
         assert contents(await fed.timeline(owner=owner)) == {"first": "procedural", "new": "semantic"}
 
 
-async def test_closing_a_conversation_does_not_take_what_was_written_since_under_an_id_of_its(
+async def test_closing_a_conversation_does_not_take_a_later_record_of_an_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Closing a conversation does not take what was written since under an id of its."""
     monkeypatch.setattr(a2m_router.placement.moves, "_ROUND", 1)
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -774,7 +784,8 @@ async def test_closing_a_conversation_does_not_take_what_was_written_since_under
 
 
 @pytest.mark.parametrize("wanted", ["promote", "remember"])
-async def test_a_group_of_which_a_member_is_lost_stays_and_who_would_move_it_is_told(wanted: str) -> None:
+async def test_a_group_with_a_lost_member_stays_and_the_move_says_so(wanted: str) -> None:
+    """A group of which a member is lost stays and who would move it is told."""
     async with trial(patient()) as fed:
         pair = [{"id": id, "content": id, "group": "g", "tier": "episodic"} for id in "pq"]
         await fed.call("remember", records=[{**pair[0], "key": "k"}, pair[1]])
@@ -804,7 +815,8 @@ async def test_a_fault_of_the_catalogs_disk_lets_go_of_what_a_move_has_claimed(m
         assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
 
 
-async def test_what_cannot_be_noted_since_the_catalog_is_damaged_lets_go_of_its_claims() -> None:
+async def test_a_damaged_catalog_keeps_no_claims() -> None:
+    """What cannot be noted since the catalog is damaged lets go of its claims."""
     async with trial(patient()) as fed:
         claim = await fed.federation.catalog.claims.take({id_name("x")})
 
@@ -819,9 +831,10 @@ async def test_what_cannot_be_noted_since_the_catalog_is_damaged_lets_go_of_its_
 
 @pytest.mark.parametrize("kind", ["native", "lesser"])
 @pytest.mark.parametrize("params", [{}, {"query": "alpha"}, {"embedding": [1.0, 0.0]}])
-async def test_a_recall_finds_what_is_there_though_what_is_written_meanwhile_fills_its_tiers_answer(
+async def test_a_recall_finds_what_is_there_however_much_is_written_meanwhile(
     params: dict[str, Any], kind: str
 ) -> None:
+    """A recall finds what is there though what is written meanwhile fills its tiers answer."""
     steer = Steered()
     servers = {"semantic": Foreign()} if kind == "lesser" else {}
     async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
@@ -873,7 +886,8 @@ async def test_a_content_is_never_shown_with_anothers_revision() -> None:
         assert (record["content"], record["revision"]) in (("old", 0), ("new", 1))
 
 
-async def test_a_fetch_falls_back_to_nobodys_record_when_the_own_one_goes_meanwhile() -> None:
+async def test_a_fetch_falls_back_to_the_unowned_record_when_its_own_goes() -> None:
+    """A fetch falls back to nobodys record when the own one goes meanwhile."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("everybody's", key="k")
@@ -886,7 +900,8 @@ async def test_a_fetch_falls_back_to_nobodys_record_when_the_own_one_goes_meanwh
         assert (await read.ended())["record"]["content"] in ("mine", "everybody's")
 
 
-async def test_a_replacement_whose_record_is_forgotten_meanwhile_came_before_that_and_is_gone() -> None:
+async def test_a_replacement_of_a_record_forgotten_meanwhile_is_gone() -> None:
+    """A replacement whose record is forgotten meanwhile came before that and is gone."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.call("remember", records=[{"id": "x", "content": "old", "key": "k"}])
@@ -911,7 +926,8 @@ async def test_the_same_key_of_another_owner_is_another_key() -> None:
         assert {record["content"] for record in await fed.timeline()} == {"everybody's", "a's"}
 
 
-async def test_a_record_that_goes_from_a_shared_tier_into_a_private_one_is_not_followed_there() -> None:
+async def test_a_record_is_not_followed_from_a_shared_into_a_private_tier() -> None:
+    """A record that goes from a shared tier into a private one is not followed there."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("published", key="k", owner="a", tier="procedural")
@@ -950,18 +966,18 @@ async def test_what_its_tier_was_behind_with_is_read_there_once_it_has_caught_up
     await a_tier_that_catches_up_while_a_timeline_goes_on()
 
 
-async def test_a_timeline_that_asks_no_tier_again_lacks_what_its_tier_was_behind_with(
+async def test_a_timeline_that_asks_no_tier_again_lacks_pending_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A timeline that asks no tier again lacks what its tier was behind with."""
     monkeypatch.setattr(a2m_router.reading.homes, "_ROUNDS", 1)
     await goes_wrong(a_tier_that_catches_up_while_a_timeline_goes_on)
 
 
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "another's", "moved away", "moved", "replaced"])
-async def test_a_timeline_asks_once_and_lacks_only_what_was_changed_after_it_began(
-    becomes: str, server: Foreign | None
-) -> None:
+async def test_a_timeline_asks_once_and_lacks_only_later_changes(becomes: str, server: Foreign | None) -> None:
+    """A timeline asks once and lacks only what was changed after it began."""
     steer = Steered()
     servers = {} if server is None else {"semantic": server}
     async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
@@ -1029,7 +1045,8 @@ async def test_a_recall_searches_what_replaces_a_record_while_it_goes_on(ranking
 
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
-async def test_a_recalls_limit_is_filled_past_copies_that_their_tier_does_not_give_up(ranking: dict[str, str]) -> None:
+async def test_a_recalls_limit_is_filled_past_copies_that_a_tier_keeps(ranking: dict[str, str]) -> None:
+    """A recalls limit is filled past copies that their tier does not give up."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
@@ -1040,9 +1057,10 @@ async def test_a_recalls_limit_is_filled_past_copies_that_their_tier_does_not_gi
 
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
-async def test_a_recalls_limit_is_filled_past_what_has_been_replaced_and_its_tier_does_not_take(
+async def test_a_recalls_limit_is_filled_past_records_with_pending_writes(
     ranking: dict[str, str],
 ) -> None:
+    """A recalls limit is filled past what has been replaced and its tier does not take."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         kept, *replaced = [
@@ -1058,9 +1076,10 @@ async def test_a_recalls_limit_is_filled_past_what_has_been_replaced_and_its_tie
 
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
-async def test_copies_left_behind_do_not_hide_what_lives_there_while_their_home_is_down(
+async def test_stray_copies_hide_nothing_while_their_home_is_down(
     ranking: dict[str, str],
 ) -> None:
+    """Copies left behind do not hide what lives there while their home is down."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
@@ -1072,7 +1091,8 @@ async def test_copies_left_behind_do_not_hide_what_lives_there_while_their_home_
         assert [down["tier"] for down in found["degraded"]] == ["procedural"]
 
 
-async def test_copies_left_behind_do_not_hide_what_lives_there_where_their_home_ranks_otherwise() -> None:
+async def test_stray_copies_hide_nothing_where_their_home_ranks_otherwise() -> None:
+    """Copies left behind do not hide what lives there where their home ranks otherwise."""
     steer = Steered()
     async with trial(patient(), weather=steer, servers={"procedural": Foreign()}) as fed:
         ids = await fed.remember("running and much else besides", *["running"] * 3, tier="semantic")
@@ -1097,7 +1117,8 @@ async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others
         assert {record["content"] for record in found["records"]} == {record["content"] for record in meant}
 
 
-async def test_what_moves_on_is_found_in_a_lesser_tier_that_has_to_be_asked_for_more() -> None:
+async def test_what_moves_is_found_in_a_lifted_tier_that_is_asked_for_more() -> None:
+    """What moves on is found in a lesser tier that has to be asked for more."""
     steer = Steered()
     servers = {"semantic": Foreign()}
     async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
@@ -1113,9 +1134,10 @@ async def test_what_moves_on_is_found_in_a_lesser_tier_that_has_to_be_asked_for_
 
 @pytest.mark.parametrize("params", [{}, {"query": "alpha"}, {"embedding": [1.0, 0.0]}])
 @pytest.mark.parametrize("filled_by", ["what has moved on", "what has been replaced", "what is written meanwhile"])
-async def test_what_is_not_meant_does_not_hide_the_rest_though_it_fills_all_that_a_store_tells_at_once(
+async def test_records_outside_the_condition_do_not_hide_the_rest(
     filled_by: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is not meant does not hide the rest though it fills all that a store tells at once."""
     monkeypatch.setattr(a2m_store.store, "StoreLimits", lambda: StoreLimits(max_recall_limit=4))
     steer = Steered()
     asked = {"limit": 3, "where": {"m": 1, "tier": "semantic"}, **params}

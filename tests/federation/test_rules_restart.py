@@ -84,7 +84,8 @@ def told_by_both(steer: Steered) -> Hold:
     return steer.hold("semantic", "remember", after=True)
 
 
-async def test_a_batch_that_all_of_its_tiers_have_and_nobody_was_answered_is_given_up(tmp_path: Path) -> None:
+async def test_a_batch_that_all_tiers_have_but_was_not_answered_is_abandoned(tmp_path: Path) -> None:
+    """A batch that all of its tiers have and nobody was answered is given up."""
     folder = await crash(tmp_path, told_by_both, write_two)
     async with trial(CALM, folder=folder) as fed:
         assert await fed.timeline() == []
@@ -112,9 +113,9 @@ async def test_a_batch_is_given_up_at_once_though_one_of_its_tiers_is_down(tmp_p
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_what_was_given_up_at_a_tier_that_is_down_is_written_anew_elsewhere(
-    tmp_path: Path, arrived: bool
-) -> None:
+async def test_what_was_abandoned_at_a_tier_that_is_down_is_written_elsewhere(tmp_path: Path, arrived: bool) -> None:
+    """What was given up at a tier that is down is written anew elsewhere."""
+
     async def write(fed: Trial) -> None:
         await fed.call("remember", records=[{"id": "x", "content": "old", "key": "k", "tier": "semantic"}])
 
@@ -138,9 +139,10 @@ OWNERS = [None, "a", "b", "c"]
 @pytest.mark.parametrize("by", OWNERS)
 @pytest.mark.parametrize("anew", OWNERS)
 @pytest.mark.parametrize("owner", OWNERS)
-async def test_of_one_id_in_a_tier_that_was_down_nothing_goes_but_what_its_owner_forgot(
+async def test_a_tier_that_was_down_loses_only_what_its_owner_forgot(
     tmp_path: Path, owner: str | None, by: str | None, anew: str | None
 ) -> None:
+    """Of one id in a tier that was down nothing goes but what its owner forgot."""
     past(tmp_path, "working", "x", owner=owner)
     down = {"working"}
     async with trial(CALM, folder=tmp_path, down=down) as fed:
@@ -171,7 +173,8 @@ async def test_who_forgets_a_record_of_theirs_forgets_no_other_owners_of_that_id
         assert contents(await fed.timeline(owner="a")) == {"past x": "working"}
 
 
-async def test_of_two_owners_records_of_one_id_one_is_set_aside_until_the_other_is_forgotten(tmp_path: Path) -> None:
+async def test_of_two_owners_records_of_one_id_one_is_quarantined(tmp_path: Path) -> None:
+    """Of two owners records of one id one is set aside until the other is forgotten."""
     past(tmp_path, "working", "x", "y", owner="a")
     down = {"working"}
     async with trial(CALM, folder=tmp_path, down=down) as fed:
@@ -188,7 +191,8 @@ async def test_of_two_owners_records_of_one_id_one_is_set_aside_until_the_other_
         await one_home_each(fed)
 
 
-async def test_what_a_scan_finds_while_its_id_is_written_anew_is_what_was_forgotten(tmp_path: Path) -> None:
+async def test_a_scan_takes_a_copy_of_an_id_being_rewritten_for_the_forgotten(tmp_path: Path) -> None:
+    """What a scan finds while its id is written anew is what was forgotten."""
     past(tmp_path, "working", "x")
     down = {"working"}
     steer = Steered()
@@ -206,9 +210,11 @@ async def test_what_a_scan_finds_while_its_id_is_written_anew_is_what_was_forgot
         await one_home_each(fed)
 
 
-async def test_what_was_forgotten_does_not_come_back_in_place_of_a_write_of_its_id_that_is_given_up(
+async def test_an_abandoned_write_does_not_bring_back_the_forgotten_of_its_id(
     tmp_path: Path,
 ) -> None:
+    """What was forgotten does not come back in place of a write of its id that is given up."""
+
     async def forget_and_write(fed: Trial) -> None:
         plant(fed, "working", id="x", content="old")
         fed.federation.catalog.tiers.set_scanned("working", False)
@@ -386,9 +392,10 @@ async def test_a_move_does_not_go_to_a_tier_whose_past_is_not_accounted_for(tmp_
         tasks.cancel_scope.cancel()
 
 
-async def test_a_record_that_a_tier_has_lost_while_the_router_was_away_is_missed_and_nothing_else(
+async def test_only_the_record_that_a_tier_lost_meanwhile_is_missing(
     tmp_path: Path,
 ) -> None:
+    """A record that a tier has lost while the router was away is missed and nothing else."""
     async with trial(CALM, folder=tmp_path) as fed:
         ids = await fed.remember("one", "two")
         lose(fed, "working", ids[0])

@@ -164,7 +164,7 @@ async def test_an_answer_that_may_lack_some_of_ours_says_so(tmp_path: Path, monk
         assert "degraded" not in answer
 
 
-async def test_all_that_is_ours_is_found_in_a_store_that_federations_reach_over_http(
+async def test_all_that_is_ours_is_found_in_a_store_shared_over_http(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It tells its records in pages, some of which are another federation's alone; and how many they are."""
@@ -202,9 +202,7 @@ async def test_a_scan_that_others_records_fill_is_not_taken_for_the_whole(tmp_pa
 # --- what is read by its id
 
 
-async def test_what_another_federation_has_under_our_ids_does_not_hide_what_is_ours(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_anothers_records_of_our_ids_do_not_hide_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server tells 20 at once: of 50 ids, those that others have taken first."""
     shared = Shared(TellsFew(tmp_path / "shared.db"))
     await begin_empty(tmp_path, shared.mix())
@@ -222,7 +220,9 @@ async def test_what_another_federation_has_under_our_ids_does_not_hide_what_is_o
     assert [record.content for record in told_by(shared.server)].count("foreign") == 20
 
 
-async def test_a_server_that_answers_others_records_for_the_ids_of_ours_has_lost_none(tmp_path: Path) -> None:
+async def test_a_server_that_answers_others_records_for_our_ids_has_lost_none(tmp_path: Path) -> None:
+    """A server that answers others records for the ids of ours has lost none."""
+
     class IgnoresWhere(CoreOnly):
         ignores = False
 
@@ -268,9 +268,10 @@ def same_server_behind_all(server: CoreOnly) -> Mix:
     return {**ALL_LESSER, **Shared(server).mix()}
 
 
-async def test_a_federation_of_lesser_servers_whose_catalog_was_lost_does_not_start_as_an_empty_one(
+async def test_lifted_servers_without_their_catalog_do_not_start_empty(
     tmp_path: Path,
 ) -> None:
+    """A federation of lesser servers whose catalog was lost does not start as an empty one."""
     async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
         await fed.remember("a", "b", "c", tier="semantic")
         lost = fed.federation.catalog.lineage.federation
@@ -308,7 +309,8 @@ async def test_a_tier_that_comes_up_late_is_not_taken_for_an_empty_one(tmp_path:
         assert [degraded["tier"] for degraded in (await fed.call("timeline"))["degraded"]] == ["semantic"]
 
 
-async def test_a_new_federation_of_lesser_servers_begins_on_a_shared_one_when_it_says_so(tmp_path: Path) -> None:
+async def test_a_new_federation_begins_on_a_shared_server_when_told_to(tmp_path: Path) -> None:
+    """A new federation of lesser servers begins on a shared one when it says so."""
     mix = same_server_behind_all(CoreOnly(tmp_path / "shared.db"))
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -396,7 +398,8 @@ async def test_a_rebuild_asks_whose_the_records_are_where_nobody_can_tell(
     assert await seen(folder, mix) == {"ours": ours, "theirs": theirs}
 
 
-async def test_a_rebuild_without_a_catalog_takes_what_most_bear_and_asks_where_two_do(tmp_path: Path) -> None:
+async def test_a_rebuild_without_a_catalog_takes_the_id_that_most_records_bear(tmp_path: Path) -> None:
+    """A rebuild without a catalog takes what most bear and asks where two do."""
     for count in (1, 2):
         (tmp_path / f"{count}").mkdir()
         mix, _, their_id = await two_on_one_server(tmp_path / f"{count}", count, 2, natives=False)
@@ -443,7 +446,8 @@ async def test_a_damaged_catalog_tells_what_was_adopted(tmp_path: Path, monkeypa
 
 
 @pytest.mark.process
-def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_out_work(tmp_path: Path) -> None:
+def test_a_start_without_the_catalog_is_refused_and_the_ways_out_work(tmp_path: Path) -> None:
+    """A start without the catalog of lesser servers is refused and the ways out work."""
     config = tmp_path / "federation.toml"
     server = [sys.executable, "-m", "tests.servers.core_only", "--file"]
     commands = {tier: json.dumps([*server, str(tmp_path / tier)]) for tier in ("working", "semantic")}

@@ -17,9 +17,10 @@ pytestmark = pytest.mark.anyio
 SETTINGS = settings_of(FOUR_TIERS, policy="explicit")
 
 
-async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means_would_be_too_long(
+async def test_a_forget_by_query_of_more_than_an_answer_holds_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A forget by query is refused where an answer of all that it means would be too long."""
     async with trial(SETTINGS) as fed:
         ids = await fed.remember(*["alpha"] * 20, tier="semantic")
         with monkeypatch.context() as patch:
@@ -31,7 +32,8 @@ async def test_a_forget_by_query_is_refused_where_an_answer_of_all_that_it_means
         assert await fed.call("forget", query="alpha") == {"forgotten": 20}
 
 
-async def test_what_a_server_that_tells_few_at_once_left_out_is_asked_for_and_not_given_up(tmp_path: Path) -> None:
+async def test_what_a_short_answer_left_out_is_asked_for(tmp_path: Path) -> None:
+    """What a server that tells few at once left out is asked for and not given up."""
     servers = {"semantic": Foreign(kind=TellsFew)}
     async with trial(SETTINGS, folder=tmp_path, servers=servers) as fed:
         ids = await fed.remember(*["alpha"] * 50, tier="semantic")
@@ -41,9 +43,11 @@ async def test_what_a_server_that_tells_few_at_once_left_out_is_asked_for_and_no
         assert await fed.call("forget", ids=ids) == {"forgotten": 50}
 
 
-async def test_a_tier_is_not_accounted_for_where_a_session_is_cut_at_what_its_server_tells_at_once(
+async def test_a_tier_whose_sessions_are_cut_short_is_not_accounted_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A tier is not accounted for where a session is cut at what its server tells at once."""
+
     class InSessions(CoreOnly):
         def __init__(self, path: Path | None = None, **chosen: Any) -> None:
             super().__init__(path, **chosen)
@@ -69,7 +73,8 @@ async def test_a_tier_is_not_accounted_for_where_a_session_is_cut_at_what_its_se
         assert [down["tier"] for down in found["degraded"]] == ["semantic"]
 
 
-async def test_a_timelines_limit_is_filled_where_most_of_a_read_only_tier_belongs_to_others() -> None:
+async def test_a_timelines_limit_is_filled_past_what_belongs_to_others() -> None:
+    """A timelines limit is filled where most of a read only tier belongs to others."""
     pages = [
         {
             "id": f"r{n}",

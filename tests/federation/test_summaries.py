@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.records import Record
 from a2m_router.summaries.summarizing import Extracts
+from tests.support.examples import scaled
 from tests.support.federated import (
     CALM,
     FOUR_TIERS,
@@ -78,7 +79,8 @@ SELECTORS: list[tuple[dict[str, Any], str]] = [
 
 
 @anyio_test
-async def test_each_selector_reads_what_it_means_by_time_and_the_answer_says_how_much() -> None:
+async def test_each_selector_reads_its_records_by_time_and_says_how_many() -> None:
+    """Each selector reads what it means by time and the answer says how much."""
     thinker = Thinker()
     async with thinking(thinker) as fed:
         await fed.call("remember", records=MEMORY)
@@ -117,7 +119,8 @@ NOTHING_NAMED: list[dict[str, Any]] = [
 
 
 @anyio_test
-async def test_a_call_that_names_nothing_or_what_is_not_there_is_refused_with_a_sentence_that_says_so() -> None:
+async def test_a_call_that_selects_nothing_is_rejected_in_a_sentence() -> None:
+    """A call that names nothing or what is not there is refused with a sentence that says so."""
     thinker = Thinker()
     async with thinking(thinker) as fed:
         await fed.call("remember", records=MEMORY)
@@ -167,7 +170,7 @@ async def test_the_summary_goes_into_the_semantic_tier_unless_another_is_named()
 
 @anyio_test
 @pytest.mark.parametrize("thinker", [Thinker(), Thinker(model="small"), None], ids=["by hand", "a model", "extracts"])
-async def test_what_is_private_goes_to_a_shared_tier_only_where_the_caller_says_so(thinker: Thinker | None) -> None:
+async def test_a_private_summary_goes_to_a_shared_tier_only_when_told_to(thinker: Thinker | None) -> None:
     """Though the policy may publish all of it."""
     async with thinking(thinker or Extracts(threads=False), ALL_MAY_PUBLISH) as fed:
         said = "Ada keeps bread in the shop. Tea is sold on Monday in Ghent."
@@ -205,9 +208,10 @@ async def test_what_is_private_goes_to_a_shared_tier_only_where_the_caller_says_
         ({"a": "working", "p": "procedural"}, None),
     ],
 )
-async def test_what_is_private_goes_to_the_private_tier_that_is_most_like_the_semantic_one(
+async def test_a_private_summary_goes_to_the_most_semantic_private_tier(
     kinds: dict[str, str], tier: str | None
 ) -> None:
+    """What is private goes to the private tier that is most like the semantic one."""
     text = "\n".join(f'[tiers.{name}]\nkind = "{kind}"\ncommand = ["-"]' for name, kind in kinds.items())
     text = text.replace("[tiers.a]", "[tiers.a]\nshared = true")
     thinker = Thinker()
@@ -225,7 +229,8 @@ async def test_what_is_private_goes_to_the_private_tier_that_is_most_like_the_se
 
 
 @anyio_test
-async def test_a_page_in_a_shared_tier_is_replaced_by_what_is_private_only_where_the_caller_says_so() -> None:
+async def test_a_shared_page_is_replaced_by_private_text_only_when_told_to() -> None:
+    """A page in a shared tier is replaced by what is private only where the caller says so."""
     thinker = Thinker()
     async with thinking(thinker, ALL_MAY_PUBLISH) as fed:
         [id] = await fed.remember("a secret", owner="a")
@@ -239,7 +244,8 @@ async def test_a_page_in_a_shared_tier_is_replaced_by_what_is_private_only_where
 
 
 @anyio_test
-async def test_what_the_file_says_that_the_policy_may_publish_is_still_published_on_its_way() -> None:
+async def test_what_the_policy_may_publish_is_still_published() -> None:
+    """What the file says that the policy may publish is still published on its way."""
     distilling = ALL_MAY_PUBLISH_TEXT.replace("capacity = 6\n", "capacity = 1\ndistil = true\n")
     async with thinking(Thinker(), settings_of(distilling, policy="explicit")) as fed:
         await fed.remember("one two", "three four", tier="episodic", owner="a")
@@ -261,7 +267,8 @@ async def test_the_metadata_says_what_it_is_of_and_by_which_model() -> None:
 
 
 @anyio_test
-async def test_a_key_is_a_page_that_is_written_once_and_then_replaced_where_it_is() -> None:
+async def test_a_key_is_a_page_that_is_replaced_where_it_is() -> None:
+    """A key is a page that is written once and then replaced where it is."""
     async with thinking(Thinker()) as fed:
         ids = await fed.remember("one", "two")
         [first] = (await fed.call("summarize", ids=ids[:1], key="page", into="episodic"))["records"]
@@ -290,7 +297,8 @@ async def test_the_same_key_of_another_owner_or_of_nobody_is_another_page() -> N
 
 
 @anyio_test
-async def test_the_summary_is_its_callers_else_the_one_owners_whose_records_it_is_of() -> None:
+async def test_the_summary_is_its_callers_else_its_records_one_owners() -> None:
+    """The summary is its callers else the one owners whose records it is of."""
     async with thinking(Thinker()) as fed:
         a, b, nobody = [(await fed.remember(f"{owner}'s", owner=owner))[0] for owner in ("a", "b", None)]
         error = await refused(fed.call("summarize", ids=[a, b]), Code.INVALID_PARAMS)
@@ -331,9 +339,11 @@ statements = st.lists(words, min_size=1, max_size=9).map(lambda said: f"{' '.joi
 texts = st.lists(statements | st.text(max_size=20), max_size=6).map(" ".join)
 
 
-@settings(max_examples=12)
+@settings(max_examples=scaled(6))
 @given(st.lists(texts, min_size=1, max_size=6))
-def test_an_extract_says_only_lines_of_its_sources_and_where_it_declines_nothing_changes(said: list[str]) -> None:
+def test_an_extract_has_only_lines_of_its_sources(said: list[str]) -> None:
+    """An extract says only lines of its sources and where it declines nothing changes."""
+
     async def scenario() -> None:
         async with trial(CALM) as fed:
             ids = await fed.remember(*said)
@@ -580,7 +590,8 @@ async def test_a_page_that_is_made_while_it_thinks_stays_as_it_is() -> None:
 
 
 @anyio_test
-async def test_a_page_that_is_edited_while_the_sources_are_read_or_are_thought_of_anew_stays_as_it_is() -> None:
+async def test_a_page_that_is_edited_while_it_is_summarized_stays() -> None:
+    """A page that is edited while the sources are read or are thought of anew stays as it is."""
     thinker, steer = Thinker(), Steered()
     async with thinking(thinker, weather=steer) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed)
@@ -674,9 +685,10 @@ async def test_what_is_forgotten_while_the_summary_is_being_written_is_not_in_it
 
 @anyio_test
 @pytest.mark.parametrize("forgotten", ["2", "p"])
-async def test_a_page_is_true_before_its_tier_has_it_and_what_is_forgotten_then_was_forgotten_after_it(
+async def test_a_page_is_true_before_its_tier_has_it(
     forgotten: str,
 ) -> None:
+    """A page is true before its tier has it and what is forgotten then was forgotten after it."""
     steer = Steered()
     async with thinking(Thinker(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed)
@@ -715,7 +727,8 @@ async def test_what_never_stops_changing_is_given_up_and_nothing_is_written() ->
 
 
 @anyio_test
-async def test_a_record_that_is_replaced_while_it_is_read_is_not_summarized_as_it_was() -> None:
+async def test_a_record_replaced_while_it_is_read_is_not_summarized_as_it_was() -> None:
+    """A record that is replaced while it is read is not summarized as it was."""
     thinker, steer = Thinker(), Steered()
     async with thinking(thinker, weather=steer) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed)
@@ -729,7 +742,8 @@ async def test_a_record_that_is_replaced_while_it_is_read_is_not_summarized_as_i
 
 
 @anyio_test
-async def test_a_source_that_leaves_the_callers_sight_while_it_thinks_is_left_out() -> None:
+async def test_a_source_that_leaves_the_callers_sight_meanwhile_is_left_out() -> None:
+    """A source that leaves the callers sight while it thinks is left out."""
     thinker = Thinker()
     async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
         [shared] = await fed.remember("published", owner="b", tier="procedural", key="k")

@@ -123,9 +123,10 @@ async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried
         assert said_of_moves(caplog)[2:] == ["move=working->episodic records move again"]
 
 
-async def test_a_server_that_words_each_refusal_differently_does_not_fill_the_log(
+async def test_a_server_with_ever_new_refusals_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A server that words each refusal differently does not fill the log."""
     caplog.set_level(logging.INFO)
     numbers = count()
 
@@ -208,7 +209,8 @@ async def test_a_record_that_its_tier_has_lost_does_not_keep_its_bucket_full() -
         assert fed.federation.catalog.buckets.overfull("working") == []
 
 
-async def test_a_replacement_that_its_tier_refuses_is_true_and_the_tier_catches_up() -> None:
+async def test_a_replacement_that_its_tier_refuses_is_true_until_it_catches_up() -> None:
+    """A replacement that its tier refuses is true and the tier catches up."""
     broken = True
 
     def says(tier: str, method: str, params: dict[str, Any]) -> A2MError | None:
@@ -330,9 +332,10 @@ async def test_a_move_that_failed_for_want_of_room_is_undone_when_there_is_some(
         assert fed.copies() == {id: ["semantic"]}
 
 
-async def test_what_was_said_to_be_unwritten_stays_so_when_the_router_is_ended_in_order(
+async def test_a_write_that_was_rejected_stays_so_after_an_orderly_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What was said to be unwritten stays so when the router is ended in order."""
     async with trial(settings_of(policy="explicit"), folder=tmp_path) as fed:
         disk = FullDisk(monkeypatch, "commit_write", "abandon")
         with pytest.raises(A2MError, match="nothing was written"):
@@ -393,7 +396,8 @@ async def test_a_promotion_that_is_called_off_is_told_as_far_as_it_went(monkeypa
         assert [event["kind"] for event in events] == ["promoted"]
 
 
-async def test_a_sweep_that_is_called_off_lets_no_claim_go_while_its_forget_may_land() -> None:
+async def test_a_cancelled_sweep_keeps_its_claims_while_its_forget_may_land() -> None:
+    """A sweep that is called off lets no claim go while its forget may land."""
     steer = Steered()
     async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("a")
@@ -472,7 +476,8 @@ async def test_what_no_chosen_ranking_places_is_found_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_forgetting_more_than_a_tier_can_tell_is_refused_and_forgets_nothing() -> None:
+async def test_a_forget_of_more_than_a_tier_can_list_is_rejected() -> None:
+    """Forgetting more than a tier can tell is refused and forgets nothing."""
     async with trial() as fed:
         for batch in range(5):
             await fed.remember(*[f"pears {batch} {n}" for n in range(1000)], tier="semantic")
@@ -494,7 +499,8 @@ async def test_answers_that_would_be_too_long_are_asked_for_in_parts() -> None:
         assert {link.status for link in fed.federation.links.values()} == {"up"}
 
 
-async def test_scoped_forgetting_of_an_unknown_id_does_not_cost_another_owner_a_record() -> None:
+async def test_a_scoped_forget_of_an_unknown_id_costs_no_other_owner_a_record() -> None:
+    """Scoped forgetting of an unknown id does not cost another owner a record."""
     async with trial() as fed:
         catalog = fed.federation.catalog
         catalog.tiers.set_scanned("semantic", False)

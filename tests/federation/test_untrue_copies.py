@@ -61,7 +61,8 @@ def changing(*ways: str) -> type[Switched]:
 
 
 @pytest.mark.parametrize("way", ["content", "rider"])
-async def test_a_true_copy_stays_until_its_record_is_read_at_home_as_it_should_be(way: str, tmp_path: Path) -> None:
+async def test_a_true_copy_stays_until_its_record_is_read_unaltered_at_home(way: str, tmp_path: Path) -> None:
+    """A true copy stays until its record is read at home as it should be."""
     kind = changing(way)
     steer = Steered()
     servers = {"semantic": Foreign(kind=kind)}
@@ -89,7 +90,8 @@ async def test_a_known_write_is_not_answered_for_what_its_tier_returns_altered(w
         assert await fed.call("remember", records=[record]) == {"ids": ["a"]}
 
 
-async def test_a_known_record_that_its_tier_has_lost_is_seen_to_be_kept_when_it_is_written_anew() -> None:
+async def test_a_lost_record_that_is_written_anew_is_read_back() -> None:
+    """A known record that its tier has lost is seen to be kept when it is written anew."""
     kind = changing("trim")
     async with trial(settings_of(ONE), servers={"working": Foreign(kind=kind)}) as fed:
         record = {"id": "a", "content": "a light "}
@@ -173,7 +175,8 @@ async def selected(fed: Trial, where: dict[str, Any]) -> None:
     assert await fed.call("forget", where=where) == {"forgotten": 1}
 
 
-async def test_a_server_that_comes_to_alter_metadata_hides_nothing_from_a_timeline_or_a_forget() -> None:
+async def test_a_server_that_begins_to_alter_metadata_hides_nothing() -> None:
+    """A server that comes to alter metadata hides nothing from a timeline or a forget."""
     async with trial(settings_of(ONE), servers={"working": Foreign()}) as fed:
         await fed.remember("a light", id="a", metadata={"topic": "Light"})
         server = fed.servers["working"]

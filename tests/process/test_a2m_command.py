@@ -38,6 +38,7 @@ from a2m_router.protocol.wire.timestamps import UNDATED
 from a2m_router.storage.database import STDIO, Database, InUse, announced
 from tests.conformance.small_server import Server, listening
 from tests.support.addresses import reserved_port
+from tests.support.examples import scaled
 from tests.support.federated import Trial, settings_of, trial
 from tests.support.paths import ROOT
 
@@ -211,9 +212,10 @@ def test_results_come_as_the_server_gave_them(call: Callable[..., Called]) -> No
         assert ask("forget", "--where", '{"session": "s"}', "--yes") == {"forgotten": 1}
 
 
-def test_options_stand_before_or_after_the_command_and_the_environment_stands_in(
+def test_options_stand_before_or_after_the_command_or_in_the_environment(
     call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Options stand before or after the command and the environment stands in."""
     with small() as (_, url):
         for arguments in (
             ["--http", url, "describe"],
@@ -685,7 +687,7 @@ FIELDS: Final = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(FIELDS, METADATA, st.booleans()), max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=scaled(15))
 def test_an_export_imported_elsewhere_is_exported_again_to_the_byte(records: list[tuple[Any, str, bool]]) -> None:
     async def there_and_back() -> None:
         drafts = []
@@ -723,7 +725,8 @@ async def test_an_interrupted_import_is_repeated() -> None:
 
 
 @pytest.mark.anyio
-async def test_two_lines_without_an_id_are_two_records_also_where_they_say_the_same() -> None:
+async def test_two_equal_lines_without_an_id_are_two_records() -> None:
+    """Two lines without an id are two records also where they say the same."""
     lines = ['{"content": "x"}', '{"content": "x"}']
     async with two_tiers() as fed:
         for expected in ((2, 0, 0), (0, 2, 0)):
@@ -751,7 +754,8 @@ async def test_two_lines_without_an_id_are_two_records_also_where_they_say_the_s
         (b'{"content": "x", "salience": -1}', "salience"),
     ],
 )
-async def test_a_line_that_is_no_record_stops_an_import_before_its_batch_is_written(line: bytes, said: str) -> None:
+async def test_a_bad_line_stops_an_import_before_its_batch_is_written(line: bytes, said: str) -> None:
+    """A line that is no record stops an import before its batch is written."""
     async with two_tiers() as fed:
         with pytest.raises(NotAnExport, match=f"line 4 is no record: .*{said}"):
             await imported(fed, ['{"format":"a2m-export","version":1}', '{"content":"good"}', "", line])
@@ -842,9 +846,10 @@ async def test_what_a_server_would_lose_it_does_not_get() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_export_without_pages_reads_conversation_by_conversation_where_there_is_much(
+async def test_a_large_export_without_pages_reads_by_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """An export without pages reads conversation by conversation where there is much."""
     monkeypatch.setattr(exporting, "_of_store", without_pages)
     async with two_tiers() as fed:
         for number in range(30):

@@ -257,7 +257,8 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("program", ["a2m", "a2m-router"])
-def test_a_federation_that_nobody_runs_is_copied_to_a_folder_of_its_owners_alone(program: str, tmp_path: Path) -> None:
+def test_a_stopped_federation_is_copied_to_a_folder_of_its_owners_alone(program: str, tmp_path: Path) -> None:
+    """A federation that nobody runs is copied to a folder of its owners alone."""
     config = federation(tmp_path)
     with running(config) as router:
         router.ask("remember", records=[{"id": "a", "content": "one"}])
@@ -368,9 +369,7 @@ def test_who_calls_a_backup_off_is_answered_that_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["its time", "its caller"])
-def test_a_store_that_comes_to_a_backup_when_that_is_called_off_adds_nothing_to_the_folder(
-    by: str, tmp_path: Path
-) -> None:
+def test_a_store_adds_nothing_to_a_backup_that_was_called_off(by: str, tmp_path: Path) -> None:
     """The folder was there before, and so it stays when a backup is removed."""
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -421,7 +420,8 @@ def test_a_router_that_is_told_to_end_leaves_no_half_backup(tmp_path: Path) -> N
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_router_that_runs_for_a_backup_alone_leaves_none_when_it_is_told_to_end(tmp_path: Path) -> None:
+def test_a_router_for_a_backup_alone_leaves_none_when_it_is_ended(tmp_path: Path) -> None:
+    """A router that runs for a backup alone leaves none when it is told to end."""
     copy = tmp_path / "copy"
     with running(federation(tmp_path), "--backup", str(copy), hurried=held(tmp_path)) as router:
         said = Said(router)
@@ -473,7 +473,7 @@ def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) ->
 
 
 def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
-    with on_http(federation(tmp_path)) as (_, said, url):
+    with on_http(federation(tmp_path)) as (router, said, url):
         for path, code, named in (
             ("copy", Code.INVALID_PARAMS, "absolute"),
             ("", Code.INVALID_PARAMS, "absolute"),
@@ -485,6 +485,7 @@ def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
             refused = called(url, METHOD, path=path)["error"]
             assert (refused["code"], named in refused["message"]) == (code, True), refused
         assert "result" in called(url, METHOD)
+        terminate(router)
         assert "Traceback" not in said.all()
 
 
@@ -799,7 +800,7 @@ async def test_a_batch_that_is_under_way_when_a_copy_is_made_is_not_in_it(carrie
 
 
 @pytest.mark.anyio
-async def test_a_write_that_is_done_behind_the_snapshot_of_its_store_is_nowhere_in_a_copy(tmp_path: Path) -> None:
+async def test_a_write_after_its_stores_snapshot_is_nowhere_in_a_copy(tmp_path: Path) -> None:
     """A server that does not work in order may do what it was told before after what it was told since."""
     weather = Weathered()
     settings = settings_of(FOUR_TIERS, policy="explicit")

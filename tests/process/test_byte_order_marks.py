@@ -114,7 +114,8 @@ def a2m(folder: Path, *arguments: str) -> bytes:
     return ended.stdout
 
 
-def test_an_import_file_may_begin_with_one_and_so_may_what_was_joined_to_it(tmp_path: Path) -> None:
+def test_an_import_file_and_each_file_joined_to_it_may_begin_with_one(tmp_path: Path) -> None:
+    """An import file may begin with one and so may what was joined to it."""
     (tmp_path / "export").write_bytes(b'{"id":"1","content":"x"}\n')
     a2m(tmp_path, "import", "export")
     exported = a2m(tmp_path, "export")

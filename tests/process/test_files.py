@@ -147,9 +147,10 @@ async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
 
 
 @ON_ASYNCIO
-async def test_a_stores_reads_are_answered_while_its_writes_wait_for_another_program(
+async def test_a_store_answers_reads_while_writes_wait_for_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A stores reads are answered while its writes wait for another program."""
     async with connect_command([program("a2m-store"), str(tmp_path / "notes.db")], timeout=PATIENCE) as memory:
         await memory.remember("the first", id="first")
         ids: list[str] = []
@@ -287,7 +288,8 @@ def test_a_folder_that_is_moved_takes_its_file_along(tmp_path: Path) -> None:
 
 
 @ON_ASYNCIO
-async def test_a_router_whose_catalog_is_gone_acknowledges_nothing_and_goes_on_reading(tmp_path: Path) -> None:
+async def test_a_router_without_its_catalog_reads_and_acknowledges_nothing(tmp_path: Path) -> None:
+    """A router whose catalog is gone acknowledges nothing and goes on reading."""
     state = tmp_path / "router.db"
     async with remembering(tmp_path) as memory:
         remove(state)
@@ -305,7 +307,8 @@ async def test_a_router_whose_catalog_is_gone_acknowledges_nothing_and_goes_on_r
 
 
 @ON_ASYNCIO
-async def test_a_store_whose_file_is_gone_acknowledges_nothing_and_goes_on_reading(tmp_path: Path) -> None:
+async def test_a_store_without_its_file_reads_and_acknowledges_nothing(tmp_path: Path) -> None:
+    """A store whose file is gone acknowledges nothing and goes on reading."""
     async with remembering(tmp_path) as memory:
         remove(tmp_path / "working.db")
         with pytest.raises(A2MError, match=FILE_GONE):
@@ -444,7 +447,8 @@ def test_a_router_in_a_folder_that_is_no_utf_8_is_refused_in_one_sentence(
             assert "the path is not valid UTF-8" in told
 
 
-def test_a_router_whose_state_is_elsewhere_works_from_a_folder_that_is_no_utf_8(odd: Path, tmp_path: Path) -> None:
+def test_a_router_works_from_a_folder_whose_name_is_not_utf_8(odd: Path, tmp_path: Path) -> None:
+    """A router whose state is elsewhere works from a folder that is no utf 8."""
     path = federation(odd, state=str(tmp_path / "router.db"))
     text = path.read_text()
     for tier in ("working", "semantic"):

@@ -109,9 +109,8 @@ FOUR_OF_EACH: Final = list(HABITS) if float(os.environ.get("A2M_EXAMPLES", "1"))
 
 
 @pytest.mark.parametrize("habit", FOUR_OF_EACH)
-def test_four_servers_that_answer_otherwise_than_they_were_given_make_a_whole_federation(
-    habit: str, tmp_path: Path
-) -> None:
+def test_four_servers_with_habits_make_a_whole_federation(habit: str, tmp_path: Path) -> None:
+    """Four servers that answer otherwise than they were given make a whole federation."""
     check_that_it_passes(tmp_path, {kind: command(with_habit(tmp_path, kind, habit)) for kind in WAYS})
     assert all(riders_in(tmp_path / f"{kind}.jsonl") for kind in WAYS)
 

@@ -155,9 +155,10 @@ BINDINGS: Final = [(binding, end) for binding in (OnStdio, OnHttp) for end in bi
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("binding", "end"), BINDINGS)
-def test_what_is_under_way_at_a_tier_that_hangs_is_answered_with_what_has_come_of_it(
+def test_calls_at_a_tier_that_hangs_are_answered_with_what_came_of_them(
     binding: type[Any], end: Callable[[Router], None], case: str, tmp_path: Path
 ) -> None:
+    """What is under way at a tier that hangs is answered with what has come of it."""
     wanted = CASES[case]
     with router_on(binding, tmp_path, wanted.fault) as (client, said):
         client.ask("remember", records=RECORDS)

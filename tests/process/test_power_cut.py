@@ -295,9 +295,10 @@ def values(files: Files, folder: Path) -> list[object]:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_what_a_failed_sync_has_dropped_is_written_anew_before_anything_is_confirmed(
+def test_what_a_failed_sync_dropped_is_written_anew_before_the_next_answer(
     folder: Path, tmp_path: Path, number: int
 ) -> None:
+    """What a failed sync has dropped is written anew before anything is confirmed."""
     with (disk := Disk(folder)).mounted(), closing(plain(folder / "a.db")) as database:
         insert(database, 1)
         database.sync()
@@ -318,7 +319,7 @@ def test_a_sync_that_trusts_the_one_after_a_failure_is_found_out(
 ) -> None:
     monkeypatch.setattr(Database, "_write_log_anew", lambda self, wal: None)
     with pytest.raises(AssertionError):
-        test_what_a_failed_sync_has_dropped_is_written_anew_before_anything_is_confirmed(folder, tmp_path, errno.EIO)
+        test_what_a_failed_sync_dropped_is_written_anew_before_the_next_answer(folder, tmp_path, errno.EIO)
 
 
 def test_what_cannot_be_read_any_more_is_not_confirmed(folder: Path) -> None:
@@ -363,9 +364,8 @@ def test_a_log_that_is_not_confirmed_does_not_go_into_the_database(
         assert len(values(disk.photograph().cut(), tmp_path / "healed")) == 65
 
 
-def test_a_database_that_could_not_be_synced_at_its_end_is_made_durable_when_it_is_opened_again(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_database_not_synced_at_its_end_is_durable_once_reopened(folder: Path, tmp_path: Path) -> None:
+    """A database that could not be synced at its end is made durable when it is opened again."""
     with (disk := Disk(folder)).mounted():
         database = plain(folder / "a.db")
         database.sync()
@@ -442,7 +442,8 @@ def full(disk: Disk, *names: str) -> Iterator[None]:
         disk.room = lambda name: True
 
 
-def test_a_full_disk_costs_a_store_nothing_and_it_goes_on_when_there_is_room(folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_costs_a_store_nothing(folder: Path, tmp_path: Path) -> None:
+    """A full disk costs a store nothing and it goes on when there is room."""
     with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
         assert remember(store, "a") == {"ids": ["a"]}
         with full(disk, "a.db"):
@@ -456,9 +457,10 @@ def test_a_full_disk_costs_a_store_nothing_and_it_goes_on_when_there_is_room(fol
         assert held(found) == ["a", "b"]
 
 
-def test_a_disk_that_is_full_when_the_log_goes_into_the_database_costs_nothing(
+def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A disk that is full when the log goes into the database costs nothing."""
     monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 10)
     with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
         disk.room = lambda name: name != "a.db"  # the log has its place already
@@ -474,7 +476,8 @@ def test_a_disk_that_is_full_when_the_log_goes_into_the_database_costs_nothing(
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 @pytest.mark.parametrize("whose", ["router", "working"])
-async def test_a_full_disk_under_a_federation_is_said_to_be_full_and_costs_nothing(folder: Path, whose: str) -> None:
+async def test_a_full_disk_under_a_federation_is_named_and_costs_nothing(folder: Path, whose: str) -> None:
+    """A full disk under a federation is said to be full and costs nothing."""
     with (disk := Disk(folder)).mounted():
         async with trial(settings_of(policy="explicit"), folder=folder) as fed:
             await fed.remember("before", id="a")

@@ -132,7 +132,8 @@ def serving(*command: str, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
             stream.close()
 
 
-def test_a_router_answers_every_call_and_a_signal_though_nobody_reads_its_log(loud: Path, unread: Unread) -> None:
+def test_a_router_answers_calls_and_a_signal_with_its_log_unread(loud: Path, unread: Unread) -> None:
+    """A router answers every call and a signal though nobody reads its log."""
     with serving(program("a2m-router"), "--config", str(loud), stderr=unread.writing) as router:
         assert router.stdin is not None
         assert router.stdout is not None

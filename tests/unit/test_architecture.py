@@ -8,6 +8,7 @@ too.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -95,6 +96,13 @@ ASYNCIO = {
 }
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return all that a module's source is made of."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+@cache
 def modules() -> dict[str, str]:
     """The source of every module of ours, by its dotted name."""
     found = {}
@@ -116,7 +124,7 @@ def room(module: str) -> str | None:
 
 def imported(module: str, source: str) -> Iterator[str]:
     """The dotted name of all that a module imports; `from package import module` is the module."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -130,6 +138,7 @@ def is_ours(name: str) -> bool:
     return name.partition(".")[0] in PACKAGES
 
 
+@cache
 def modules_of_tests() -> dict[str, str]:
     """Return the source of every module of tests/, bench/ and scripts/, by its dotted name."""
     return {
@@ -142,7 +151,7 @@ def modules_of_tests() -> dict[str, str]:
 def imports_of_test_modules(module: str, source: str) -> list[str]:
     """Return what a module imports of test modules, as sentences."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -164,7 +173,7 @@ def crossings(module: str, source: str) -> list[str]:
 def impurities(module: str, source: str) -> list[str]:
     """What a pure module reaches out with, as sentences."""
     found = [f"{module} imports {name}" for name in imported(module, source) if name.partition(".")[0] in IMPURE]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call):
             called = node.func
             name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
@@ -280,3 +289,14 @@ def test_each_rule_has_a_test_that_is_marked_with_it() -> None:
     marked = {int(n) for source in modules_of_tests().values() for n in re.findall(r"mark\.rule\(n=(\d+)\)", source)}
     assert rules
     assert marked == rules
+
+
+def test_a_tests_name_has_at_most_seventy_characters() -> None:
+    names = {
+        node.name
+        for source in modules_of_tests().values()
+        for node in nodes(source)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    }
+    assert len(names) > 1000
+    assert sorted(name for name in names if len(name) > 70) == []

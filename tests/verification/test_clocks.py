@@ -76,7 +76,8 @@ def causes(failure: BaseException | None) -> list[StandsStill]:
 
 
 @simulated
-async def test_who_looks_at_a_pace_sees_every_step_and_lets_a_long_time_pass_with_few_looks() -> None:
+async def test_a_pace_sees_every_step_and_lets_time_pass_with_few_looks() -> None:
+    """Who looks at a pace sees every step and lets a long time pass with few looks."""
     pace = Pace(looks=10, longest=5.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anyio.sleep, 600)

@@ -66,12 +66,14 @@ def test_a_reader_sees_all_that_is_certain_all_the_while(tmp_path: Path, name: s
     watched(KINDS[name], Way(len(name) % 2 == 0, 3), tmp_path)
 
 
-def test_a_power_cut_at_the_router_leaves_no_part_of_a_batch_for_several_tiers(tmp_path: Path) -> None:
+def test_a_power_cut_leaves_no_part_of_a_batch_for_several_tiers(tmp_path: Path) -> None:
+    """A power cut at the router leaves no part of a batch for several tiers."""
     kind = KINDS["write to several tiers"]
     crash_points(kind, Way(sync_last=True), tmp_path, Tally(), every=4, only="power cut at the router")
 
 
-def test_the_copies_that_a_move_leaves_behind_stay_until_its_target_is_seen_to_hold_the_record(tmp_path: Path) -> None:
+def test_copies_stay_until_the_target_of_a_move_is_seen_to_hold_the_record(tmp_path: Path) -> None:
+    """The copies that a move leaves behind stay until its target is seen to hold the record."""
     crash_points(KINDS["spill"], Way(sync_last=False), tmp_path, Tally(), only="has lost what it acknowledged")
 
 
@@ -94,7 +96,8 @@ def test_what_is_under_way_has_happened_or_has_not() -> None:
     assert ledger.worlds() == {world(ONE), world(ONE, OTHER)}
 
 
-def test_what_was_acknowledged_has_happened_in_an_order_that_its_callers_could_have_seen() -> None:
+def test_acknowledged_calls_have_an_order_that_their_callers_could_see() -> None:
+    """What was acknowledged has happened in an order that its callers could have seen."""
     ledger = Ledger()
     ledger.acknowledge(ledger.begin(written([ONE])))
     forget, write = ledger.begin(forgotten(["one"])), ledger.begin(written([OTHER]))
@@ -110,7 +113,8 @@ def test_what_was_refused_never_happens() -> None:
     assert ledger.worlds() == {world()}
 
 
-def test_a_key_that_is_taken_changes_its_record_and_one_that_was_forgotten_makes_a_new_one() -> None:
+def test_a_key_changes_its_record_and_a_forgotten_one_makes_a_new_record() -> None:
+    """A key that is taken changes its record and one that was forgotten makes a new one."""
     ledger = Ledger()
     ledger.acknowledge(ledger.begin(written([ONE])))
     ledger.acknowledge(ledger.begin(written([TWO])))

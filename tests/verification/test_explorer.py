@@ -32,7 +32,8 @@ def test_no_state_of_a_small_federation_breaks_a_rule(scenario: Scenario) -> Non
 
 
 @pytest.mark.parametrize("design", REORDERED)
-def test_nor_does_one_in_which_the_steps_that_may_overlap_happen_in_another_order(design: Design) -> None:
+def test_overlapping_steps_in_another_order_break_no_rule(design: Design) -> None:
+    """Nor does one in which the steps that may overlap happen in another order."""
     # what is durable when matters to what dies
     for scenario in (
         Scenario(name="a crash of a move", crashes=1),

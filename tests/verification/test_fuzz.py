@@ -172,9 +172,8 @@ def test_what_is_no_answer_is_noticed(line: bytes) -> None:
         (None, False),
     ],
 )
-def test_a_server_that_failed_is_a_finding_unless_a_tier_was_late_or_others_were_faster(
-    data: Any, excused: bool
-) -> None:
+def test_a_failure_is_a_finding_unless_a_tier_was_late_or_others_faster(data: Any, excused: bool) -> None:
+    """A server that failed is a finding unless a tier was late or others were faster."""
     line = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "it failed", "data": data}}
     assert (read_answer(json.dumps(line).encode()).fault is None) is excused
 

@@ -92,7 +92,8 @@ def test_a_recall_that_shows_all_that_was_not_forgotten_is_whole() -> None:
     assert not is_taken_for_true(story, begin, "bcd", 8)
 
 
-def test_a_recall_may_be_short_by_what_is_replaced_but_not_by_what_is_written_or_known() -> None:
+def test_a_recall_may_lack_what_is_replaced_but_not_what_is_written() -> None:
+    """A recall may be short by what is replaced but not by what is written or known."""
     story = Story()
     begin = story.model.tick()
     story.write("c")  # its id is known, so that this changes nothing
@@ -103,7 +104,8 @@ def test_a_recall_may_be_short_by_what_is_replaced_but_not_by_what_is_written_or
     assert not is_taken_for_true(story, begin, "d", 3)
 
 
-def test_a_recall_may_be_short_by_what_a_promotion_takes_out_of_its_callers_sight() -> None:
+def test_a_recall_may_lack_what_a_promotion_takes_out_of_sight() -> None:
+    """A recall may be short by what a promotion takes out of its callers sight."""
     story = Story()
     begin = story.model.tick()
     mine = Selector(owner="a")

@@ -24,8 +24,8 @@ from tests.support.federated import Steered, Task, method_of, retried, settings_
 from tests.support.paths import ROOT
 from tests.verification.simulation.tiers import FAULTS
 
-_SEEDS: Final = int(24 * float(os.environ.get("A2M_EXAMPLES", "1")))
-_PARTS: Final = 4
+_SEEDS: Final = int(12 * float(os.environ.get("A2M_EXAMPLES", "1")))
+_PARTS: Final = 2
 
 
 def simulated(*options: str) -> "subprocess.CompletedProcess[str]":
@@ -116,7 +116,8 @@ def test_what_a_replacement_leaves_in_another_tier_goes() -> None:
     calmly(scenario)
 
 
-def test_what_a_batch_left_that_was_given_up_makes_way_for_a_later_write_of_its_key(tmp_path: Path) -> None:
+def test_what_an_abandoned_batch_left_makes_way_for_a_write_of_its_key(tmp_path: Path) -> None:
+    """What a batch left that was given up makes way for a later write of its key."""
     batch = [{"content": "one", "key": "k"}, {"content": "other", "tier": "semantic"}]
 
     async def scenario() -> None:
@@ -137,7 +138,9 @@ def test_what_a_batch_left_that_was_given_up_makes_way_for_a_later_write_of_its_
     calmly(scenario)
 
 
-def test_a_timeline_does_not_show_what_was_replaced_meanwhile_by_what_it_was_not_asked_for() -> None:
+def test_a_timeline_does_not_show_what_was_replaced_meanwhile() -> None:
+    """A timeline does not show what was replaced meanwhile by what it was not asked for."""
+
     async def scenario() -> None:
         steer = Steered()
         async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -154,7 +157,9 @@ def test_a_timeline_does_not_show_what_was_replaced_meanwhile_by_what_it_was_not
     calmly(scenario)
 
 
-def test_a_timeline_does_not_show_what_has_left_its_callers_sight_meanwhile() -> None:
+def test_a_timeline_does_not_show_what_has_left_its_callers_sight() -> None:
+    """A timeline does not show what has left its callers sight meanwhile."""
+
     async def scenario() -> None:
         steer = Steered()
         async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -173,7 +178,8 @@ def test_a_timeline_does_not_show_what_has_left_its_callers_sight_meanwhile() ->
     calmly(scenario)
 
 
-def test_a_tier_that_says_it_has_removed_a_copy_and_holds_it_is_asked_again() -> None:
+def test_a_tier_that_still_holds_a_removed_copy_is_asked_again() -> None:
+    """A tier that says it has removed a copy and holds it is asked again."""
     lies = [True, True]
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
@@ -194,7 +200,9 @@ def test_a_tier_that_says_it_has_removed_a_copy_and_holds_it_is_asked_again() ->
     calmly(scenario)
 
 
-def test_a_read_that_has_met_an_altered_copy_does_not_take_it_for_the_record() -> None:
+def test_a_read_does_not_take_an_altered_copy_for_the_record() -> None:
+    """A read that has met an altered copy does not take it for the record."""
+
     async def scenario() -> None:
         steer = Steered()
         async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -216,7 +224,8 @@ def test_a_read_that_has_met_an_altered_copy_does_not_take_it_for_the_record() -
     calmly(scenario)
 
 
-def test_what_a_tier_held_before_a_record_came_to_live_there_is_not_taken_for_it() -> None:
+def test_what_a_tier_held_before_a_record_came_is_not_taken_for_it() -> None:
+    """What a tier held before a record came to live there is not taken for it."""
     removing, remove, met, read_on = (anyio.Event() for _ in range(4))
     waiting = {"memory/forget": (removing, remove), "memory/recall": (met, read_on)}
 

@@ -45,7 +45,7 @@ class Forgetting:
         return {"memory/forget": Method(Forget, self.forget, self._context.refuse_if_read_only)}
 
     async def forget(self, params: Forget, caller: Caller) -> ForgottenCount:
-        """Forget the selected records, and return how many they were. Records of mounts are skipped.
+        """Forget the selected records, and return how many they were. ReadReply of mounts are skipped.
 
         Raises:
             A2MError: INVALID_PARAMS, there is no selector, or an id belongs to a mount's record. If a tier that must be

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # Requests to tiers exceed the caller's limit only up to this many candidates.
 _MOST_CANDIDATES: Final = 1000
 
-# Records in a page: the default, and the maximum.
+# ReadReply in a page: the default, and the maximum.
 _PAGE: Final = 1000
 _LARGEST_PAGE: Final = 10_000
 
@@ -223,7 +223,7 @@ class Readings:
     def _dropping_gone(self, found: ReadReply, scope: Scope) -> Iterator[None]:
         """Remove records from a reply that were forgotten, or left the caller's sight, while its text was written.
 
-        Enter this right after the read. Records of mounts stay: the catalog does not have them.
+        Enter this right after the read. ReadReply of mounts stay: the catalog does not have them.
 
         Raises:
             A2MError: INTERNAL_ERROR with reason "changing", the text contains one of these records.

@@ -31,7 +31,7 @@ from a2m_router.reading.question import narrowed_to_ids, selects
 from a2m_router.summaries.summarizing import Summarizer, check_length, provenance
 from a2m_router.tiers.failures import changing
 
-# Records to read if the caller gives no limit: the newest, or the best matches of a query.
+# ReadReply to read if the caller gives no limit: the newest, or the best matches of a query.
 _DEFAULT_LIMIT: Final = 200
 
 # Attempts if the records change while they are summarized.
@@ -251,7 +251,7 @@ class Summaries:
     def _private(self, homes: Iterable[str]) -> Tier | None:
         """Return a private tier among the sources' homes, if there is one.
 
-        Records that the policy may publish later are private until then.
+        ReadReply that the policy may publish later are private until then.
         """
         return next((tier for tier in map(self._settings.tier, sorted(homes)) if not tier.shared), None)
 

@@ -94,7 +94,7 @@ class Upkeep:
     async def promote(self, params: Promote, caller: Caller) -> PromotedCount:
         """Move the whole group of each id to a tier, and return how many records moved.
 
-        Records that are there already, or belong to other owners, are skipped.
+        ReadReply that are there already, or belong to other owners, are skipped.
 
         Raises:
             A2MError: UNKNOWN_TIER; INVALID_PARAMS for a mount, and for the id of a mount's record; INTERNAL_ERROR with

@@ -46,7 +46,7 @@ class Homes:
     def shown(
         self, question: Question, lists: dict[str, list[Record]], read: Reading
     ) -> tuple[dict[str, Record], Mapping[str, Entry], list[Degraded]]:
-        """Filter the lists of tiers: keep one copy of each record that may be returned.
+        """SplitWhere the lists of tiers: keep one copy of each record that may be returned.
 
         A record that has left the question's tiers meanwhile is not returned. Records that may not be returned are
         removed from `lists`.

@@ -133,7 +133,7 @@ class Copying:
             self._target.unlink(missing_ok=True)
 
     def _step(self) -> bool:
-        """TierGateway some of it; whether there is more."""
+        """Copies some of it; whether there is more."""
         with _disk(self._target):
             if not self._is_there():
                 raise CannotCopy(f"{self._target}: it was removed before it was whole")

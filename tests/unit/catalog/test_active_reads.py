@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from a2m_router.catalog.active_reads import ActiveReads, Reading
 from a2m_router.catalog.entries import Entry
+from tests.support.examples import scaled
 
 TIERS = ["working", "episodic", "semantic"]
 IDS = ["x", "y", ""]
@@ -90,7 +91,7 @@ def remembered(active: ActiveReads) -> int:
 
 
 TestReaders: Any = Model.TestCase
-TestReaders.settings = settings(max_examples=150, stateful_step_count=30)
+TestReaders.settings = settings(max_examples=scaled(40), stateful_step_count=30)
 
 
 def test_memory_does_not_grow_while_reads_always_overlap() -> None:

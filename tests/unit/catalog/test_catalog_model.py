@@ -26,6 +26,7 @@ from a2m_router.protocol.wire.timestamps import render
 from a2m_router.ranking.policy import strength
 from tests.support.catalogs import NAMES, content_of, entry, is_held, opened, rewritten, strays_left
 from tests.support.catalogs import TIERS as ALL_ON_PIPES
+from tests.support.examples import scaled
 
 # what is written to a server over HTTP may land later than anybody waits
 TIERS = [
@@ -837,6 +838,6 @@ def _settings(tier: Tier) -> tuple[float | None, bool, int | None]:
 
 
 TestInMemory: Any = Model.TestCase
-TestInMemory.settings = settings(max_examples=40, stateful_step_count=40)
+TestInMemory.settings = settings(max_examples=scaled(15), stateful_step_count=40)
 TestOnFile: Any = OnFile.TestCase
-TestOnFile.settings = settings(max_examples=20, stateful_step_count=40)
+TestOnFile.settings = settings(max_examples=scaled(8), stateful_step_count=40)

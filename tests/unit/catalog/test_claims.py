@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from a2m_router.catalog.claims import Claim, Claims, Name, group_name, id_name, key_name
 from tests.support.catalogs import is_held
+from tests.support.examples import scaled
 
 NAMES = [id_name("x"), id_name("\0"), key_name(None, "k"), key_name("", "k"), group_name("a", "g")]
 
@@ -41,11 +42,11 @@ def run(backend: str, main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @both
-@settings(max_examples=100)
+@settings(max_examples=scaled(30))
 @given(st.lists(takers, max_size=8))
-def test_whoever_takes_whatever_and_is_cancelled_whenever_each_name_has_one_holder_and_all_get_their_turn(
-    backend: str, takers: list[Taker]
-) -> None:
+def test_each_name_has_one_holder_and_all_get_their_turn(backend: str, takers: list[Taker]) -> None:
+    """Whoever takes whatever and is cancelled whenever each name has one holder and all get their turn."""
+
     async def main() -> None:
         claims = Claims()
         holders: dict[Name, Taker] = {}
@@ -87,7 +88,7 @@ def test_whoever_takes_whatever_and_is_cancelled_whenever_each_name_has_one_hold
 
 
 @both
-@settings(max_examples=40)
+@settings(max_examples=scaled(15))
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
 def test_who_comes_first_is_served_first(backend: str, stays: list[bool]) -> None:
     async def main() -> None:

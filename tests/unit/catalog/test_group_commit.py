@@ -73,7 +73,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-async def test_who_commits_after_a_sync_began_waits_for_the_next_and_one_serves_them_all() -> None:
+async def test_commits_after_a_sync_began_share_the_next_one() -> None:
+    """Who commits after a sync began waits for the next and one serves them all."""
     disk = Disk()
     syncing = GroupCommit(disk.sync)
     async with anyio.create_task_group() as tasks:
@@ -130,7 +131,8 @@ async def test_those_who_wait_do_not_depend_on_who_began() -> None:
     assert waiters.refused == []
 
 
-async def test_one_who_is_cancelled_before_its_sync_begins_leaves_the_next_to_begin_it() -> None:
+async def test_a_waiter_cancelled_before_its_sync_leaves_it_to_the_next() -> None:
+    """One who is cancelled before its sync begins leaves the next to begin it."""
     disk = Disk()
     syncing = GroupCommit(disk.sync)
     disk.let[0].set()

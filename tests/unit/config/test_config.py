@@ -138,7 +138,8 @@ def test_what_is_left_out_has_its_default() -> None:
     assert sparse.path is None
 
 
-def test_a_summarizer_with_nothing_but_its_address_and_model_has_the_other_defaults() -> None:
+def test_a_summarizer_with_address_and_model_has_the_other_defaults() -> None:
+    """A summarizer with nothing but its address and model has the other defaults."""
     sparse = settings(summarizer())
     assert sparse.summarizer == Summarizer(
         url="http://127.0.0.1:11434/v1", model="small", token="", timeout=60, max_input=100_000
@@ -162,9 +163,8 @@ def test_paths_are_relative_to_the_file_unless_absolute() -> None:
         (mount("m"), None),
     ],
 )
-def test_a_write_that_names_no_tier_goes_to_the_working_tier_or_the_first_managed_one(
-    text: str, name: str | None
-) -> None:
+def test_a_write_without_a_tier_goes_to_the_working_or_first_managed_one(text: str, name: str | None) -> None:
+    """A write that names no tier goes to the working tier or the first managed one."""
     working = settings(text).working
     assert (working and working.name) == name
 
@@ -189,7 +189,8 @@ def test_a_child_inherits_no_token_but_what_its_own_table_gives_it() -> None:
     assert got.child_environment(got.tier("near"), environ) == {"PATH": "/bin", "LANG": "de", "H2": "own"}
 
 
-def test_a_tier_s_environment_names_the_tokens_that_it_gets_and_nobody_else() -> None:
+def test_a_tiers_environment_names_the_tokens_that_it_alone_gets() -> None:
+    """A tier's environment names the tokens that it gets and nobody else."""
     environ = {"PATH": "/bin", "T": "s3cret"}
     got = settings(tier("one", 'env = { T = "${T}", URL = "x:${T}@y" }') + tier("two"), **environ)
     assert got.child_environment(got.tier("one"), environ) == {"PATH": "/bin", "T": "s3cret", "URL": "x:s3cret@y"}
@@ -743,7 +744,8 @@ HOLDERS: Final = {
 
 @pytest.mark.parametrize("at", HOLDERS)
 @pytest.mark.parametrize("token", NO_HEADER_S)
-def test_a_token_that_no_header_can_carry_is_refused_at_the_variable_that_holds_it(token: str, at: str) -> None:
+def test_a_token_that_no_header_can_carry_is_refused_at_its_variable(token: str, at: str) -> None:
+    """A token that no header can carry is refused at the variable that holds it."""
     assert mistakes(HOLDERS[at], HOLDER=token) == [
         f"{at}.token_env: a token is printable ASCII without spaces and line ends; the one in the environment variable "
         "HOLDER is not"

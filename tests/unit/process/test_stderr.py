@@ -33,7 +33,8 @@ def test_a_name_that_is_no_utf_8_is_logged_in_either_form() -> None:
     assert _Text().format(record).endswith("is gone")
 
 
-def test_what_is_written_comes_out_whole_and_in_order_by_whoever_it_is_said(unread: Unread) -> None:
+def test_what_is_written_comes_out_whole_and_in_order(unread: Unread) -> None:
+    """What is written comes out whole and in order by whoever it is said."""
     stream = os.fdopen(unread.writing, "w", closefd=False)
     unblocked = UnblockedStderr(stream)
     handler = logging.StreamHandler(unblocked)

@@ -219,7 +219,8 @@ async def test_its_own_late_answer_settles_a_call(deadline: Deadline) -> None:
         await outcome.unsettled[0].wait()
 
 
-async def test_the_answer_to_a_later_call_settles_a_call_and_to_an_earlier_one_does_not(deadline: Deadline) -> None:
+async def test_the_answer_to_a_later_call_settles_a_call(deadline: Deadline) -> None:
+    """The answer to a later call settles a call and to an earlier one does not."""
     async with scripted() as (connection, script), anyio.create_task_group() as tasks:
         earlier = begin(tasks, connection)
         before = await script.next()
@@ -260,7 +261,8 @@ async def test_a_cancelled_call_tells_when_it_will_be_settled() -> None:
         await settled.wait()
 
 
-async def test_a_peer_that_does_not_read_does_not_hold_a_call_beyond_its_deadline(deadline: Deadline) -> None:
+async def test_a_peer_that_does_not_read_holds_no_call_beyond_its_deadline(deadline: Deadline) -> None:
+    """A peer that does not read does not hold a call beyond its deadline."""
     async with scripted(buffer=0) as (connection, script), anyio.create_task_group() as tasks:
         begun = begin(tasks, connection, "begun", timeout=deadline.SECONDS)
         await anyio.wait_all_tasks_blocked()
@@ -684,7 +686,9 @@ async def test_what_a_server_says_is_quoted_without_what_it_was_shown(secret: st
 
 @pytest.mark.parametrize("sent", [True, False])
 @simulated
-async def test_a_call_over_http_without_an_answer_settles_with_time_unless_it_never_left(sent: bool) -> None:
+async def test_an_unanswered_call_over_http_settles_with_time(sent: bool) -> None:
+    """A call over http without an answer settles with time unless it never left."""
+
     class Deaf:
         async def post(self, posting: Posting) -> Answer:
             posting.sent = sent

@@ -265,9 +265,10 @@ async def test_what_is_no_bearer_is_not_called_a_token_and_not_repeated(shown: s
 
 
 @pytest.mark.parametrize(("headers", "word"), [({}, "no token"), ({"Authorization": "Bearer s3cret"}, "wrong token")])
-async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_token(
+async def test_a_refused_client_is_logged_by_its_address_without_its_token(
     headers: dict[str, str], word: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Who is refused is in the log with its address and without its token."""
     monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
     async with served(app(principals=[ALICE])) as client:
         for _ in range(9):
@@ -277,9 +278,10 @@ async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_tok
     assert "s3cret" not in caplog.text
 
 
-async def test_who_asks_whether_it_is_alive_is_in_the_log_only_with_a_wrong_token(
+async def test_a_liveness_check_is_logged_only_with_a_wrong_token(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Who asks whether it is alive is in the log only with a wrong token."""
     monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
     page = {"Origin": "https://app.example"}
     async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
@@ -330,7 +332,7 @@ async def test_a_request_for_another_host_is_refused_at_every_path(path: str) ->
             assert meant.status_code != 421
 
 
-async def test_a_page_that_has_its_own_name_looked_up_as_this_machine_learns_nothing() -> None:
+async def test_a_web_page_whose_name_resolves_to_this_machine_learns_nothing() -> None:
     """To its browser it is of the same origin, so it need not ask first, nor say where it comes from."""
     async with served(app(principals=[ALICE])) as client:
         page = {"Host": f"evil.example:{client.base_url.port}", "Sec-Fetch-Site": "same-origin"}
@@ -441,9 +443,8 @@ TWO_LENGTHS = [
 
 @pytest.mark.parametrize("lengths", TWO_LENGTHS)
 @pytest.mark.parametrize("path", [b"/", b"/healthz", b"/nowhere"])
-async def test_two_ways_to_tell_where_a_body_ends_are_refused_and_the_connection_ends(
-    lengths: bytes, path: bytes
-) -> None:
+async def test_two_lengths_of_a_body_are_refused_and_end_the_connection(lengths: bytes, path: bytes) -> None:
+    """Two ways to tell where a body ends are refused and the connection ends."""
     body = b"0\r\n\r\n" + SMUGGLED
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path
     said = lengths % ((len(body),) * lengths.count(b"%d"))
@@ -533,9 +534,10 @@ async def test_calls_under_way_are_answered_when_the_server_stops(by: str) -> No
             await call(port)
 
 
-async def test_a_connection_that_never_finishes_its_request_does_not_keep_the_server(
+async def test_an_unfinished_request_does_not_keep_the_server_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A connection that never finishes its request does not keep the server."""
     monkeypatch.setattr("a2m_router.protocol.server.http._GRACE", 1)
     async with anyio.create_task_group() as tasks:
         server = HttpServer(app(), "127.0.0.1", 0)

@@ -28,6 +28,7 @@ from a2m_router.protocol.server.http import application, serve_http
 from a2m_router.protocol.server.http_connection import ConnectionConfig, HttpConnection
 from a2m_router.protocol.server.http_limits import DEFAULT_LIMITS, MIN_RATE, Busy, HttpLimits, Limiter, patience
 from a2m_router.protocol.server.server import Caller
+from tests.support.examples import scaled
 
 PATIENCE = 20  # far more than anything here takes; a hang becomes a failure
 SOON = 0.4  # an idle_timeout that passes soon, and in which a busy machine can still send a request
@@ -328,7 +329,7 @@ VISIT: ContextVar[Visit] = ContextVar("VISIT")
 STEPS = ("send", "send", "send", "hang up", "cancel", "answer", "fail")
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(30))
 @given(
     requests=st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 50), min_size=1, max_size=3)), max_size=6),
     steps=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(STEPS)), max_size=30),
@@ -530,7 +531,8 @@ async def test_a_call_whose_client_is_gone_is_called_off() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_must_be_finished_is_though_its_client_is_gone_and_keeps_its_place_until_then() -> None:
+async def test_a_call_that_must_be_finished_keeps_its_place_without_its_client() -> None:
+    """What must be finished is though its client is gone and keeps its place until then."""
     gate = Gate()
 
     async def finished(message: bytes, caller: Caller) -> bytes | None:
@@ -633,9 +635,8 @@ async def test_a_client_that_asks_on_and_on_and_never_reads_is_cut_off() -> None
 
 
 @given(took=st.floats(0, 1e6), came=st.integers(0, 2**30), idle=st.floats(0.1, 1e3))
-def test_a_body_has_its_time_from_the_start_and_by_its_length_and_never_stands_still(
-    took: float, came: int, idle: float
-) -> None:
+def test_a_body_has_time_by_its_length_and_must_not_stand_still(took: float, came: int, idle: float) -> None:
+    """A body has its time from the start and by its length and never stands still."""
     left = patience(took, came, idle)
     assert left <= idle
     assert (left > 0) == (took < idle + came / MIN_RATE)
@@ -738,7 +739,8 @@ async def test_a_connection_too_many_is_told_so_and_closed() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_pile_of_connections_does_not_grow_and_those_that_are_in_are_served() -> None:
+async def test_a_pile_of_connections_does_not_grow() -> None:
+    """A pile of connections does not grow and those that are in are served."""
     async with served(limits=HttpLimits(max_connections=10)) as server, server.wire() as early:
         assert (await early.call()).status == 200
         async with contextlib.AsyncExitStack() as stack:
@@ -785,7 +787,8 @@ async def test_a_head_that_is_too_long_is_431(bomb: str, size: int, caplog: pyte
 
 
 @pytest.mark.anyio
-async def test_a_head_that_never_ends_is_431_and_whoever_goes_on_sending_is_cut_off() -> None:
+async def test_a_head_that_never_ends_is_431_and_its_sender_is_cut_off() -> None:
+    """A head that never ends is 431 and whoever goes on sending is cut off."""
     limits = HttpLimits(max_header=2000, max_connections=1, idle_timeout=SOON)
     async with served(limits=limits) as server, server.wire() as wire:
         await wire.send(b"x" * 3000)  # at once, for time must not be up before it is too long
@@ -907,7 +910,8 @@ def get(path: bytes, headers: bytes = b"", version: bytes = b"1.1", method: byte
 
 
 @pytest.mark.anyio
-async def test_whoever_asks_is_told_that_the_server_is_alive_even_when_it_is_full() -> None:
+async def test_a_full_server_still_answers_that_it_is_alive() -> None:
+    """Whoever asks is told that the server is alive even when it is full."""
     limits = HttpLimits(max_requests=0)
     async with served(limits=limits, principals=[ALICE]) as server, server.wire() as wire:
         for path, word in [(b"/healthz", b"alive"), (b"/readyz", b"ready")]:

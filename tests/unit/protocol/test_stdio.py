@@ -107,7 +107,8 @@ async def test_answers_that_are_ready_together_go_out_in_one_piece() -> None:
     assert await served(b"a\nb\nc\n") == [b"a\nb\nc\n"]
 
 
-async def test_all_lines_of_a_chunk_are_begun_in_order_before_the_first_is_worked_on() -> None:
+async def test_all_lines_of_a_chunk_are_begun_before_the_first_is_worked_on() -> None:
+    """All lines of a chunk are begun in order before the first is worked on."""
     story: list[str] = []
 
     async def answer(message: bytes, _: Caller) -> bytes | None:

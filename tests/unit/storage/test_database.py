@@ -169,9 +169,8 @@ def test_a_missing_folder_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_file_in_use_by_another_process_is_refused_and_the_sentence_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_in_use_is_refused_and_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in use by another process is refused and the sentence names it."""
     monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 0.1)
     path = tmp_path / "catalog.db"
     with holder(path) as process:
@@ -193,7 +192,8 @@ def test_a_process_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.process
-def test_a_process_that_was_killed_leaves_the_file_free_and_its_commits_there(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_the_file_free_and_its_commits_there(tmp_path: Path) -> None:
+    """A process that was killed leaves the file free and its commits there."""
     path = tmp_path / "catalog.db"
     catalog = opened(path)
     write(catalog, entry("x"))

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from a2m_router.config.settings import Summarizer
 from a2m_router.summaries.model import MAX_ANSWER, MAX_QUOTED, MAX_WAIT, ModelFailed, connect_model
 from tests.support.addresses import reserved_port
+from tests.support.examples import scaled
 from tests.support.model_endpoint import PATIENCE, TOKEN, Endpoint, answer, completed, completion, error, serving
 
 
@@ -91,7 +92,8 @@ async def test_what_the_environment_says_of_proxies_changes_nothing(
 
 
 @pytest.mark.anyio
-async def test_a_model_has_the_name_of_its_settings_and_writes_several_texts_at_once(endpoint: Endpoint) -> None:
+async def test_a_model_is_named_as_set_and_writes_several_texts_at_once(endpoint: Endpoint) -> None:
+    """A model has the name of its settings and writes several texts at once."""
     endpoint.answers(completion("short"))
     texts: list[str] = []
     async with connect_model(summarizer(endpoint.url)) as model:
@@ -476,13 +478,14 @@ async def test_an_endpoint_may_ask_for_a_wait_with_another_status_too(endpoint: 
 
 
 @pytest.mark.anyio
-async def test_a_wait_until_a_date_is_counted_from_now_where_the_answer_has_no_date(endpoint: Endpoint) -> None:
+async def test_a_retry_date_is_counted_from_now_without_a_date_in_the_answer(endpoint: Endpoint) -> None:
+    """A wait until a date is counted from now where the answer has no date."""
     for day, seconds in ((datetime(2001, 1, 1, tzinfo=UTC), 0.0), (datetime.now(UTC) + timedelta(days=9), MAX_WAIT)):
         endpoint.answers(answer("", "429 No", Retry_After=format_datetime(day, usegmt=True)))
         assert (await failure(endpoint.url)).retry_after == seconds
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(15))
 @given(
     st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=40), st.integers(0, 28), st.integers(0, 8)
 )
@@ -495,7 +498,7 @@ def test_no_retry_after_breaks_a_failure(text: str, at: int, cut: int) -> None:
     assert wait is None or 0 <= wait <= MAX_WAIT
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(15))
 @given(
     token=st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=12, max_size=40),
     around=st.lists(st.text(max_size=2 * MAX_QUOTED), min_size=2, max_size=4),

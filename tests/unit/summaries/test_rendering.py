@@ -149,7 +149,8 @@ def test_a_transcript_goes_by_time_and_equals_stay_as_given(said: list[tuple[str
 
 
 @given(st.data())
-def test_a_transcript_of_distinct_moments_does_not_depend_on_the_order_given(data: st.DataObject) -> None:
+def test_a_transcript_of_distinct_moments_is_the_same_in_any_given_order(data: st.DataObject) -> None:
+    """A transcript of distinct moments does not depend on the order given."""
     turns = data.draw(st.lists(contents, max_size=6))
     given_ = [
         record(content, id=str(number), created_at=timestamps.render(START + number * 700))
@@ -442,7 +443,8 @@ def test_a_large_conversation_is_read_in_bounded_work() -> None:
 
 
 @given(st.integers(0, 10**7))
-def test_a_summary_is_meant_to_be_between_a_quarter_and_a_half_within_bounds(characters: int) -> None:
+def test_a_summarys_aim_is_between_a_quarter_and_a_half_within_bounds(characters: int) -> None:
+    """A summary is meant to be between a quarter and a half within bounds."""
     budget = summary_budget(characters)
     assert budget <= 2000
     assert budget * 2 <= characters

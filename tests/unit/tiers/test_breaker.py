@@ -38,7 +38,8 @@ def test_a_tier_that_has_come_up_begins_anew() -> None:
     assert not breaker.failed()
 
 
-def test_a_connection_is_given_up_after_one_wrong_greeting_or_after_some_once_it_has_greeted() -> None:
+def test_one_wrong_greeting_ends_a_connection_and_later_some_do() -> None:
+    """A connection is given up after one wrong greeting or after some once it has greeted."""
     breaker = Breaker()
     breaker.connected(0.0)
     assert not breaker.misgreeted(is_answer=False)  # it may only be slow

@@ -231,7 +231,8 @@ async def test_calls_one_after_the_other_share_a_connection() -> None:
 
 
 @pytest.mark.usefixtures("keeps_connections")
-async def test_calls_at_the_same_time_each_have_a_connection_which_later_ones_use_again() -> None:
+async def test_calls_at_once_have_a_connection_each_that_is_used_again() -> None:
+    """Calls at the same time each have a connection which later ones use again."""
     all_there = anyio.Event()
 
     async def reply(request: Request) -> bytes:
@@ -412,7 +413,9 @@ async def test_an_answer_of_just_the_longest_length_is_taken() -> None:
 
 
 @pytest.mark.usefixtures("keeps_connections")
-async def test_an_answer_that_was_compressed_unasked_is_read_as_far_as_it_may_unfold() -> None:
+async def test_an_unasked_compressed_answer_is_read_up_to_the_limit() -> None:
+    """An answer that was compressed unasked is read as far as it may unfold."""
+
     async def reply(request: Request) -> bytes:
         plain = request.answer("x" * 3_000_000 if len(server.requests) == 2 else "fine").partition(b"\r\n\r\n")[2]
         return http(gzip.compress(plain), Content_Encoding="gzip")

@@ -288,7 +288,8 @@ def behind(tier: Tier, *, silent: bool) -> None:
 
 
 @simulated
-async def test_a_service_that_does_not_answer_its_server_opens_the_breaker_and_is_looked_for_by_greetings() -> None:
+async def test_a_silent_service_opens_the_breaker_and_is_probed_by_greetings() -> None:
+    """A service that does not answer its server opens the breaker and is looked for by greetings."""
     tier = Tier()
     async with linked(tier) as link:
         await link.wait_up()
@@ -404,7 +405,8 @@ async def test_a_look_says_at_once_how_the_service_is() -> None:
 
 
 @simulated
-async def test_a_look_that_takes_its_time_is_not_waited_for_and_counts_all_the_same() -> None:
+async def test_a_slow_look_is_not_waited_for_and_counts() -> None:
+    """A look that takes its time is not waited for and counts all the same."""
     tier = Tier()
     async with linked(tier) as link:
         await link.wait_up()
@@ -569,9 +571,9 @@ async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None
         tier.takes = 0.1
         with budget(600):
             async with anyio.create_task_group() as calls:
-                for _ in range(60 * 40):
+                for _ in range(60 * 25):
                     calls.start_soon(recall)
-                    await anyio.sleep(0.025)
+                    await anyio.sleep(0.04)
         assert link.status == "up"
         assert len([at for at in late if at > 40]) < len([at for at in good if at > 40]) / 10
         assert len([at for at in good if at > 40]) > 0.9 * 10 * 20
@@ -579,10 +581,10 @@ async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None
         tier.takes = 0.001
         with budget(600):
             async with anyio.create_task_group() as calls:
-                for _ in range(5000):
+                for _ in range(1000):
                     calls.start_soon(recall)
                     await anyio.sleep(0.0011)
-        assert len([at for at in good if at > 60]) > 4900
+        assert len([at for at in good if at > 60]) > 980
         tasks.cancel_scope.cancel()
 
 
@@ -932,7 +934,8 @@ async def test_a_tier_that_has_come_up_anew_is_barred_anew() -> None:
 
 
 @simulated
-async def test_a_change_that_waits_for_its_turn_is_not_sent_to_a_tier_that_came_back_meanwhile() -> None:
+async def test_a_waiting_change_is_not_sent_to_a_tier_that_came_back() -> None:
+    """A change that waits for its turn is not sent to a tier that came back meanwhile."""
     tier = Tier()
     link = Link("episodic", tier.connect, timeout=5, most_calls=1, random=lambda: 1.0)
     found: list[str] = []

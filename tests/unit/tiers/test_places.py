@@ -84,9 +84,10 @@ async def test_work_in_the_background_needs_no_place() -> None:
 
 @pytest.mark.parametrize("settles", [True, False])
 @simulated
-async def test_a_call_that_is_given_up_keeps_its_place_until_it_is_settled_or_that_takes_too_long(
+async def test_a_cancelled_call_keeps_its_place_until_it_is_settled(
     settles: bool,
 ) -> None:
+    """A call that is given up keeps its place until it is settled or that takes too long."""
     found: list[str] = []
     landed = anyio.Event()
     async with anyio.create_task_group() as tasks:
