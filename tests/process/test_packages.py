@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
@@ -79,3 +80,21 @@ def test_nothing_else_is_installed_at_the_top() -> None:
     assert {script.module.partition(".")[0] for script in scripts} <= set(PACKAGES)
     sources = [path for root in ("router", "backends") for path in (ROOT / root).rglob("*.py")]
     assert {path.relative_to(ROOT).parts[1] for path in sources} == set(PACKAGES)
+
+
+def test_the_wheel_holds_the_packages_and_they_run_from_it(tmp_path: Path) -> None:
+    """An editable installation would also work with a wheel that holds nothing."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    sources = {path.relative_to(ROOT / top) for top in ("router", "backends") for path in (ROOT / top).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == {path.as_posix() for path in sources}
+    program = f"""
+import sys
+sys.path.insert(0, {str(wheel)!r})
+import a2m_router, a2m_store
+print(a2m_router.__file__, a2m_store.__file__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert all(where.startswith(str(wheel)) for where in done.stdout.split())
