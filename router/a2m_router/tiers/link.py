@@ -171,7 +171,7 @@ class Link:
         self._retry_at = 0.0
         self._peer: Peer | None = None  # exactly while the link is up
         self._breaker = Breaker()
-        # the method that it last rejected because its disk is full, and when; None once such a call has succeeded
+        # the method last rejected for a full disk, and when; None once such a call has succeeded _QUIET seconds later
         self._full: tuple[str, float] | None = None
         self._places = Places(name, most_calls, self._spawn)
         self._tasks: anyio.abc.TaskGroup | None = None  # while `run` runs
