@@ -32,7 +32,7 @@ _LOOK: Final = 0.05
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The handler of one method. `writes`: its result is a promise that must survive a power cut."""
+    """The handler of one method. `writes`: what it confirms must survive a power cut."""
 
     params: type[Params]
     carried_out_by: Callable[[Store, Any, Caller], Any]

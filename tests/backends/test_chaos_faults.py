@@ -532,7 +532,7 @@ async def test_what_a_tier_claims_to_have_forgotten_is_gone_in_the_end(tmp_path:
         with seen.trouble():
             assert await seen.fed.call("forget", ids=["b", "c"]) == {"forgotten": 2}
             assert await seen.readable() == ["a"]
-            await seen.hears("it says that it has forgotten records, and holds them still")
+            await seen.hears("its server says that it has forgotten records, and holds them still")
         await seen.well()
         assert await seen.readable() == ["a"]
     assert seen.held() == ["a"]

@@ -185,7 +185,7 @@ class Catalog:
         lost = []
         with self._transaction():
             for entry in new:
-                self._changes.settle(entry, vectors.get(entry.id))
+                self._changes.fulfil(entry, vectors.get(entry.id))
             for replacement in replacements:
                 entry = replacement.entry
                 current = self.records.get(entry.id)

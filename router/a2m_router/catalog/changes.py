@@ -32,7 +32,7 @@ class Changes:
         self.earned = Earned(tables)
         self.vectors = VectorIndex(tables)
 
-    def settle(self, entry: Entry, vector: Sequence[float] | None) -> None:
+    def fulfil(self, entry: Entry, vector: Sequence[float] | None) -> None:
         """Turn a reservation into a record.
 
         The write is deliberate, so it removes a tombstone of the id, unless a tier is unscanned: the forgotten record
@@ -42,7 +42,7 @@ class Changes:
         if self.tombstones.is_forgotten(entry.id) and not self.tiers.unscanned():
             self.tombstones.drop(entry.id)
         self.earned.drop(entry.id)  # earned by an earlier record of this id, which was lost
-        self.vectors.put(self.records.settle(entry), entry.home, vector)
+        self.vectors.put(self.records.fulfil(entry), entry.home, vector)
 
     def insert(self, entry: Entry, vector: Sequence[float] | None) -> None:
         """Add a record that has no reservation."""
@@ -110,7 +110,7 @@ class Changes:
 
     def forget_quarantined(self, id: str, scope: Scope, now: int) -> list[Entry]:
         """Forget the quarantined records with this id; return what is known of them."""
-        dropped = [stray for stray in self.strays.set_aside(id) if scope.may_change(stray.owner, stray.tier)]
+        dropped = [stray for stray in self.strays.quarantined(id) if scope.may_change(stray.owner, stray.tier)]
         for stray in dropped:
             self.strays.note(stray, stray.tier, Stray.UNWANTED)
             self.tombstones.note(id, stray.owner, now)

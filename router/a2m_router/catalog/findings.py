@@ -126,8 +126,8 @@ class Findings:
     def why_set_aside(self, id: str, key: str | None) -> str:
         """Return why a found record is quarantined."""
         if key is None or self._is_id_taken(id):
-            return "its id has another record"
-        return f"its owner's key {key!r} has another record"
+            return "another record has its id"
+        return f"another record has its owner's key {key!r}"
 
     def decide(self, scanned: list[str]) -> tuple[list[Whole], list[Torn]]:
         """Sort the groups with equal copies in two `scanned` tiers: whole in one of the two, or torn."""

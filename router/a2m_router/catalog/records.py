@@ -126,7 +126,7 @@ class Records:
         """Add a row for a record that is being written to `entry.home`. No read sees it yet."""
         self._insert(entry, self._next_number(), destination=self._tables.no[entry.home])
 
-    def settle(self, entry: Entry) -> int:
+    def fulfil(self, entry: Entry) -> int:
         """Turn a reservation into a record. Return its number."""
         seq = self._execute("SELECT seq FROM records WHERE id = ? AND home IS NULL", (entry.id,)).get
         assert seq is not None, "a record is reserved before it is written"

@@ -68,7 +68,7 @@ class Strays:
                 found.update((stray.id, stray) for stray in at_key)
         return list(found.values())
 
-    def set_aside(self, id: str) -> list[NotedStray]:
+    def quarantined(self, id: str) -> list[NotedStray]:
         """Return the quarantined records with this id, in all tiers."""
         rows = self._execute("SELECT tier, owner, key FROM strays WHERE id = ? AND kind = ?", (id, Stray.ASIDE))
         return [NotedStray(id, self._name[no], Stray.ASIDE, absent_or(o), absent_or(key)) for no, o, key in rows]

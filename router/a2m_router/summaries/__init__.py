@@ -1,1 +1,1 @@
-"""Text out of records."""
+"""Text from records: prompts and summaries."""

@@ -33,7 +33,7 @@ MAX_ANSWER: Final = 2**20  # bytes; far more than a summary needs
 MAX_QUOTED: Final = 200  # characters quoted of an endpoint's error
 MAX_WAIT: Final = 86_400.0  # seconds; the longest Retry-After that is obeyed
 
-_WRONG_ADDRESS: Final = "see that url in [summarizer] is the base address of an OpenAI-compatible endpoint"
+_WRONG_ADDRESS: Final = "check that url in [summarizer] is the base address of an OpenAI-compatible endpoint"
 # prefixes of the types of parts that hold reasoning
 _REASONING: Final = ("reasoning", "thinking", "redacted_thinking", "thought")
 _SECONDS: Final = re.compile(r"[0-9]+")
@@ -110,16 +110,15 @@ class Model:
         except TimeoutError:
             raise self._failed(
                 f"gave no whole answer within {allowed:.3g} s",
-                "see whether it is overloaded; in [summarizer], a smaller max_input gives it less to do and a longer "
-                "timeout more time",
+                "check whether it is overloaded; in [summarizer], lower max_input or raise timeout",
             ) from None
         except never_sent as problem:
             raise self._failed(
                 f"cannot be reached: {str(problem) or type(problem).__name__}",
-                "see that it runs, and that url in [summarizer] is its address",
+                "check that it runs, and that url in [summarizer] is its address",
             ) from None
         except (httpx.HTTPError, OSError):
-            raise self._failed("broke off before its answer was whole", "its own log may say why") from None
+            raise self._failed("broke off before its answer was whole", "check its own log") from None
         unreadable = None
         try:
             body = body and unpacked(body, response.headers.get("Content-Encoding", ""), MAX_ANSWER)
@@ -130,7 +129,7 @@ class Model:
         if unreadable is not None:
             raise self._failed(
                 f"gave an answer that cannot be read: {unreadable}",
-                "see that nothing on the way to it compresses answers",
+                "check that no proxy on the way compresses answers",
             )
         if body is None:
             raise self._failed(f"answered with more than {MAX_ANSWER:,} bytes, and was not read on", _WRONG_ADDRESS)
@@ -164,30 +163,30 @@ class Model:
             raise self._failed(what, _WRONG_ADDRESS) from None
         if choice.finish_reason == "length":
             raise self._failed(
-                'stopped in the middle of its text (finish_reason "length"), and half a summary is worse than none',
+                'stopped in the middle of its text (finish_reason "length")',
                 "raise the number of tokens it may write, or lower max_input in [summarizer]",
             )
         if choice.finish_reason == "content_filter":
             raise self._failed(
                 'withheld its text (finish_reason "content_filter")',
-                "what it objects to is in the records; another model may write of it",
+                "the records contain what it filters out; try another model",
             )
         written, reasoned = _written(choice.message)
         if written is None and not reasoned:
             lacking = "is missing or null" if choice.message.content is None else "has no part of type text"
             raise self._failed(
                 f"answered without a text: choices[0].message.content {lacking}",
-                "see that model in [summarizer] is a chat model that answers in text",
+                "check that model in [summarizer] is a chat model that answers in text",
             )
         text = without_reasoning(written or "")
         if not text and (reasoned or (written or "").strip()):
             raise self._failed(
-                "answered with reasoning alone, and nothing is left without it",
+                "answered with reasoning alone, and nothing is left without the reasoning",
                 "let it write more tokens, have the endpoint turn its reasoning off, or take another model",
             )
         if not text:
             raise self._failed(
-                "answered with an empty text", "try again, or see that model in [summarizer] can write summaries"
+                "answered with an empty text", "try again, or check that model in [summarizer] can write summaries"
             )
         try:
             text.encode()
@@ -209,23 +208,21 @@ class Model:
 
     def _advice(self, status: int) -> str:
         if status in (401, 403):
-            held = (
-                "see that the environment variable named by token_env in [summarizer] holds a token that is good there"
-            )
+            held = "check that the environment variable named by token_env in [summarizer] holds a valid token"
             return (
                 held
                 if self._token
                 else "if it asks for a token, name its environment variable in [summarizer]: token_env"
             )
         if status == 404:
-            return "see that url and model in [summarizer] are right"
+            return "check url and model in [summarizer]"
         if status == 429:
-            return "it takes no more calls for now; ask it again later, or less often"
+            return "it accepts no more calls at present; retry later, or less often"
         if 300 <= status < 400:
             return "redirects are not followed; make url in [summarizer] the address that it leads to"
         if status >= 500:
-            return "the fault is on its side; its own log may say why"
-        return "see that model and max_input in [summarizer] are what it takes"
+            return "the error is on its side; check its own log"
+        return "check that it accepts model and max_input in [summarizer]"
 
     def _quoted(self, body: bytes) -> str:
         """Return the endpoint's error message on one line and without the token, as the end of a sentence."""

@@ -81,7 +81,7 @@ class Prompting:
             if prompt.budget is not None and len(text) > prompt.budget:
                 raise ModelFailed(
                     f"the model {self._model.name!r} wrote {len(text):,} characters where the budget is "
-                    f"{prompt.budget:,}, and a text is not cut; allow for more, or ask for method template"
+                    f"{prompt.budget:,}, and texts are not truncated; raise the budget, or use method template"
                 )
         except ModelFailed as failure:
             raise model_failed(

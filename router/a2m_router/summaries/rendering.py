@@ -107,7 +107,7 @@ def extract(records: Sequence[Record], *, budget: int) -> str | None:
 
 
 def summary_budget(characters: int) -> int:
-    """Return the most characters of a summary of so many: a quarter, but 200 to 2,000, and never more than half.
+    """Return the length limit of a summary, in characters: a quarter of its source, within 200 to 2,000, at most half.
 
     A quarter of a conversation has room for its statements without the small talk. Fewer than 200 characters have no
     room for two sentences, and more than 2,000 are too long for a summary.

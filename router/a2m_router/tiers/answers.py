@@ -253,7 +253,7 @@ class Answers:
 
 
 def alteration(given: Draft, kept: Record) -> str:
-    """Return how a tier's copy of a record differs from the record that it was sent."""
+    """Return how a tier's copy of a record differs from the record that was sent."""
     content = given.content or ""
     if kept.content != content:
         at = next((i for i, pair in enumerate(zip(content, kept.content, strict=False)) if pair[0] != pair[1]), None)

@@ -3,9 +3,9 @@ as an argument.
 
 - FAILURES calls in a row without an answer open the breaker. An error is an answer, too. The service behind the tier's
   server may have been silent for more requests than the calls show; then that number counts.
-- While the breaker is open the connection is kept, since it may be healthy. It is closed when it was of no use for
-  PATIENCE seconds, or when TRIALS greetings in a row got a wrong answer. A server that has never answered a greeting
-  correctly on this connection has one trial.
+- While the breaker is open the connection is kept, since it may be healthy. It is closed when it was useless for
+  PATIENCE seconds (the server was silent, or the service behind it down), or when TRIALS greetings in a row got a wrong
+  answer. A server that has never answered a greeting correctly on this connection has one trial.
 - PATIENCE doubles as long as a new connection does not help. The silence of a service may also be its server's fault,
   such as threads that hang, so that connection is closed, too.
 """
@@ -25,8 +25,8 @@ class Breaker:
 
     def __init__(self) -> None:
         self.failures = 0  # calls in a row without an answer
-        self._in_vain = 0  # connections in a row that were closed for being of no use
-        self._since = 0.0  # when the connection was opened, or last of use
+        self._in_vain = 0  # connections in a row that were closed as useless
+        self._since = 0.0  # when the connection was opened, or last useful
         self._has_greeted = False
         self._wrong = 0  # greetings in a row with a wrong answer
 
@@ -35,7 +35,7 @@ class Breaker:
 
     @property
     def patience(self) -> float:
-        """The seconds for which a connection may be of no use."""
+        """The seconds for which a connection may be useless."""
         return float(min(PATIENCE * 2.0 ** min(self._in_vain, 16), _LONGEST_PATIENCE))
 
     def answered(self) -> None:
@@ -63,7 +63,7 @@ class Breaker:
         self.failures = self._in_vain = 0
 
     def fell(self, now: float) -> None:
-        """Note that the connection was of use until now."""
+        """Note that the connection was useful until now."""
         self._since = now
 
     def misgreeted(self, *, is_answer: bool) -> bool:
@@ -72,7 +72,7 @@ class Breaker:
         return self._wrong >= (TRIALS if self._has_greeted else 1)
 
     def is_useless(self, now: float, heard: float) -> float | None:
-        """Return for how many seconds the connection was of no use, if that is too long and it has to be closed.
+        """Return for how many seconds the connection was useless, if it has to be closed for that; else None.
 
         Args:
             heard: when the server last sent anything.

@@ -115,7 +115,7 @@ def lifted(draft: Draft, *, vector: bool, tier: str | None, origin: Origin | Non
 
 
 def escaped(draft: Draft) -> Draft:
-    """Return a complete record in the form for a native tier: unchanged, but for metadata with the reserved name.
+    """Return a complete record in the form for a native tier: unchanged, except metadata with the reserved name.
 
     Such metadata is packed into a rider.
     """
@@ -256,7 +256,7 @@ def shows_metadata(answered: Raw, metadata: Raw | UnsetType) -> bool | None:
 
 
 def delegable(where: Mapping[str, Raw] | None, *, metadata: bool, mounted: bool = False) -> dict[str, Raw]:
-    """Return the conditions of `where` that a lifted server may apply first.
+    """Return the conditions of `where` that a lifted server or a mount may apply first.
 
     Every server understands these alike, on fields that it is certain to hold. The router applies all conditions again
     to the result.

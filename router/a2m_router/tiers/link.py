@@ -171,7 +171,7 @@ class Link:
         self._retry_at = 0.0
         self._peer: Peer | None = None  # exactly while the link is up
         self._breaker = Breaker()
-        # the method that it last rejected because its disk is full, and when; None once such a call has succeeded
+        # the method last rejected for a full disk, and when; None once such a call has succeeded _QUIET seconds later
         self._full: tuple[str, float] | None = None
         self._places = Places(name, most_calls, self._spawn)
         self._tasks: anyio.abc.TaskGroup | None = None  # while `run` runs
@@ -535,7 +535,7 @@ async def _greet(peer: Peer, seconds: float) -> Profile:
     try:
         return read_profile(await peer.call("memory/describe", _HOW_IS_IT, timeout=seconds))
     except A2MError as error:
-        what = "; it is no A2M server, which has this method" if error.code == Code.METHOD_NOT_FOUND else ""
+        what = "; every A2M server has this method, so it is not one" if error.code == Code.METHOD_NOT_FOUND else ""
         raise BadProfile(f"memory/describe: refused with {error.code}: {error.message}{what}") from error
     except client.NoAnswer as problem:
         # an HTTP server's answer is not kept in a buffer, so the hint is for pipes only

@@ -274,7 +274,7 @@ async def test_an_endpoint_that_is_not_there_cannot_be_reached() -> None:
     with reserved_port() as port:
         failed = await failure(f"http://127.0.0.1:{port}/v1")
     assert "cannot be reached: " in failed.reason
-    assert "see that it runs, and that url in [summarizer] is its address" in failed.reason
+    assert "check that it runs, and that url in [summarizer] is its address" in failed.reason
 
 
 @pytest.mark.anyio

@@ -878,7 +878,7 @@ async def test_a_json_rpc_server_of_something_else_says_so(tmp_path: Path) -> No
     async with served(reply) as server, linked(f'url = "{server.url}"', tmp_path) as link:
         await link.wait_greeted()
         assert link.reason == (
-            "memory/describe: refused with -32601: Method not found; it is no A2M server, which has this method"
+            "memory/describe: refused with -32601: Method not found; every A2M server has this method, so it is not one"
         )
 
 

@@ -93,7 +93,7 @@ class Salvage:
         """Return the ids of other federations whose records were adopted, as far as their epochs are known."""
         if not self._has("adopted"):
             return []
-        rows = self._rows("what was adopted of other federations", "federation", "adopted", "federation")
+        rows = self._rows("adopted federations", "federation", "adopted", "federation")
         return [federation for (federation,) in rows if isinstance(federation, str)]
 
     def epochs(self) -> list[str]:
