@@ -608,7 +608,7 @@ async def test_whether_a_tier_is_told_a_batch_in_one_call_is_known_before(record
         drafts = [
             Draft(id=f"r{n}", content="x", metadata=metadata, created_at=moment, revision=0) for n in range(records)
         ]
-        copies = fed.federation.recovery._copies
+        copies = fed.federation.recovery._gateway
         steer.seen.clear()
         await copies.write("working", drafts)
         calls = sum(b"memory/remember" in message[:100] for _, message in steer.seen)

@@ -322,13 +322,13 @@ async def test_a_scan_that_does_not_tell_of_a_record_does_not_prove_it_gone(
 ) -> None:
     await write_some(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
-        whole = fed.federation.recovery._copies.everything
+        whole = fed.federation.recovery._gateway.everything
 
         async def all_but_the_first(tier: str, written: Any) -> Any:
             async for page in whole(tier, written):
                 yield page[1:]
 
-        monkeypatch.setattr(fed.federation.recovery._copies, "everything", all_but_the_first)
+        monkeypatch.setattr(fed.federation.recovery._gateway, "everything", all_but_the_first)
         await fed.federation.recovery._scanner.scan("semantic")
         assert len(await fed.timeline()) == 12
 

@@ -285,7 +285,7 @@ async def test_a_sweeper_that_does_not_read_the_home_first_removes_the_last_copy
 ) -> None:
     async def believed(self: Reconciler, entries: Any, tier: str) -> tuple[dict[str, Any], None]:
         for home in {entry.home for entry in entries}:
-            await self._copies.read(home, [entry.id for entry in entries])
+            await self._gateway.read(home, [entry.id for entry in entries])
         return {entry.id: None for entry in entries}, None
 
     monkeypatch.setattr(Reconciler, "_seen_at_home", believed)
