@@ -222,7 +222,7 @@ async def test_a_private_summary_goes_to_the_most_semantic_private_tier(
             assert [r["tier"] for r in (await fed.call("summarize", ids=[id], owner="a"))["records"]] == [tier]
             return
         error = await refused(fed.call("summarize", ids=[id], owner="a"), Code.INVALID_PARAMS)
-        assert all(word in error.message for word in ("into: ", "'a'", f"{source!r} is private", "name the tier"))
+        assert all(word in error.message for word in ("into: ", "'a'", f"{source!r} are private", "name that tier"))
         assert thinker.thoughts == []
         assert [record["id"] for record in await fed.timeline()] == [id]
         assert (await fed.call("summarize", ids=[id], owner="a", into="a"))["written"] == 1
@@ -236,7 +236,7 @@ async def test_a_shared_page_is_replaced_by_private_text_only_when_told_to() -> 
         [id] = await fed.remember("a secret", owner="a")
         [page] = await fed.remember("for all", key="page", tier="semantic", owner="a")
         error = await refused(fed.call("summarize", ids=[id], key="page", owner="a"), Code.INVALID_PARAMS)
-        assert all(word in error.message for word in ("into: ", "'page'", "'semantic'", "'working' is private"))
+        assert all(word in error.message for word in ("into: ", "'page'", "'semantic'", "'working' are private"))
         assert thinker.thoughts == []
         for into in ("episodic", "semantic"):
             [record] = (await fed.call("summarize", ids=[id], key="page", into=into, owner="a"))["records"]
