@@ -391,7 +391,7 @@ async def test_a_client_from_before_there_were_hosts_is_answered() -> None:
 def as_to_a_proxy(method: str, target: str, host: str = "localhost", more: str = "", body: str = "") -> bytes:
     length = f"Content-Length: {len(body)}\r\n" if body else ""
     head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{length}{more}"
-    return f"{head}HttpConnection: close\r\n\r\n{body}".encode()
+    return f"{head}Connection: close\r\n\r\n{body}".encode()
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ async def test_two_ways_to_tell_where_a_body_ends_are_refused_and_the_connection
 async def test_http_1_0_has_no_chunks() -> None:
     head = b"POST / HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
     async with served(app()) as client:
-        came = await answered(client, head + b"HttpConnection: keep-alive\r\n\r\n0\r\n\r\n" + SMUGGLED)
+        came = await answered(client, head + b"Connection: keep-alive\r\n\r\n0\r\n\r\n" + SMUGGLED)
         assert (status_of(came), came.count(b"HTTP/1.1 ")) == (400, 1)
 
 

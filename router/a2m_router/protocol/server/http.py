@@ -293,10 +293,10 @@ class _Calls:
             return Response(status_code=400)  # to nobody
         except TimeoutError:
             slow = f"the body of a request must come within {self._idle_timeout:g} s, and {MIN_RATE:,} bytes a second"
-            return _refused(Refusal(408, slow, {"HttpConnection": "close"}))
+            return _refused(Refusal(408, slow, {"Connection": "close"}))
         if message is None:
             # what may be left of the body is not worth reading, so the connection cannot be used again
-            return _error(413, too_long(self._max_message), {"HttpConnection": "close"})
+            return _error(413, too_long(self._max_message), {"Connection": "close"})
         with anyio.CancelScope() as call:
             scope.get("state", {})[ON_HANG_UP] = call.cancel
             return _answered(await self._answer(message, scope["caller"]))
@@ -385,7 +385,7 @@ class _Door:
                 answered = MutableHeaders(scope=message)
                 if asks_first:
                     # it was not told to go on, so what it sends next may be the body or not: nobody can tell
-                    answered["HttpConnection"] = "close"
+                    answered["Connection"] = "close"
                 if origin is not None:
                     answered["Access-Control-Allow-Origin"] = origin
                     answered["Access-Control-Expose-Headers"] = "Retry-After"
@@ -414,7 +414,7 @@ class _Door:
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) + 4 for n, v in headers.raw)
         if size > self._max_header:
             return Refusal(
-                431, f"the head of a request may have {self._max_header:,} bytes", {"HttpConnection": "close"}
+                431, f"the head of a request may have {self._max_header:,} bytes", {"Connection": "close"}
             )
         if len(headers.getlist("origin")) > 1:
             return Refusal(403, "expected one header Origin, got several")

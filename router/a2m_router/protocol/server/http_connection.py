@@ -162,7 +162,7 @@ class HttpConnection(H11Protocol):
         fields = {
             "Content-Type": "text/plain; charset=utf-8",
             "Content-Length": str(len(body)),
-            "HttpConnection": "close",
+            "Connection": "close",
             **(headers or {}),
         }
         response = h11.Response(
