@@ -313,8 +313,8 @@ def test_a_second_router_on_the_same_state_is_told_about_the_first(tmp_path: Pat
         assert line.startswith(
             f"a2m-router: {tmp_path / 'router.db'}: in use by a2m-router (process {first.popen.pid})"
         )
-        assert "that one serves its own stdin and stdout; a router on HTTP" in line
-        assert "several clients share one federation" in line
+        assert "that process serves its own stdin and stdout; to share one federation" in line
+        assert "run a router on HTTP" in line
         assert "result" in first.ask("describe")
 
 
@@ -341,8 +341,8 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
             url = found[1]
             assert line == (
                 f"a2m-router: {tmp_path / 'router.db'}: in use by a2m-router (process {first.popen.pid}). "
-                f"One process has a file at a time, and that one listens on {url}: call it there (a2m --http {url} …), "
-                "or end it first"
+                f"Only one process can use a file, and that process listens on {url}: "
+                f"call it there (a2m --http {url} …), or end it first"
             )
         # what it leaves when it is killed is told by nobody any more
         first.popen.kill()
@@ -351,8 +351,9 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
     with running(config) as second:
         second.ask("describe")
         third = here("--config", str(config), "--check", "--log-level", "error")
-        assert f"(process {second.popen.pid}). One process has a file at a time, and that one serves its own stdin" in (
-            third.stderr
+        assert (
+            f"(process {second.popen.pid}). Only one process can use a file, and that process serves its own stdin"
+            in (third.stderr)
         )
         assert found[1] not in third.stderr
 

@@ -413,9 +413,7 @@ class _Door:
         # the parser lets a long head through if it comes in one piece
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) + 4 for n, v in headers.raw)
         if size > self._max_header:
-            return Refusal(
-                431, f"the head of a request may have {self._max_header:,} bytes", {"Connection": "close"}
-            )
+            return Refusal(431, f"the head of a request may have {self._max_header:,} bytes", {"Connection": "close"})
         if len(headers.getlist("origin")) > 1:
             return Refusal(403, "expected one header Origin, got several")
         return None
