@@ -133,7 +133,7 @@ async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
                     await change(memory)
                 assert refused.value.message == (
                     f"the catalog's file cannot be written to: {FILE_HELD}; nothing was written; "
-                    "try again when that has let go of it"
+                    "try again when the lock is released"
                 )
                 assert refused.value.data == {"reason": FILE_HELD, "retry_after": 1}
             await memory.recall("first")  # cannot be counted, which is no reason to refuse it
@@ -294,7 +294,7 @@ async def test_a_router_whose_catalog_is_gone_acknowledges_nothing_and_goes_on_r
                 await change(memory)
             assert refused.value.message == (
                 f"the catalog's file cannot be written to: {FILE_GONE}; nothing was written; "
-                "put it back, or end this server"
+                "put it back, or stop this server"
             )
             assert refused.value.data == {"reason": FILE_GONE}
         assert [record.content for record in (await memory.recall("first")).records] == ["the first"]

@@ -225,7 +225,7 @@ for line in sys.stdin:
     ("line", "said"),
     [
         ("exec /no/such/program", "/no/such/program"),
-        ("echo the disk is gone >&2; exit 3", "status 3; the last it said: the disk is gone"),
+        ("echo the disk is gone >&2; exit 3", "status 3; its last line on stderr: the disk is gone"),
         ("exec false", "status 1"),
         ("while read line; do echo garbage; done", "semantic"),
         (f"exec {shlex.quote(sys.executable)} no_methods.py", "is of 'core', and missing"),
