@@ -222,7 +222,7 @@ async def test_the_federation_takes_so_many_requests_at_once() -> None:
         first = Task(tasks, lambda: fed.call("recall", query="x", tier="semantic"))
         await hold.reached.wait()
         async with connect_local(fed.federation.answer) as another:
-            with pytest.raises(A2MError, match="1 calls are under way"):
+            with pytest.raises(A2MError, match="1 calls are in progress"):
                 await another.call("memory/timeline", {}, timeout=None)
             hold.release()
             assert (await first.ended())["records"]

@@ -92,7 +92,7 @@ async def test_other_methods_are_not_allowed(method: str) -> None:
     async with served(app()) as client:
         refused = await client.request(method, "/")
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
-        assert method == "HEAD" or refused.text == "this address takes POST only\n"
+        assert method == "HEAD" or refused.text == "this address accepts only POST\n"
 
 
 async def test_the_profile_is_only_read() -> None:
@@ -118,7 +118,7 @@ async def test_a_fault_is_one_sentence_and_the_server_goes_on() -> None:
     async with served(app(answer=faulty)) as client:
         for _ in range(2):
             failed = await client.post("/", json=CALL)
-            assert (failed.status_code, failed.text) == (500, "the server failed; its log says how\n")
+            assert (failed.status_code, failed.text) == (500, "the server failed; its log has the details\n")
 
 
 async def test_no_answer_says_what_it_is_served_by() -> None:
@@ -273,7 +273,7 @@ async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_tok
         for _ in range(9):
             await client.post("/", json=CALL, headers=headers)
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert record.getMessage().startswith(f"a request from 127.0.0.1 was refused: {word}: ")
+    assert record.getMessage().startswith(f"client=127.0.0.1 request rejected: {word}: ")
     assert "s3cret" not in caplog.text
 
 
@@ -485,7 +485,7 @@ async def test_a_name_is_listened_on() -> None:
 async def test_an_address_in_use_is_one_sentence(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"^cannot listen on {host}:{port}: another program is listening"):
+        with pytest.raises(CannotListen, match=f"^cannot listen on {host}:{port}: another program already listens"):
             await serve_http(app(), host, port)
 
 
