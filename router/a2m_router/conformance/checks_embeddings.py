@@ -16,7 +16,7 @@ from a2m_router.conformance.checking import (
 
 _METRICS = ("cosine", "dot", "l2")
 
-# the width of the first vector of a store that has none yet
+# the width of the first vector for a store without vectors
 _WIDTH = 8
 
 
@@ -88,7 +88,7 @@ def another_width_is_refused(target: Target) -> None:
     for wrong in ([*vector, 0.5], vector[:-1] or [0.5, 0.5]):
         target.refused(EMBEDDING_MISMATCH, "remember", records=[target.note(embedding=wrong)])
         target.refused(EMBEDDING_MISMATCH, "recall", embedding=wrong)
-    expect(len(target.timeline()) == 1, "vectors of another width were refused: expected nothing of them to be there")
+    expect(len(target.timeline()) == 1, "vectors of another width were rejected: expected none of their records")
 
 
 @check("3.7-b", needs="embeddings")
@@ -97,7 +97,7 @@ def a_vector_finds_what_is_near_it(target: Target) -> None:
     ids = target.remember(*[target.note(embedding=vector) for vector in vectors])
     for id, vector in zip(ids, vectors, strict=True):
         found = ids_of(target.records("recall", embedding=vector, where=target.mine, limit=3))
-        expect(found[:1] == [id], f"memory/recall by the very vector of {id!r}: expected it to come first, got {found}")
+        expect(found[:1] == [id], f"memory/recall by the vector of {id!r} itself: expected it first, got {found}")
 
 
 @check("3.8.1-a", needs="embeddings")
@@ -123,7 +123,7 @@ def _width(target: Target) -> int:
 
 
 def _vector(target: Target, number: int) -> list[float]:
-    """One of a few vectors of the same length in directions of their own."""
+    """Return one of a few vectors with the same length and different directions."""
     width = _width(target)
     chosen = random.Random(target.tag)
     places = chosen.sample(range(width), 3)

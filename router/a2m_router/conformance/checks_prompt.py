@@ -1,4 +1,4 @@
-"""Text beside the records (§4.16)."""
+"""Rendered text with the records (§4.16)."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def the_default_is_a_template(target: Target) -> None:
     template, _ = _text(target, "timeline", {"method": "template"})
     expect(
         default == template,
-        f"prompt: true: expected what method template gives, {shown(template)}, got {shown(default)}",
+        f"prompt: true: expected the text of method template, {shown(template)}, got {shown(default)}",
     )
 
 
@@ -138,7 +138,7 @@ def _said(target: Target) -> Record:
 
 
 def _text(target: Target, method: str, asked: Any, **params: Any) -> tuple[str, list[str]]:
-    """The text and the ids that are in it."""
+    """Return the text and the ids of its records."""
     result = target.ask(method, **{"where": target.mine, "limit": 20, **params}, prompt=asked)
     text, kept = result.get("prompt"), result.get("prompt_ids")
     expect(

@@ -1,15 +1,15 @@
-"""Every normative sentence of the specification, in our own words, and why a server is not asked where it is not.
+"""Every normative sentence of the specification, in our own words, and the reason if no check tests it.
 
-One entry for each key word in its section (a parameter list's together); an id that ends in a letter is a rule the text
-gives without a key word. Which checks test a sentence is said by the checks (`checking.check`); a sentence that none
-names has a reason here.
+There is one entry for each key word in its section (one for a whole parameter list). An id that ends in a letter is a
+rule without a key word. The checks name the sentences that they test (`checking.check`); every other sentence has a
+reason here.
 """
 
 from typing import Final, NamedTuple
 
 
 class Sentence(NamedTuple):
-    """What is demanded. `words` are the key words it accounts for; `untested` is why no check asks a server."""
+    """One requirement. `words` are the key words that it covers; `untested` is why no check tests it."""
 
     id: str
     words: tuple[str, ...]
@@ -25,7 +25,7 @@ CLIENT: Final = "binds clients, not servers"
 CALLER: Final = "binds those who write records"
 PERMISSION: Final = "a permission: with or without it a server conforms"
 DOCUMENT: Final = "asks for documentation"
-UNSEEN: Final = "cannot be seen from outside"
+UNSEEN: Final = "cannot be observed from outside"
 IN_PROCESS: Final = "the in-process binding belongs to one language; this suite speaks over stdio and HTTP"
 
 KEY_WORDS: Final = (
