@@ -82,12 +82,12 @@ async def federation(folder: Path, further: str) -> AsyncIterator[Peer]:
     """A router on pipes, with records in every tier; `further` lines of the fault's plan limit what hangs."""
     _prepare(folder, further)
     program = str(Path(sys.executable).with_name("a2m-router"))
-    with (folder / "stderr").open("w") as said:
+    with (folder / "stderr").open("w") as log:
         async with connect_process(
             [program, "--log-level", "warning"],
             name="router",
             cwd=folder,
-            on_stderr=lambda line: print(line, file=said, flush=True),
+            on_stderr=lambda line: print(line, file=log, flush=True),
         ) as peer:
             chance = random.Random(0)
             for tier in TIERS:
@@ -181,9 +181,9 @@ def report(seen: dict[str, Seen]) -> int:
     for title, some in groups.items():
         if some:
             took = [wide.took for wide in some]
-            says = f"{sum(map(_says_so, some)):8,}"
-            print(f"{title:28} {len(some):7,} {_ms(statistics.median(took))} {_ms(max(took))}{says}")
-    silent = sum(not _says_so(wide) for wide in hanging.wide)
+            reported = f"{sum(map(_is_reported, some)):8,}"
+            print(f"{title:28} {len(some):7,} {_ms(statistics.median(took))} {_ms(max(took))}{reported}")
+    silent = sum(not _is_reported(wide) for wide in hanging.wide)
     longest = max(wide.took for wide in hanging.wide)
     missed = {
         f"the p99 is {ratio:.2f} times that without a hanging tier, the target is {TARGET:g}": ratio > TARGET,
@@ -196,7 +196,7 @@ def report(seen: dict[str, Seen]) -> int:
     return 1 if any(missed.values()) else 0
 
 
-def _says_so(wide: Wide) -> bool:
+def _is_reported(wide: Wide) -> bool:
     return wide.missing == [HANGING]
 
 

@@ -44,8 +44,8 @@ class Tier(NamedTuple):
     """A way to reach a tier.
 
     Args:
-        lines: what its table in federation.toml says; `{url}` is where its server listens.
-        serve: the command of a server that listens, and says where on its stderr. Without one the router starts it.
+        lines: the lines of its table in federation.toml; `{url}` is the address of its server.
+        serve: the command of a server that prints its address on stderr. Without one the router starts the server.
     """
 
     name: str
@@ -67,10 +67,10 @@ async def call(federation: Federation, method: str, **params: Any) -> Any:
     message = {"jsonrpc": "2.0", "id": 1, "method": f"memory/{method}", "params": params}
     answer = await federation.answer(json.dumps(message).encode(), LOCAL)
     assert answer is not None
-    told = json.loads(answer)
-    if "error" in told:
-        raise RuntimeError(told["error"])
-    return told["result"]
+    answered = json.loads(answer)
+    if "error" in answered:
+        raise RuntimeError(answered["error"])
+    return answered["result"]
 
 
 async def remember(federation: Federation, turn: int) -> None:

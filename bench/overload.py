@@ -281,8 +281,8 @@ def router(folder: Path, delay: str, max_requests: int | None) -> Iterator[tuple
     (folder / "slow.toml").write_text(_PLAN.format(delay=delay))
     program = Path(sys.executable).with_name("a2m-router")
     with (
-        (folder / "stderr").open("wb") as said,
-        subprocess.Popen([program, "--log-level", "error"], cwd=folder, stderr=said) as process,
+        (folder / "stderr").open("wb") as stderr,
+        subprocess.Popen([program, "--log-level", "error"], cwd=folder, stderr=stderr) as process,
     ):
         try:
             yield psutil.Process(process.pid), _listening(folder / "stderr", process)
@@ -290,13 +290,13 @@ def router(folder: Path, delay: str, max_requests: int | None) -> Iterator[tuple
             process.terminate()
 
 
-def _listening(said: Path, process: "subprocess.Popen[bytes]") -> str:
+def _listening(stderr: Path, process: "subprocess.Popen[bytes]") -> str:
     while process.poll() is None:
-        found = re.search(r"listens on (http://\S+)", said.read_text())
+        found = re.search(r"listens on (http://\S+)", stderr.read_text())
         if found is not None:
             return found[1]
         time.sleep(0.05)
-    raise RuntimeError(f"the router does not start: {said.read_text()}")
+    raise RuntimeError(f"the router does not start: {stderr.read_text()}")
 
 
 class Watched(msgspec.Struct):
@@ -397,10 +397,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, env={**os.environ}) as client,
             progress("seconds of peak and load", seconds, ticks=False) as bar,
         ):
-            watched, told = _watch(process, client, seconds, bar)
+            watched, printed = _watch(process, client, seconds, bar)
         if client.returncode:
             return 1
-    return report(msgspec.json.decode(told, type=Figures), watched)
+    return report(msgspec.json.decode(printed, type=Figures), watched)
 
 
 def _parser() -> argparse.ArgumentParser:

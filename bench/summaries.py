@@ -55,17 +55,17 @@ def extracted(turns: Sequence[Turn], budget: int) -> set[str]:
 
 
 def first_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
-    return _filled(_said(turns), budget)
+    return _filled(_sentences(turns), budget)
 
 
 def longest_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
-    return _filled(sorted(_said(turns), key=len, reverse=True), budget)
+    return _filled(sorted(_sentences(turns), key=len, reverse=True), budget)
 
 
 def random_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
-    said = _said(turns)
-    random.Random(turns[0].id).shuffle(said)
-    return _filled(said, budget)
+    shuffled = _sentences(turns)
+    random.Random(turns[0].id).shuffle(shuffled)
+    return _filled(shuffled, budget)
 
 
 WAYS: dict[str, Callable[[Sequence[Turn], int], set[str]]] = {
@@ -86,14 +86,14 @@ def kept(summary: set[str], turn: Turn, question: Question) -> tuple[float, floa
     return len(asked & set(query_tokens(" ".join(still)))) / len(asked), sum(map(len, still)) / len(turn.text)
 
 
-def _said(turns: Sequence[Turn]) -> list[str]:
+def _sentences(turns: Sequence[Turn]) -> list[str]:
     return [sentence for turn in turns for sentence in sentences(turn.text)]
 
 
-def _filled(said: Sequence[str], budget: int) -> set[str]:
+def _filled(sentences: Sequence[str], budget: int) -> set[str]:
     chosen = set()
     room = budget + 1
-    for sentence in said:
+    for sentence in sentences:
         if len(sentence) + 1 <= room:
             chosen.add(sentence)
             room -= len(sentence) + 1

@@ -379,7 +379,7 @@ class Shown:
         self._line = line
 
 
-def tell(line: str = "", indent: int = 4) -> None:
+def print_line(line: str = "", indent: int = 4) -> None:
     """Print a line; on a terminal, wrapped, with the lines after the first indented."""
     print(wrapped(line, terminal_width(), indent) if sys.stdout.isatty() else line, flush=True)
 
@@ -527,11 +527,11 @@ def report(title: str, checked: Checked, replay: Replay) -> None:
     """Print the result of a check. Raise Trouble if there are faults."""
     if checked.faults:
         for fault in checked.faults[:_MOST_FAULTS]:
-            tell(f"MISMATCH {fault}")
+            print_line(f"MISMATCH {fault}")
         if len(checked.faults) > _MOST_FAULTS:
-            tell(f"MISMATCH and {len(checked.faults) - _MOST_FAULTS} more")
+            print_line(f"MISMATCH and {len(checked.faults) - _MOST_FAULTS} more")
         raise Trouble(f"{title}: {len(checked.faults)} things are not as they were written")
-    tell(
+    print_line(
         f"{title}: all {len(replay.drafts)} turns are there exactly once, in order, in all and in each of "
         f"{len(replay.sessions)} sessions; every field is as it was written; no bucket is over its capacity"
     )
@@ -554,19 +554,21 @@ async def ask(router: Router, replay: Replay, questions: Sequence[Question]) -> 
     for number, each in enumerate(questions, 1):
         records = await router.read("memory/recall", Recall(query=each.question, limit=_LIMIT, where=replay.only))
         answer = "" if each.answer is None else f"  (in the file: {each.answer})"
-        tell()
-        tell(f"{number}. {each.question}{answer}")
+        print_line()
+        print_line(f"{number}. {each.question}{answer}")
         for record in records[:_SHOWN]:
             turn = replay.turn_of[record.id]
             mark = "*" if turn.id in each.evidence else " "
-            tell(f"  {mark} {record.tier:<10} {turn.id:<7} {turn.speaker}: {_shortened(record.content)}", indent=8)
+            print_line(
+                f"  {mark} {record.tier:<10} {turn.id:<7} {turn.speaker}: {_shortened(record.content)}", indent=8
+            )
         if each.evidence:
             found = [replay.turn_of[record.id].id for record in records]
             evidence = set(each.evidence)
             outcome.append(
                 Found(len(evidence), len(evidence.intersection(found)), len(evidence.intersection(found[:_SHOWN])))
             )
-            tell(f"    evidence {', '.join(each.evidence)}: {_placed(outcome[-1])}")
+            print_line(f"    evidence {', '.join(each.evidence)}: {_placed(outcome[-1])}")
     return outcome
 
 
@@ -599,18 +601,18 @@ async def replay_through(router: Router, replay: Replay, questions: Sequence[Que
     found = []
     if questions:
         found = await ask(router, replay, questions)
-        tell()
+        print_line()
         await settle(router, lambda tiers: None)
         checked = await check(router, replay)
         report("checked after the questions", checked, replay)
-    tell(f"turns      {turns} in {len(replay.sessions)} sessions")
+    print_line(f"turns      {turns} in {len(replay.sessions)} sessions")
     took = time.perf_counter() - began
-    tell(f"time       {took:.1f} s; writing {writing:.1f} s, {turns / writing:.0f} writes a second")
-    tell(f"tiers      {_listed({name: checked.homes[name] for name in before})}")
+    print_line(f"time       {took:.1f} s; writing {writing:.1f} s, {turns / writing:.0f} writes a second")
+    print_line(f"tiers      {_listed({name: checked.homes[name] for name in before})}")
     if found:
         share = sum(each.in_ten / each.of for each in found) / len(found)
         three, ten = (sum(map(bool, hits)) for hits in zip(*((f.in_three, f.in_ten) for f in found), strict=True))
-        tell(
+        print_line(
             f"evidence   share among the first {_LIMIT}: {share:.3f} (mean over {len(found)} questions); "
             f"at least one turn of it among the first {_LIMIT} for {ten}, among the first {_SHOWN} for {three}"
         )
@@ -638,7 +640,7 @@ async def _forget(router: Router, replay: Replay) -> None:
         gone = await router.call("memory/forget", Forget(ids=[str(draft.id) for draft in replay.drafts]), Forgotten)
     except Trouble as problem:
         raise Trouble(f"the written records could not be forgotten again: {problem}") from None
-    tell(f"forgotten  {gone.forgotten} records, all that was written to this router")
+    print_line(f"forgotten  {gone.forgotten} records, all that was written to this router")
 
 
 async def _interruptible(run: Callable[..., Any], *arguments: Any) -> bool:

@@ -346,7 +346,7 @@ def test_a_server_over_http_that_comes_back_is_asked_the_rest(monkeypatch: pytes
     assert len(anew) == 1
     end(anew[0])
     assert failures(came).keys() == {came[0].check.name}
-    assert came[0].why.endswith("answered no more.\nIt came back, and answers.")
+    assert came[0].why.endswith("stopped answering.\nIt came back, and answers.")
 
 
 # --- what cannot be judged

@@ -22,23 +22,26 @@ _WIDTH = 8
 
 @check("3.7-4", needs="embeddings", writes=False)
 def describe_says_how_vectors_are_compared(target: Target) -> None:
-    said = _said(target)
-    expect("dimensions" in said, f"memory/describe: expected dimensions in embeddings, got {shown(said)}")
-    width = said["dimensions"]
+    entry = _entry(target)
+    expect("dimensions" in entry, f"memory/describe: expected dimensions in embeddings, got {shown(entry)}")
+    width = entry["dimensions"]
     expect(width is None or (type(width) is int and width > 0), f"embeddings: expected a width or null, got {width!r}")
-    expect(said.get("metric") in _METRICS, f"embeddings: expected metric one of {_METRICS}, got {said.get('metric')!r}")
     expect(
-        isinstance(said.get("model"), str | None), f"embeddings: expected a string as model, got {said.get('model')!r}"
+        entry.get("metric") in _METRICS, f"embeddings: expected metric one of {_METRICS}, got {entry.get('metric')!r}"
+    )
+    expect(
+        isinstance(entry.get("model"), str | None),
+        f"embeddings: expected a string as model, got {entry.get('model')!r}",
     )
 
 
 @check("3.7-5", needs="embeddings", writes=False)
 def describe_says_how_they_could_be(target: Target) -> None:
-    said = _said(target)
-    metrics = said.get("metrics")
+    entry = _entry(target)
+    metrics = entry.get("metrics")
     expect(
-        isinstance(metrics, list) and set(metrics) <= set(_METRICS) and said.get("metric") in metrics,
-        f"embeddings: expected metrics with the one in use, of {_METRICS}, got {shown(said)}",
+        isinstance(metrics, list) and set(metrics) <= set(_METRICS) and entry.get("metric") in metrics,
+        f"embeddings: expected metrics with the one in use, of {_METRICS}, got {shown(entry)}",
     )
 
 
@@ -80,10 +83,10 @@ def fetch_returns_a_vector_where_it_is_asked_for(target: Target) -> None:
 def another_width_is_refused(target: Target) -> None:
     vector = _vector(target, 0)
     target.remember(target.note(embedding=vector))
-    said = target.ask("describe").get("embeddings") or {}
+    entry = target.ask("describe").get("embeddings") or {}
     expect(
-        said.get("dimensions") == len(vector),
-        f"a vector of {len(vector)} is stored; expected that as dimensions in describe, got {said.get('dimensions')!r}",
+        entry.get("dimensions") == len(vector),
+        f"a vector of {len(vector)} is stored: expected that as dimensions, got {entry.get('dimensions')!r}",
     )
     for wrong in ([*vector, 0.5], vector[:-1] or [0.5, 0.5]):
         target.refused(EMBEDDING_MISMATCH, "remember", records=[target.note(embedding=wrong)])
@@ -111,14 +114,14 @@ def a_record_may_have_a_vector_and_no_words(target: Target) -> None:
     )
 
 
-def _said(target: Target) -> Record:
+def _entry(target: Target) -> Record:
     return an_object(target.ask("describe").get("embeddings"), "memory/describe with embeddings declared: embeddings")
 
 
 def _width(target: Target) -> int:
-    width = _said(target).get("dimensions")
+    width = _entry(target).get("dimensions")
     if width is not None and (type(width) is not int or width < 3):
-        raise NotApplicable(f"vectors of width {width!r} cannot be told apart")
+        raise NotApplicable(f"too few different vectors have the width {width!r}")
     return width or _WIDTH
 
 

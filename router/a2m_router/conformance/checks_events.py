@@ -27,10 +27,10 @@ _MOST_POLLS = 3000
 
 @check("4.13-1", needs="events", writes=False)
 def describe_says_whether_events_are_pushed(target: Target) -> None:
-    said = target.ask("describe").get("events")
+    entry = target.ask("describe").get("events")
     expect(
-        isinstance(said, dict) and isinstance(said.get("push"), bool),
-        f"memory/describe with events declared: expected events with a boolean push, got {shown(said)}",
+        isinstance(entry, dict) and isinstance(entry.get("push"), bool),
+        f"memory/describe with events declared: expected events with a boolean push, got {shown(entry)}",
     )
 
 
@@ -233,8 +233,8 @@ def another_owner_s_events_are_not_told(target: Target) -> None:
     if any(event.get("tier") in tiers for event in seen):
         raise NotApplicable("writes go to a tier that all agents share")
     one.ask("forget", ids=ids[:1])
-    told = _events(other.ask("events", cursor=cursors[1], limit=50))
-    leaked = [event for event in told if event.get("id") in ids or set(event.get("ids") or ()) & set(ids)]
+    events = _events(other.ask("events", cursor=cursors[1], limit=50))
+    leaked = [event for event in events if event.get("id") in ids or set(event.get("ids") or ()) & set(ids)]
     expect(leaked == [], f"memory/events by another owner: expected nothing of {ids}, got {shown(leaked)}")
 
 
@@ -393,8 +393,8 @@ def _of(events: list[Event], ids: list[str]) -> list[Event]:
 
 
 def _pushes(target: Target) -> bool:
-    said = target.described.get("events")
-    return isinstance(said, dict) and said.get("push") is True
+    entry = target.described.get("events")
+    return isinstance(entry, dict) and entry.get("push") is True
 
 
 def _subscribe(target: Target, **params: Any) -> None:

@@ -16,10 +16,10 @@ from a2m_router.conformance.checking import (
 
 @check("4.15-8", needs="summarize", writes=False)
 def describe_says_with_what_it_summarizes(target: Target) -> None:
-    said = target.ask("describe").get("summarize")
+    entry = target.ask("describe").get("summarize")
     expect(
-        isinstance(said, dict) and "model" in said and isinstance(said["model"], str | None),
-        f"memory/describe with summarize declared: expected summarize with model, a string or null, got {shown(said)}",
+        isinstance(entry, dict) and "model" in entry and isinstance(entry["model"], str | None),
+        f"memory/describe with summarize declared: expected summarize with model, a string or null, got {shown(entry)}",
     )
 
 
