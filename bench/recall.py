@@ -48,7 +48,7 @@ class Conversation(msgspec.Struct):
 
 
 class Asked(msgspec.Struct):
-    """A question put to a conversation: every text, and the candidates of each tier, best first."""
+    """A question about a conversation: all texts, and the candidates of each tier, best first."""
 
     query: str
     texts: Mapping[str, str]

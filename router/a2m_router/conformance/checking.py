@@ -226,7 +226,7 @@ class Target:
         """A `where` that selects this check's records."""
         return {"conformance": self.tag}
 
-    # --- asking; `by` is a Client, this target's own if it is not given (typed loosely, beside **params of any kind)
+    # --- calls; `by` is a Client, by default this target's own (typed as Any, since **params have any type)
 
     def call(self, method: str, /, *, by: Any = None, **params: Any) -> Message:
         """Return the whole response."""

@@ -268,7 +268,7 @@ async def test_what_is_no_bearer_is_not_called_a_token_and_not_repeated(shown: s
 async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_token(
     headers: dict[str, str], word: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
+    monkeypatch.setattr(f"{HTTP}._throttle", LogThrottle(logging.getLogger(HTTP)))
     async with served(app(principals=[ALICE])) as client:
         for _ in range(9):
             await client.post("/", json=CALL, headers=headers)
@@ -280,7 +280,7 @@ async def test_who_is_refused_is_in_the_log_with_its_address_and_without_its_tok
 async def test_who_asks_whether_it_is_alive_is_in_the_log_only_with_a_wrong_token(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
+    monkeypatch.setattr(f"{HTTP}._throttle", LogThrottle(logging.getLogger(HTTP)))
     page = {"Origin": "https://app.example"}
     async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
         for path in ("/healthz", "/readyz"):

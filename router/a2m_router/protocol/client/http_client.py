@@ -45,7 +45,7 @@ from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE
 
 # seconds that a server may still work on a call after its connection was closed: over HTTP the client cannot see that
 SETTLING: Final = 30.0
-# an address that needs neither TLS nor another spelling
+# an address without TLS, and without characters that must be encoded
 _PLAIN: Final = re.compile(r"http://[\x21-\x7e]+")
 # bytes of a response body that are read for an error text: enough for its beginning on one line
 _SAID: Final = 4096
