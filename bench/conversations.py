@@ -1,4 +1,4 @@
-"""The conversations that a measurement is given on its command line."""
+"""Reads the conversations that a benchmark gets on its command line."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ T = TypeVar("T")
 
 
 def given(arguments: Sequence[str] | None, kind: type[T], prog: str, description: str) -> list[T]:
-    """The files named in `arguments` (by default the command line's), each read as `kind`; ends the program with a
-    sentence where one cannot be."""
+    """Return the files in `arguments` (by default those of the command line), each read as `kind`.
+
+    If a file cannot be read, the program ends with a sentence."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument(
         "conversations",
@@ -32,6 +33,6 @@ def _read_as(kind: type[T]) -> Callable[[str], T]:
         except OSError as problem:
             raise argparse.ArgumentTypeError(f"{name} cannot be read: {problem.strerror}") from None
         except msgspec.DecodeError as problem:
-            raise argparse.ArgumentTypeError(f"{name} is no conversation: {problem}") from None
+            raise argparse.ArgumentTypeError(f"{name} is not a conversation: {problem}") from None
 
     return read

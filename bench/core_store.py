@@ -1,4 +1,4 @@
-"""An a2m-store that declares no more than the protocol's core: what lifting costs, with the same engine behind it.
+"""An a2m-store that declares only the protocol's core, to measure the cost of lifting with the same engine.
 
 python -m bench.core_store PATH
 """
@@ -23,7 +23,7 @@ _TOLD: Final = {"protocol": "a2m/0.1", "name": "core-store", "capabilities": ["c
 
 
 class CoreStore:
-    """The store's server, but for what it says of itself."""
+    """The store's server with another description of itself."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -1,19 +1,20 @@
-"""What one tier that hangs costs recalls that do not need it, beside the same recalls where it does not hang.
+"""Measures how a tier that hangs slows down recalls that do not need it.
 
     python -m bench.hanging [--turns 2000] [--greets] [--quick]
 
-Two federations run side by side, each an a2m-router on pipes with a store a tier. In one of them an a2m-chaos before
-the store of `semantic` neither carries out nor answers what it is sent, greetings included; in the other it passes all
-of it on. Both are asked the same: recalls of `working`, one after the other and in turn, so that whatever else the
-machine does meets both alike; and meanwhile, EVERY so often, recalls of all tiers, which need the one that hangs.
+Two federations run side by side, each an a2m-router on pipes with one store for each tier. In the first, an a2m-chaos
+before the store of `semantic` neither carries out nor answers any call, greetings included; in the second it passes all
+calls on. Both get the same calls. Recalls of `working` run one after the other, alternating between the federations,
+so that other load on the machine affects both equally. Meanwhile, every EVERY seconds, a recall of all tiers begins,
+which needs the tier that hangs.
 
-With --greets it hangs in recalls alone. Then its breaker closes again with each greeting, and there are calls that wait
-for it all the time.
+With --greets the tier hangs only in recalls. Then each greeting closes its breaker again, and some calls always wait
+for it.
 
-Printed are the recalls of `working`, and how their p99 compares; and the recalls of all tiers in the federation where
-one hangs: they return at its deadline, later, when its breaker has opened, at once, and say in `degraded` that it is
-missing. The exit code is 1 if the ratio of the p99 is over TARGET, if one of those recalls does not say so, or if one
-takes longer than the deadline and GRACE.
+The output compares the recalls of `working` and their p99, and shows the recalls of all tiers with the hanging one.
+These first return at its deadline and, once its breaker is open, at once; `degraded` names the missing tier. The exit
+code is 1 if the ratio of the p99 is above TARGET, if `degraded` does not name the tier, or if such a recall takes
+longer than the deadline and GRACE.
 """
 
 import argparse
@@ -39,12 +40,12 @@ from tests.support.progress import progress
 
 TARGET: Final = 1.5
 DEADLINE: Final = 1.0  # of a call to a tier, seconds
-GRACE: Final = 0.5  # for all that a recall does beside waiting
+GRACE: Final = 0.5  # seconds for the work of a recall besides waiting
 EVERY: Final = 0.1  # seconds between two recalls of all tiers
 RECORDS: Final = 500  # in each tier
 TIERS: Final = ("working", "episodic", "semantic")
 HANGING: Final = "semantic"
-# turns that are not counted: the first find nothing in any cache
+# turns that are not counted, since the first ones find empty caches
 WARM_UP: Final = 50
 
 _TIER: Final = """
@@ -53,7 +54,7 @@ kind = "{name}"
 command = {command}
 timeout = "1s"
 """
-# it hangs from the moment at which there is a file of that name
+# it hangs as soon as a file of that name exists
 _PLAN: Final = """
 [[fault]]
 do = "hang"
@@ -63,14 +64,14 @@ while = "hanging"
 
 
 class Wide(msgspec.Struct, frozen=True):
-    """A recall of all tiers: how many seconds it took, and which tiers it says were missing."""
+    """A recall of all tiers: its seconds, and the tiers that it reported as missing."""
 
     took: float
     missing: list[str]
 
 
 class Seen(msgspec.Struct):
-    """What came of one federation's recalls: the seconds of those of `working`, and those of all tiers."""
+    """The recalls of one federation: the seconds of those of `working`, and those of all tiers."""
 
     narrow: list[float] = []
     wide: list[Wide] = []
@@ -78,15 +79,15 @@ class Seen(msgspec.Struct):
 
 @asynccontextmanager
 async def federation(folder: Path, further: str) -> AsyncIterator[Peer]:
-    """A router on pipes, with records in every tier; `further` lines say how the one tier hangs when it does."""
+    """A router on pipes, with records in every tier; `further` lines of the fault's plan limit what hangs."""
     _prepare(folder, further)
     program = str(Path(sys.executable).with_name("a2m-router"))
-    with (folder / "stderr").open("w") as said:
+    with (folder / "stderr").open("w") as log:
         async with connect_process(
             [program, "--log-level", "warning"],
             name="router",
             cwd=folder,
-            on_stderr=lambda line: print(line, file=said, flush=True),
+            on_stderr=lambda line: print(line, file=log, flush=True),
         ) as peer:
             chance = random.Random(0)
             for tier in TIERS:
@@ -109,7 +110,7 @@ def _prepare(folder: Path, further: str) -> None:
 
 
 async def recall(peer: Peer, turn: int, **params: Any) -> tuple[float, list[str]]:
-    """How long it took, and which tiers were missing in it."""
+    """Return how long a recall took, and which tiers were missing in it."""
     query = words(random.Random(turn), 3)
     began = time.perf_counter()
     raw = await peer.call("memory/recall", {"query": query, **params}, timeout=60)
@@ -118,8 +119,8 @@ async def recall(peer: Peer, turn: int, **params: Any) -> tuple[float, list[str]
 
 
 async def measured(folder: Path, turns: int, further: str) -> dict[str, Seen]:
-    """What was seen where all tiers are well, and where one hangs."""
-    folders = {"all tiers are well": folder / "well", f"{HANGING} hangs": folder / "hanging"}
+    """Return the recalls of the federation where all tiers work, and of the one where a tier hangs."""
+    folders = {"all tiers work": folder / "well", f"{HANGING} hangs": folder / "hanging"}
     seen = {name: Seen() for name in folders}
     async with AsyncExitStack() as stack:
         peers = {name: await stack.enter_async_context(federation(path, further)) for name, path in folders.items()}
@@ -133,7 +134,7 @@ async def measured(folder: Path, turns: int, further: str) -> dict[str, Seen]:
             for name, peer in peers.items():
                 asking.start_soon(_ask_widely, peer, seen[name])
             for turn in range(turns):
-                # which comes first changes, so that none always finds the caches warm
+                # the order alternates, so that neither always finds warm caches
                 for name in (list(peers), list(peers)[::-1])[turn % 2]:
                     took, missing = await recall(peers[name], turn, tier="working")
                     assert not missing, missing
@@ -144,7 +145,7 @@ async def measured(folder: Path, turns: int, further: str) -> dict[str, Seen]:
 
 
 async def _ask_widely(peer: Peer, seen: Seen) -> None:
-    """Recalls of all tiers, one begun every so often, whatever becomes of those before."""
+    """Begin a recall of all tiers every EVERY seconds, without waiting for earlier ones."""
 
     async def one(turn: int) -> None:
         seen.wide.append(Wide(*await recall(peer, turn)))
@@ -160,7 +161,7 @@ def p99(took: Sequence[float]) -> float:
 
 
 def report(seen: dict[str, Seen]) -> int:
-    """Prints what was seen; returns the exit code."""
+    """Print the results; return the exit code."""
     well, hanging = seen.values()
     ratio = p99(hanging.narrow) / p99(well.narrow)
     print(f"{'recalls of one tier':28} {'number':>7} {'median':>11} {'p99':>11} {'ratio':>8}")
@@ -169,24 +170,24 @@ def report(seen: dict[str, Seen]) -> int:
         print(
             f"{title:28} {len(each.narrow):7,} {_ms(statistics.median(each.narrow))} {_ms(p99(each.narrow))}{compared}"
         )
-    print(f"\n{'recalls of all tiers':28} {'number':>7} {'median':>11} {'longest':>11} {'say so':>8}")
+    print(f"\n{'recalls of all tiers':28} {'number':>7} {'median':>11} {'longest':>11} {'reported':>8}")
     waited = [wide for wide in hanging.wide if wide.took >= DEADLINE / 2]
     at_once = [wide for wide in hanging.wide if wide.took < DEADLINE / 2]
     groups = {
-        "all tiers are well": well.wide,
+        "all tiers work": well.wide,
         f"{HANGING} hangs: at its deadline": waited,
         "… behind its breaker": at_once,
     }
     for title, some in groups.items():
         if some:
             took = [wide.took for wide in some]
-            says = f"{sum(map(_says_so, some)):8,}"
-            print(f"{title:28} {len(some):7,} {_ms(statistics.median(took))} {_ms(max(took))}{says}")
-    silent = sum(not _says_so(wide) for wide in hanging.wide)
+            reported = f"{sum(map(_is_reported, some)):8,}"
+            print(f"{title:28} {len(some):7,} {_ms(statistics.median(took))} {_ms(max(took))}{reported}")
+    silent = sum(not _is_reported(wide) for wide in hanging.wide)
     longest = max(wide.took for wide in hanging.wide)
     missed = {
-        f"the p99 is {ratio:.2f} times what it is without, the target is {TARGET:g}": ratio > TARGET,
-        f"{silent} recalls of all tiers do not say that {HANGING} is missing": silent > 0,
+        f"the p99 is {ratio:.2f} times that without a hanging tier, the target is {TARGET:g}": ratio > TARGET,
+        f"{silent} recalls of all tiers do not report {HANGING} as missing": silent > 0,
         f"a recall of all tiers took {longest:.2f} s, the deadline is {DEADLINE:g} s": longest > DEADLINE + GRACE,
     }
     for sentence, is_missed in missed.items():
@@ -195,7 +196,7 @@ def report(seen: dict[str, Seen]) -> int:
     return 1 if any(missed.values()) else 0
 
 
-def _says_so(wide: Wide) -> bool:
+def _is_reported(wide: Wide) -> bool:
     return wide.missing == [HANGING]
 
 
@@ -204,12 +205,13 @@ def _ms(seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; returns the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.hanging", description="What one tier that hangs costs recalls that do not need it."
+        prog="python -m bench.hanging",
+        description="Measures how a tier that hangs slows down recalls that do not need it.",
     )
     parser.add_argument("--turns", type=int, default=2_000, help="recalls of one tier (default: %(default)s)")
-    parser.add_argument("--greets", action="store_true", help="the tier hangs in recalls, and answers greetings")
+    parser.add_argument("--greets", action="store_true", help="the tier hangs only in recalls and answers greetings")
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     options = parser.parse_args(arguments)
     further = 'method = "memory/recall"' if options.greets else ""

@@ -1,14 +1,13 @@
-"""What a tier costs by how it is spoken to: the same calls through a native tier, a lifted one, and one over HTTP.
+"""Compares the cost of ways to reach a tier: the same calls to a native tier, a lifted one, and one over HTTP.
 
     python -m bench.links [--quick]
 
-Each of TIERS is the only tier of a federation in this process, with its server in a process of its own. The calls of
-all are interleaved, so that whatever else the machine does meets all alike. Times are medians of calls one after the
-other; calls a second are counted with several under way at once. Ratios are to the first of TIERS.
+Each of TIERS is the only tier of a federation in this process, with its server in another process. The calls to all
+are interleaved, so that other load on the machine affects all equally. Times are medians of calls one after the other;
+calls a second are counted with several in progress at once. Ratios are to the first of TIERS.
 
-All have the same engine, an a2m-store: as it is; saying that it knows the core only; and over HTTP, where it declares
-no `scopes` and is lifted, too. The link alone is measured by a `describe` of the tier's server, with nothing of the
-router before it.
+All have the same engine, an a2m-store: unchanged; declaring only the core; and over HTTP, where it declares no
+`scopes` and is lifted, too. A `describe` of the tier's server measures the link alone, without the router.
 """
 
 import argparse
@@ -45,8 +44,8 @@ class Tier(NamedTuple):
     """A way to reach a tier.
 
     Args:
-        lines: what its table in federation.toml says; `{url}` is where its server listens.
-        serve: the command of a server that listens, and says where on its stderr. Without one the router starts it.
+        lines: the lines of its table in federation.toml; `{url}` is the address of its server.
+        serve: the command of a server that prints its address on stderr. Without one the router starts the server.
     """
 
     name: str
@@ -68,10 +67,10 @@ async def call(federation: Federation, method: str, **params: Any) -> Any:
     message = {"jsonrpc": "2.0", "id": 1, "method": f"memory/{method}", "params": params}
     answer = await federation.answer(json.dumps(message).encode(), LOCAL)
     assert answer is not None
-    told = json.loads(answer)
-    if "error" in told:
-        raise RuntimeError(told["error"])
-    return told["result"]
+    answered = json.loads(answer)
+    if "error" in answered:
+        raise RuntimeError(answered["error"])
+    return answered["result"]
 
 
 async def remember(federation: Federation, turn: int) -> None:
@@ -95,7 +94,7 @@ CALLS: Final[dict[str, Callable[[Federation, int], Coroutine[Any, Any, None]]]] 
 
 @contextmanager
 def server(command: Sequence[str], folder: Path) -> Iterator[str]:
-    """Where the command's server listens."""
+    """Return the address where the command's server listens."""
     program, *arguments = command
     path = Path(sys.executable).with_name(program)
     with subprocess.Popen([path, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True) as process:
@@ -103,7 +102,7 @@ def server(command: Sequence[str], folder: Path) -> Iterator[str]:
             assert process.stderr is not None
             found = re.search(r"http://\S+", process.stderr.readline())
             if found is None:
-                raise RuntimeError(f"{program} does not say where it listens")
+                raise RuntimeError(f"{program} does not print its address")
             yield found[0]
         finally:
             process.terminate()
@@ -111,7 +110,7 @@ def server(command: Sequence[str], folder: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def federation_of(tier: Tier, folder: Path, records: int) -> AsyncIterator[Federation]:
-    """A federation of that tier alone, which holds so many records."""
+    """A federation with only this tier, which holds that many records."""
     with ExitStack() as stack:
         url = stack.enter_context(server(tier.serve, folder)) if tier.serve else ""
         lines = tier.lines.replace("{url}", url)
@@ -126,7 +125,7 @@ async def federation_of(tier: Tier, folder: Path, records: int) -> AsyncIterator
 
 
 async def measured(folders: Sequence[Path], records: int, turns: int) -> dict[str, list[tuple[float, float]]]:
-    """For each call, and each of TIERS in their order: the median in seconds, and calls a second."""
+    """Return for each call, and each of TIERS in order, the median in seconds and the calls a second."""
     async with AsyncExitStack() as stack:
         federations = [
             await stack.enter_async_context(federation_of(tier, folder, records))
@@ -174,13 +173,13 @@ def _rounds(turns: int) -> int:
 
 
 def _in_turn(count: int, turn: int) -> list[int]:
-    # which comes first changes, so that none always finds the caches warm
+    # the order alternates, so that none always finds warm caches
     return [(place + turn) % count for place in range(count)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.links", description="What a tier costs by the way it is reached."
+        prog="python -m bench.links", description="Compares the cost of ways to reach a tier."
     )
     parser.add_argument("--records", type=int, default=2_000, help="in each tier (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer records and turns")

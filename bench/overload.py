@@ -1,19 +1,19 @@
-"""What a router does with several times more load than it can carry: how much of it is answered, and how it refuses.
+"""Measures a router under several times the load that it can carry: how much it answers, and how it rejects the rest.
 
     python -m bench.overload [--seconds 60] [--factor 4] [--connections 500] [--delay 10ms] [--max-requests N] [--quick]
 
-The federation is an a2m-router on HTTP with one tier, whose server an a2m-chaos slows down: its calls wait in line,
-each for --delay, which sets what the tier can carry. First the peak is measured: as many good answers a second as there
-can be, with AT_ONCE calls under way, each followed by the next. Then --factor times as many calls a second are begun as
-the peak has answers, whatever becomes of those before (an open loop), spread over --connections connections. Four calls
-in five are recalls, the others write a record.
+The federation is an a2m-router on HTTP with one tier. An a2m-chaos slows down the tier's server: its calls run one
+after the other, each for --delay, which sets the tier's capacity. First the peak is measured: the good answers a second
+with AT_ONCE calls in progress, each followed by the next. Then --factor times as many calls a second begin, without
+waiting for earlier ones (an open loop), over --connections connections. Four calls in five are recalls; the others
+write a record.
 
-Every answer is one of: good; an explicit refusal (HTTP 503 with Retry-After, or the error -32603 whose data.reason is
-"overloaded"); anything else, which must not be. The exit code is 1 if there was anything else, if a call got no answer,
-or if good answers came at less than TARGET of the peak.
+Every answer is good, or an explicit rejection (HTTP 503 with Retry-After, or the error -32603 whose data.reason is
+"overloaded"), or anything else, which is a fault. The exit code is 1 if there was a fault, if a call got no answer, or
+if the rate of good answers was below TARGET of the peak.
 
-Memory is that of the router, the store and the a2m-chaos before it, looked at twice a second. The client is in a
-process of its own, so what it takes from the machine is known.
+Memory is that of the router, the store and the a2m-chaos before it, sampled twice a second. The client is a separate
+process, so that its own use of the machine is known.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from tests.support.progress import Bar, progress
 
 AT_ONCE: Final = 16
 TARGET: Final = 0.8
-# a call that has no answer by then has none
+# seconds after which a call counts as unanswered
 PATIENCE: Final = 30.0
 RECORDS: Final = 500
 QUICK: Final = ("--seconds", "2", "--connections", "300")
@@ -71,7 +71,7 @@ _HEAD: Final = (
 
 
 class Came(msgspec.Struct, frozen=True):
-    """What came of a call: which kind of answer, when, in seconds since the start, and after how many seconds."""
+    """The outcome of a call: the kind of answer, when it came, in seconds since the start, and how long it took."""
 
     kind: str
     at: float
@@ -79,22 +79,22 @@ class Came(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct):
-    """What the client has seen. Times are seconds."""
+    """The client's results. Times are in seconds."""
 
     peak: float = 0.0  # good answers a second
     begun: int = 0
     seconds: float = 0.0
     came: list[Came] = []
     silent: int = 0
-    late: int = 0  # calls that had to wait for a connection, since all were taken
-    processor: float = 0.0  # that the client has used while the load lasted
+    late: int = 0  # calls that were not begun, since all connections were in use
+    processor: float = 0.0  # seconds of processor time of the client during the load
 
 
 # --- the client
 
 
 class Line(asyncio.Protocol):
-    """One connection, on which one call is under way at a time."""
+    """One connection, with one call in progress at a time."""
 
     def __init__(self) -> None:
         self.alive = False
@@ -123,7 +123,7 @@ class Line(asyncio.Protocol):
             self._waiting.set_result((int(head[9:12]), head, body))
 
     async def post(self, message: bytes) -> tuple[int, bytes, bytes]:
-        """The status, the head and the body of the answer. Raises OSError, TimeoutError."""
+        """Return the status, the head and the body of the answer. Raises OSError, TimeoutError."""
         if self._transport is None or not self.alive:
             raise ConnectionResetError("the connection is closed")
         self._waiting = asyncio.get_running_loop().create_future()
@@ -137,7 +137,7 @@ class Line(asyncio.Protocol):
 
 
 class Caller:
-    """Makes calls, and notes what comes of them."""
+    """Makes calls, and keeps their outcomes."""
 
     def __init__(self, host: str, port: int) -> None:
         self.came: list[Came] = []
@@ -157,7 +157,7 @@ class Caller:
         return f"{_HEAD.format(host=f'{self._host}:{self._port}', length=len(body))}{body}".encode()
 
     def next(self) -> bytes:
-        """The next call of the load."""
+        """Make the next call of the load."""
         if self._count % 5 == 0:
             return self.message("remember", {"records": [{"content": words(self._chance, 20)}]})
         return self.message("recall", {"query": words(self._chance, 3)})
@@ -168,7 +168,7 @@ class Caller:
             kind = kind_of(*await line.post(message))
         except TimeoutError:
             self.silent += 1
-            line.close()  # whatever comes now belongs to a call that is over
+            line.close()  # a late answer on it would be read as the next call's
             return
         except OSError as problem:
             kind = f"connection: {problem}"
@@ -177,7 +177,7 @@ class Caller:
 
 
 def kind_of(status: int, head: bytes, body: bytes) -> str:
-    """Which kind of answer that is: `good`, one of REFUSALS, or what else it is, in a few words."""
+    """Return the kind of an answer: `good`, one of REFUSALS, or another one in a few words."""
     if status == 503:
         return "503 with Retry-After" if b"\r\nretry-after:" in head.lower() else "503 without Retry-After"
     if status != 200:
@@ -193,7 +193,7 @@ REFUSALS: Final = ("503 with Retry-After", "error -32603, reason 'overloaded'")
 
 
 async def load(url: str, seconds: float, factor: float, connections: int) -> Figures:
-    """Carries the load to the router at `url`; what came of it."""
+    """Put the load on the router at `url`; return the results."""
     host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
     caller = Caller(host, int(port))
     figures = Figures()
@@ -225,7 +225,7 @@ def _seconds_of_peak(seconds: float) -> float:
 
 
 async def _peak(caller: Caller, seconds: float) -> float:
-    """Good answers a second, with AT_ONCE calls under way all the time."""
+    """Return the good answers a second with always AT_ONCE calls in progress."""
     ends = time.monotonic() + seconds
 
     async def go_on() -> None:
@@ -241,7 +241,7 @@ async def _peak(caller: Caller, seconds: float) -> float:
 
 
 async def _offer(caller: Caller, lines: Sequence[Line], rate: float, seconds: float) -> tuple[int, int]:
-    """Begins `rate` calls a second, on whichever connection has been idle longest; returns when all are over."""
+    """Begin `rate` calls a second, each on the connection that was idle longest; return when all are over."""
     idle = deque(lines)
     under_way: set[asyncio.Task[None]] = set()
     begun = late = 0
@@ -274,15 +274,15 @@ def _processor() -> float:
 
 @contextmanager
 def router(folder: Path, delay: str, max_requests: int | None) -> Iterator[tuple[psutil.Process, str]]:
-    """A router's process, and where it listens."""
+    """A router's process, and its address."""
     serve = "" if max_requests is None else f"max_requests = {max_requests}"
     store = json.dumps(str(Path(sys.executable).with_name("a2m-store")))
     (folder / "federation.toml").write_text(_FEDERATION.format(store=store, serve=serve))
     (folder / "slow.toml").write_text(_PLAN.format(delay=delay))
     program = Path(sys.executable).with_name("a2m-router")
     with (
-        (folder / "stderr").open("wb") as said,
-        subprocess.Popen([program, "--log-level", "error"], cwd=folder, stderr=said) as process,
+        (folder / "stderr").open("wb") as stderr,
+        subprocess.Popen([program, "--log-level", "error"], cwd=folder, stderr=stderr) as process,
     ):
         try:
             yield psutil.Process(process.pid), _listening(folder / "stderr", process)
@@ -290,21 +290,21 @@ def router(folder: Path, delay: str, max_requests: int | None) -> Iterator[tuple
             process.terminate()
 
 
-def _listening(said: Path, process: "subprocess.Popen[bytes]") -> str:
+def _listening(stderr: Path, process: "subprocess.Popen[bytes]") -> str:
     while process.poll() is None:
-        found = re.search(r"listens on (http://\S+)", said.read_text())
+        found = re.search(r"listens on (http://\S+)", stderr.read_text())
         if found is not None:
             return found[1]
         time.sleep(0.05)
-    raise RuntimeError(f"the router does not start: {said.read_text()}")
+    raise RuntimeError(f"the router does not start: {stderr.read_text()}")
 
 
 class Watched(msgspec.Struct):
-    """What the federation's processes took: bytes of memory, at first and at most, and seconds of processor time."""
+    """The use of the federation's processes: bytes of memory, at first and at most, and seconds of processor time."""
 
     first: int = 0
     most: int = 0
-    router: int = 0  # the router's own share of the most
+    router: int = 0  # the router's own share of the maximum
     processor: float = 0.0
 
 
@@ -333,8 +333,8 @@ def _watch(
 
 
 def report(figures: Figures, watched: Watched) -> int:
-    """Prints what was seen; returns the exit code."""
-    # the last answers come after the last call, when there is nothing to refuse any more
+    """Print the results; return the exit code."""
+    # the last answers come after the last call, when nothing is rejected any more
     during = [each for each in figures.came if each.at <= figures.seconds]
     good = [each for each in during if each.kind == "good"]
     rate = len(good) / figures.seconds
@@ -345,7 +345,7 @@ def report(figures: Figures, watched: Watched) -> int:
     print(f"peak, {AT_ONCE} calls at once: {figures.peak:,.0f} good answers a second")
     print(
         f"{figures.begun:,} calls in {figures.seconds:g} s, {figures.begun / figures.seconds:,.0f} a second; "
-        f"{figures.late:,} were not begun, all connections being taken"
+        f"{figures.late:,} were not begun, since all connections were in use"
     )
     print(f"{'answer':36} {'number':>9} {'a second':>9} {'median':>11} {'p99':>11}")
     for kind, count in kinds.most_common():
@@ -370,14 +370,14 @@ def report(figures: Figures, watched: Watched) -> int:
         f"{watched.processor:.0f} s in all"
     )
     if other:
-        print(f"MISSED: neither good nor an explicit refusal: {other}")
+        print(f"MISSED: neither good nor an explicit rejection: {other}")
     if ratio < TARGET:
         print(f"MISSED: good answers at {ratio:.0%} of the peak, the target is {TARGET:.0%}")
     return 1 if other or ratio < TARGET else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; returns the exit code."""
+    """Run the benchmark; return the exit code."""
     options = _parser().parse_args(arguments)
     if options.client is not None:
         figures = asyncio.run(load(options.client, options.seconds, options.factor, options.connections))
@@ -397,21 +397,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, env={**os.environ}) as client,
             progress("seconds of peak and load", seconds, ticks=False) as bar,
         ):
-            watched, told = _watch(process, client, seconds, bar)
+            watched, printed = _watch(process, client, seconds, bar)
         if client.returncode:
             return 1
-    return report(msgspec.json.decode(told, type=Figures), watched)
+    return report(msgspec.json.decode(printed, type=Figures), watched)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.overload", description="What a router does with more load than it can carry."
+        prog="python -m bench.overload", description="Measures a router under more load than it can carry."
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long it lasts (default: %(default)g)")
-    parser.add_argument("--factor", type=float, default=4.0, help="how many times the peak (default: %(default)g)")
-    parser.add_argument("--connections", type=int, default=500, help="of the client (default: %(default)s)")
-    parser.add_argument("--delay", default="10ms", help="of each call at the tier's server (default: %(default)s)")
-    parser.add_argument("--max-requests", type=int, metavar="N", help="of the router; by default its own default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="the duration of the load (default: %(default)g)")
+    parser.add_argument(
+        "--factor", type=float, default=4.0, help="the load as a multiple of the peak (default: %(default)g)"
+    )
+    parser.add_argument("--connections", type=int, default=500, help="connections of the client (default: %(default)s)")
+    parser.add_argument(
+        "--delay", default="10ms", help="the time of each call at the tier's server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-requests", type=int, metavar="N", help="the router's max_requests (default: the router's own)"
+    )
     parser.add_argument("--quick", action="store_true", help=f"the same as {' '.join(QUICK)}")
     parser.add_argument("--client", metavar="URL", help=argparse.SUPPRESS)  # the process that makes the calls
     return parser

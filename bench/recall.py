@@ -1,10 +1,10 @@
-"""How much a fusion finds: the share of a question's evidence turns in the top 10, over long conversations.
+"""Measures fusion: the share of a question's evidence turns in the top 10, over long conversations.
 
     .venv/bin/python -m bench.recall FILE...
 
 A file is a JSON object with `turns` (`id`, `speaker`, `text`, perhaps `image`, a caption; in order) and `questions`
-(`question`, `evidence`: ids of turns). A conversation is put into three tiers by age, each ranking its own turns
-without sight of the others.
+(`question`, `evidence`: ids of turns). A conversation is divided into three tiers by age; each ranks only its own
+turns.
 """
 
 import sys
@@ -19,7 +19,7 @@ from tests.support.processes import end_with
 from tests.support.progress import progress
 
 LIMIT = 10
-CANDIDATES = 3  # a tier is asked for LIMIT times this
+CANDIDATES = 3  # a tier returns LIMIT times this
 NEWEST = 24  # turns in the first tier; the other two share the rest
 
 
@@ -43,12 +43,12 @@ class Conversation(msgspec.Struct):
     questions: list[Question]
 
     def texts(self) -> dict[str, str]:
-        """Turn id to what is searched, oldest first."""
+        """The searched text of each turn by its id, oldest first."""
         return {turn.id: f"{turn.speaker}: {turn.text} {turn.image}" for turn in self.turns}
 
 
 class Asked(msgspec.Struct):
-    """A question put to a conversation: every text, and the candidates of each tier, best first."""
+    """A question about a conversation: all texts, and the candidates of each tier, best first."""
 
     query: str
     texts: Mapping[str, str]
@@ -84,7 +84,7 @@ WAYS: dict[str, Callable[[Asked], list[str]]] = {
 
 
 def ask(conversation: Conversation) -> list[tuple[Asked, frozenset[str]]]:
-    """Each question as the tiers answer it, with the ids of its evidence."""
+    """Yield each question with the tiers' answers, and the ids of its evidence."""
     texts = conversation.texts()
     ids = list(texts)
     older = ids[:-NEWEST]

@@ -1,13 +1,13 @@
-"""Whether a call costs more the more there is: the same calls on a small and on a large federation, side by side.
+"""Measures how the cost of calls grows with the number of records: the same calls on a small and a large federation.
 
     python -m bench.scaling [--small 1000] [--large 100000] [--quick]
 
-Each federation is an a2m-router with an a2m-store a tier, all of them processes on files of their own. Records are
-spread over three tiers, conversations of equal size, owners, groups and keys. The calls of both are interleaved, so
-that whatever else the machine does meets both alike; the figures are medians.
+Each federation is an a2m-router with one a2m-store for each tier, all of them processes with their own files. Records
+are spread over three tiers, conversations of equal size, owners, groups and keys. The calls to both are interleaved, so
+that other load on the machine affects both equally; the figures are medians.
 
 The router's own share of a recall is measured on the same files with the router in this process and the stores in
-theirs: the processor time that this process spends from the call to its answer, so waiting for tiers is not in it.
+others: it is the processor time of this process from the call to its answer, without the wait for tiers.
 """
 
 import argparse
@@ -63,7 +63,7 @@ command = ["a2m-store", "semantic.db"]
 timeout = "60s"
 """
 
-# a few words are common and most are rare, as in any language
+# a few words are frequent and most are rare, as in any language
 WORDS: Final = [f"{first}{middle}{last}" for first in "bdfgklmnprst" for middle in "aeiou" for last in "bdfgklmnprstvz"]
 COMMONNESS: Final = [1 / (place + 1) for place in range(len(WORDS))]
 
@@ -77,7 +77,7 @@ def owner_of(conversation: int) -> str:
 
 
 def record(number: int, chance: random.Random) -> dict[str, Any]:
-    """One of the records that a federation is filled with; whole conversations lie in one tier."""
+    """Return one of the records of a federation; a conversation is in one tier."""
     conversation = number // CONVERSATION
     tier = ("working", *["episodic"] * 6, *["semantic"] * 3)[conversation % 10]
     made = {
@@ -132,7 +132,7 @@ class Router:
         self._process.communicate()
 
 
-# each takes a router and a number that never comes twice, and returns the seconds of what is measured
+# each function takes a router and a new number, and returns the measured seconds
 Measure = Callable[[Router, int], float]
 
 
@@ -218,13 +218,13 @@ CALLS: Final[dict[str, Measure]] = {
     "describe, one owner's counts": describe,
     "a spill: write and pass": spill,
     "forget by id": forget,
-    "recall, everybody's": recall,
+    "recall, all owners": recall,
     "recall, one owner's": recall_scoped,
 }
 
 
 async def own_shares(folders: Sequence[Path], turns: int, bar: Bar) -> list[float]:
-    """For each folder's federation the median of the processor time of a recall, in seconds."""
+    """Return the median processor time of a recall, in seconds, for the federation in each folder."""
     shares: list[list[float]] = [[] for _ in folders]
     async with AsyncExitStack() as stack:
         federations = []
@@ -270,11 +270,15 @@ def row(name: str, small: float, large: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.scaling", description="How the cost of each call grows with what a federation holds."
+        prog="python -m bench.scaling", description="Measures how the cost of calls grows with the number of records."
     )
-    parser.add_argument("--small", type=int, default=1_000, help="records in the one federation (default: %(default)s)")
-    parser.add_argument("--large", type=int, default=100_000, help="and in the other (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the large one, and fewer turns")
+    parser.add_argument(
+        "--small", type=int, default=1_000, help="records in the small federation (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--large", type=int, default=100_000, help="records in the large federation (default: %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of the large federation, and fewer turns")
     options = parser.parse_args()
     large_size = options.large // 10 if options.quick else options.large
     turns = 30 if options.quick else 150
@@ -288,7 +292,7 @@ def main() -> None:
         ):
             for turn in range(turns):
                 for name, measure in CALLS.items():
-                    # which comes first changes, so that neither always finds the caches warm
+                    # the order alternates, so that neither always finds warm caches
                     for router in (small, large) if turn % 2 else (large, small):
                         took[name][router is large].append(measure(router, turn))
                 bar.reach(turn + 1)

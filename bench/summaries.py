@@ -1,9 +1,9 @@
-"""How much a summary keeps: the share of what questions ask for that is still said, over the sessions of conversations.
+"""Measures summaries: the share of the content needed by questions that a summary keeps, over sessions.
 
     .venv/bin/python -m bench.summaries FILE...
 
 A file is a JSON object with `turns` (`id`, `session`, `text`; in order) and `questions` (`question`, `answer`,
-`evidence`: ids of turns). Each session is summarized by itself, at the length that `summary_budget` names.
+`evidence`: ids of turns). Each session is summarized by itself, with the length of `summary_budget`.
 """
 
 import random
@@ -55,17 +55,17 @@ def extracted(turns: Sequence[Turn], budget: int) -> set[str]:
 
 
 def first_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
-    return _filled(_said(turns), budget)
+    return _filled(_sentences(turns), budget)
 
 
 def longest_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
-    return _filled(sorted(_said(turns), key=len, reverse=True), budget)
+    return _filled(sorted(_sentences(turns), key=len, reverse=True), budget)
 
 
 def random_sentences(turns: Sequence[Turn], budget: int) -> set[str]:
-    said = _said(turns)
-    random.Random(turns[0].id).shuffle(said)
-    return _filled(said, budget)
+    shuffled = _sentences(turns)
+    random.Random(turns[0].id).shuffle(shuffled)
+    return _filled(shuffled, budget)
 
 
 WAYS: dict[str, Callable[[Sequence[Turn], int], set[str]]] = {
@@ -77,8 +77,8 @@ WAYS: dict[str, Callable[[Sequence[Turn], int], set[str]]] = {
 
 
 def kept(summary: set[str], turn: Turn, question: Question) -> tuple[float, float] | None:
-    """Of the turn's words that the question or its answer holds, and of the turn's characters, the shares that the
-    summary says. None if the turn shares no word with them."""
+    """Return two shares that the summary keeps: of the turn's words that are also in the question or its answer, and of
+    the turn's characters. Return None if the turn shares no word with them."""
     asked = set(query_tokens(f"{question.question} {question.answer}")) & set(query_tokens(turn.text))
     if not asked:
         return None
@@ -86,14 +86,14 @@ def kept(summary: set[str], turn: Turn, question: Question) -> tuple[float, floa
     return len(asked & set(query_tokens(" ".join(still)))) / len(asked), sum(map(len, still)) / len(turn.text)
 
 
-def _said(turns: Sequence[Turn]) -> list[str]:
+def _sentences(turns: Sequence[Turn]) -> list[str]:
     return [sentence for turn in turns for sentence in sentences(turn.text)]
 
 
-def _filled(said: Sequence[str], budget: int) -> set[str]:
+def _filled(sentences: Sequence[str], budget: int) -> set[str]:
     chosen = set()
     room = budget + 1
-    for sentence in said:
+    for sentence in sentences:
         if len(sentence) + 1 <= room:
             chosen.add(sentence)
             room -= len(sentence) + 1
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not shares:
             sys.exit("bench.summaries: no question names evidence, so there is nothing to keep")
         words, characters = (sum(share) / len(shares) for share in zip(*shares, strict=True))
-        print(f"{words:.3f} of the words asked for, {characters:.3f} of the evidence's characters  {name}")
+        print(f"{words:.3f} of the words needed, {characters:.3f} of the evidence's characters  {name}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""Replays a conversation through the router as an agent would have it remembered, and checks what has become of it.
+"""Replays a conversation through the router, as an agent would write it, and checks the result.
 
     scripts/demo                        the conversation beside this file
     scripts/demo --file FILE            another one
-    scripts/demo --http URL             through a router that runs already, which forgets the conversation afterwards
-    scripts/demo --http URL --token T   one with principals; A2M_TOKEN in the environment says the same
+    scripts/demo --http URL             through a running router, which forgets the conversation afterwards
+    scripts/demo --http URL --token T   through one with principals; the environment variable A2M_TOKEN sets T, too
 
-Every turn is written to its session. When the policy has come to rest, every record must be there exactly once, in its
-place, with every field as it was written, and no bucket over its capacity. Then the file's questions are asked, and
-since recalling moves records too, all of it is checked once more.
+It writes every turn to its session. When no record moves any more, every record must be there exactly once, in its
+place, with every field as it was written, and every bucket within its capacity. Then it asks the file's questions.
+Since recalls can promote records, it checks everything again.
 
-A file is a JSON object: `turns`, each with `id`, `session`, `at` ("7:12 pm on 4 March, 2025"), `speaker`, `text` and
-perhaps `image`, a caption; and perhaps `questions`, each with `question`, `evidence` (ids of turns) and `answer`.
+A file is a JSON object with `turns`, each with `id`, `session`, `at` ("7:12 pm on 4 March, 2025"), `speaker`, `text`
+and optionally `image`, a caption; and optionally `questions`, each with `question`, `evidence` (ids of turns) and
+`answer`.
 """
 
 import argparse
@@ -63,7 +64,7 @@ _SETTLING_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.5
 _WRITERS: Final = 16  # sessions that are written at the same time
 _SHOWN: Final = 3  # answers printed for a question
-_LIMIT: Final = 10  # answers asked for
+_LIMIT: Final = 10  # answers requested
 _WIDTH: Final = 76  # characters printed of an answer
 _MOST_FAULTS: Final = 20
 _SHORTEST_BAR: Final = 5  # cells
@@ -72,7 +73,7 @@ T = TypeVar("T")
 
 
 class Trouble(Exception):
-    """Why there is nothing to show, in one sentence."""
+    """The demonstration failed; the message is one sentence that says why."""
 
 
 # --- the conversation
@@ -103,28 +104,28 @@ class Conversation(msgspec.Struct):
 
 
 def read_conversation(path: Path) -> Conversation:
-    """The conversation in a file, its turns in order of time. Raises Trouble."""
+    """Return the conversation in a file, with its turns in order of time. Raises Trouble."""
     try:
         conversation = msgspec.json.decode(path.read_bytes(), type=Conversation)
         dated = [(_moment(turn), turn) for turn in conversation.turns]
     except OSError as problem:
         raise Trouble(f"{path} cannot be read: {problem.strerror}") from None
     except msgspec.ValidationError as problem:
-        raise Trouble(f"{path} is no conversation: {problem}") from None
+        raise Trouble(f"{path} is not a conversation: {problem}") from None
     except msgspec.DecodeError as problem:
         raise Trouble(f"{path} is not JSON: {problem}") from None
     except ValueError as problem:
-        raise Trouble(f"{path} is no conversation: {problem}") from None
+        raise Trouble(f"{path} is not a conversation: {problem}") from None
     twice = [id for id, times in Counter(turn.id for turn in conversation.turns).items() if times > 1]
     if not dated or twice:
         what = f"two turns have the id {twice[0]!r}" if twice else "it has no turns"
-        raise Trouble(f"{path} is no conversation: {what}")
+        raise Trouble(f"{path} is not a conversation: {what}")
     dated.sort(key=lambda each: each[0])
     return Conversation([turn for _, turn in dated], conversation.questions)
 
 
 def _moment(turn: Turn) -> int:
-    """When a turn was said, in milliseconds since 1970; taken as UTC."""
+    """Return the time of a turn, as UTC, in milliseconds since 1970."""
     try:
         return int(datetime.strptime(turn.at, "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC).timestamp()) * 1000
     except ValueError:
@@ -132,10 +133,10 @@ def _moment(turn: Turn) -> int:
 
 
 class Replay:
-    """What is written, in order, under ids and sessions of its own. `turn_of` leads back to the file's turn.
+    """The records to write, in order, with new ids and sessions. `turn_of` maps their ids to the file's turns.
 
     Args:
-        owned: a router with principals gives all records, which are written without an owner, the one who asks.
+        owned: the router has principals, so it gives the records, written without an owner, the caller's.
     """
 
     def __init__(self, conversation: Conversation, *, owned: bool = False) -> None:
@@ -146,7 +147,7 @@ class Replay:
         self.turn_of: dict[str, Turn] = {}
         last = 0
         for turn in conversation.turns:
-            last = max(_moment(turn), last + 1)  # turns of one session share a time, and must keep their order
+            last = max(_moment(turn), last + 1)  # turns of one session share a time, but must keep their order
             draft = Draft(
                 id=f"demo-{mark}/{turn.id}",
                 content=turn.content,
@@ -163,12 +164,12 @@ class Replay:
 
     @property
     def only(self) -> dict[str, Raw]:
-        """The `where` that means this replay and nothing else."""
+        """The `where` that selects only this replay."""
         return {"session": Raw(msgspec.json.encode(list(self.sessions)))}
 
 
 def _metadata(turn: Turn) -> Raw:
-    # with spaces and non-ASCII as they are: the router must keep the bytes, whatever they look like
+    # with spaces and non-ASCII characters: the router must keep any bytes
     return Raw(json.dumps({"speaker": turn.speaker, "turn": turn.id, "at": turn.at}, ensure_ascii=False).encode())
 
 
@@ -224,14 +225,14 @@ class Forgotten(msgspec.Struct):
 
 
 class Router:
-    """The router as this demonstration calls it. Whatever goes wrong in a call is Trouble."""
+    """The router with the calls of this demonstration. Every failure raises Trouble."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._mounts: frozenset[str] = frozenset()
 
     async def call(self, method: str, params: Params, answer: type[T]) -> T:
-        """The answer; a call that a tier could not take part in is repeated for a while, as it asks for."""
+        """Return the answer; retry a call for a while if its error has `retry_after`."""
         until = time.monotonic() + _PATIENCE_SECONDS
         try:
             while True:
@@ -240,7 +241,7 @@ class Router:
                 except A2MError as error:
                     retry_after = (error.data or {}).get("retry_after")
                     if retry_after is None or time.monotonic() > until:
-                        raise Trouble(f"{method} was refused with {error.code}: {error.message}") from None
+                        raise Trouble(f"{method} failed with {error.code}: {error.message}") from None
                     await anyio.sleep(max(retry_after, 0.1))
                 else:
                     return msgspec.json.decode(raw, type=answer)
@@ -252,11 +253,11 @@ class Router:
     async def read(self, method: str, params: Params) -> list[Record]:
         answer = await self.call(method, params, Records)
         for missing in (each for each in answer.degraded if each.tier not in self._mounts):
-            raise Trouble(f"the answer to {method} came without the tier {missing.tier!r}: {missing.reason}")
+            raise Trouble(f"the answer to {method} is without the tier {missing.tier!r}: {missing.reason}")
         return answer.records
 
     async def tiers(self) -> dict[str, Tier]:
-        """All but the mounts, which hold nothing of a conversation, and may be down meanwhile."""
+        """Return all tiers except mounts, which hold no part of a conversation, and may be down."""
         described = await self.call("memory/describe", Describe(), Described)
         lacking = {"tiers", "sessions"}.difference(described.capabilities)
         if lacking:
@@ -267,7 +268,7 @@ class Router:
 
 @asynccontextmanager
 async def own_router(config: Path) -> AsyncIterator[Peer]:
-    """A router of our own on `config`, on its standard streams. Raises CannotStart."""
+    """Start a router on `config`, on its standard streams. Raises CannotStart."""
     command = [executable("a2m-router", config.parent), "--config", str(config), "--log-level", "warning"]
     async with connect_process(command, name="a2m-router", on_stderr=_to_stderr, cwd=config.parent) as peer:
         yield peer
@@ -278,9 +279,9 @@ def _to_stderr(line: str) -> None:
 
 
 def put_in(folder: Path, federation: Path) -> Path:
-    """A copy of a federation's file in `folder`, all of whose memories lie in there too. Raises Trouble.
+    """Copy a federation's file to `folder`, so that all of its memories are there, too. Raises Trouble.
 
-    Mounts are left out: nothing of the conversation gets into one, and what serves it need not be there.
+    Mounts are left out: the conversation is never written to one, and their servers may not be available.
     """
     copy = folder.resolve() / "federation.toml"
     try:
@@ -292,18 +293,18 @@ def put_in(folder: Path, federation: Path) -> Path:
         raise Trouble(f"{federation} cannot be used: {'; '.join(str(problem).splitlines())}") from None
     for why in _leads_outside(settings, copy.parent):
         raise Trouble(
-            f"{federation} is not for a trial: {why}; start a router with it and give its address with --http"
+            f"{federation} cannot be used for a trial: {why}; start a router with it and give its address with --http"
         )
     return copy
 
 
 def without_mounts(federation: bytes) -> bytes:
-    """A federation's file without its mounts; as it is where there are none, or where it cannot be read as TOML."""
+    """Return a federation's file without its mounts; unchanged if it has none, or is not valid TOML."""
     try:
         content = tomllib.loads(federation.decode())
         tiers = content["tiers"]
         content["tiers"] = {name: tier for name, tier in tiers.items() if tier.get("mount") is not True}
-    except (ValueError, KeyError, AttributeError):  # what is wrong with it is said by whoever loads it
+    except (ValueError, KeyError, AttributeError):  # `load` reports the mistakes of the file
         return federation
     if len(content["tiers"]) == len(tiers):
         return federation
@@ -311,7 +312,7 @@ def without_mounts(federation: bytes) -> bytes:
 
 
 def _toml(value: Any) -> str:
-    """A value that TOML has, on one line; tables inline."""
+    """Return a value as TOML, on one line; tables inline."""
     match value:
         case dict():
             return "{" + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + "}"
@@ -320,30 +321,30 @@ def _toml(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            # surrogates have no escape in TOML, and the control character that JSON leaves as it is has no other form
+            # not JSON's escapes for surrogates, which TOML lacks; but DEL, which JSON does not escape, must be escaped
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case _:
             return str(value)
 
 
 def _leads_outside(settings: Settings, folder: Path) -> Iterable[str]:
-    """What would make a trial touch real memories, or not answer on its standard streams."""
+    """Yield why a trial would use real memories, or not answer on its standard streams."""
     if settings.serve.http is not None:
         yield "its router serves HTTP"
     if not settings.state.resolve().is_relative_to(folder):
-        yield "its state is kept elsewhere"
+        yield "its state is outside of its folder"
     for tier in settings.tiers:
         if tier.command is None:
             yield f"tiers.{tier.name} is reached by a url"
         elif not all((tier.cwd / word).resolve().is_relative_to(folder) for word in tier.command[1:]):
-            yield f"tiers.{tier.name} is kept elsewhere"
+            yield f"tiers.{tier.name} is outside of its folder"
 
 
 # --- what is shown
 
 
 class Shown:
-    """How far the writing has come, and which tiers the records have reached: a bar on a terminal, lines elsewhere."""
+    """The progress of the writing, and the tiers that records have reached: a bar on a terminal, else lines."""
 
     def __init__(self, turns: int, before: Mapping[str, Tier]) -> None:
         console = Console()
@@ -357,7 +358,7 @@ class Shown:
         columns = (TextColumn("writing"), bar, numbers, TextColumn("{task.description}"))
         self.bar = Progress(*columns, console=console, disable=not self._terminal, expand=True)
         self._task = self.bar.add_task("", total=turns)
-        # beside the word, the numbers and as much of a bar as says something
+        # besides the word, the numbers and the shortest bar
         self._room = console.width - len(f"writing {turns}/{turns}") - _SHORTEST_BAR - 3
 
     def is_due(self, written: int) -> bool:
@@ -365,11 +366,11 @@ class Shown:
 
     def show(self, written: int, tiers: Mapping[str, Tier]) -> None:
         counts = {name: tier.count - self._before.get(name, 0) for name, tier in tiers.items()}
-        held = _told(counts)
+        held = _listed(counts)
         if self._terminal:
-            while len(held) > self._room and counts:  # the last tiers are the least news
+            while len(held) > self._room and counts:  # the last tiers change least
                 counts.popitem()
-                held = f"{_told(counts)}, …" if counts else ""
+                held = f"{_listed(counts)}, …" if counts else ""
             self.bar.update(self._task, completed=written, description=held)
             return
         line = f"{written:>6} of {self._turns} turns written: {held}"
@@ -378,12 +379,12 @@ class Shown:
         self._line = line
 
 
-def tell(line: str = "", indent: int = 4) -> None:
-    """Prints a line; on a terminal, in as many as it takes, those after the first indented."""
+def print_line(line: str = "", indent: int = 4) -> None:
+    """Print a line; on a terminal, wrapped, with the lines after the first indented."""
     print(wrapped(line, terminal_width(), indent) if sys.stdout.isatty() else line, flush=True)
 
 
-def _told(counts: Mapping[str, int]) -> str:
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "nothing yet"
 
 
@@ -391,7 +392,7 @@ def _told(counts: Mapping[str, int]) -> str:
 
 
 async def write(router: Router, replay: Replay, shown: Shown) -> None:
-    """Writes every turn by a call of its own: a session's in order, several sessions at once."""
+    """Write every turn with its own call: those of a session in order, several sessions at once."""
     written = 0
     writers = anyio.CapacityLimiter(_WRITERS)
 
@@ -399,15 +400,15 @@ async def write(router: Router, replay: Replay, shown: Shown) -> None:
         nonlocal written
         async with writers:
             for draft in drafts:
-                # what is under way when we are interrupted is waited for, so that it can be forgotten
+                # an interrupt waits for a write in progress, so that it can be forgotten
                 with anyio.CancelScope(shield=True):
                     answer = await router.call("memory/remember", Remember(records=[draft]), Written)
                 if answer.ids != [draft.id]:
-                    raise Trouble(f"memory/remember answered {answer.ids} for the id {draft.id!r}")
+                    raise Trouble(f"memory/remember returned {answer.ids} for the id {draft.id!r}")
                 written += 1
                 if shown.is_due(written):
                     tiers = await router.tiers()
-                    shown.show(written, tiers)  # by now it may be more
+                    shown.show(written, tiers)  # `written` may have grown during the call
 
     async with anyio.create_task_group() as tasks:
         for drafts in replay.sessions.values():
@@ -415,7 +416,7 @@ async def write(router: Router, replay: Replay, shown: Shown) -> None:
 
 
 async def settle(router: Router, shown: Callable[[Mapping[str, Tier]], None]) -> None:
-    """Returns when every tier is up and a pass has found nothing to move. Raises Trouble if that takes too long."""
+    """Wait until every tier is up and a pass finds nothing to move. Raise Trouble if that takes too long."""
     tiers: Mapping[str, Tier] = {}
     with anyio.move_on_after(_SETTLING_SECONDS):
         while True:
@@ -436,14 +437,14 @@ async def settle(router: Router, shown: Callable[[Mapping[str, Tier]], None]) ->
 
 
 class Checked(msgspec.Struct):
-    """What was found: where the records live, and everything that is not as it should be."""
+    """The result of a check: how many records each tier holds, and all faults."""
 
     homes: Counter[str]
     faults: list[str]
 
 
 async def check(router: Router, replay: Replay) -> Checked:
-    """Reads everything back, in all, by session and by tier, and compares it with what was written."""
+    """Read all records back, in total, by session and by tier, and compare them with those written."""
     tiers = await router.tiers()
     records = await router.read("memory/timeline", Timeline(where=replay.only))
     homes = Counter(str(record.tier) for record in records)
@@ -471,7 +472,7 @@ def _same_ids(where: str, expected: Sequence[str], found: Sequence[str]) -> list
     faults = [f"{where}: {id} is missing" for id in expected if not times[id]]
     faults += [f"{where}: {id} is there {count} times" for id, count in times.items() if count > 1]
     faults += [f"{where}: {id} does not belong there" for id in times if id not in wanted]
-    return faults or [f"{where}: the order is another one"]
+    return faults or [f"{where}: the order is wrong"]
 
 
 def _differences(replay: Replay, records: Sequence[Record]) -> list[str]:
@@ -486,7 +487,7 @@ def _differences(replay: Replay, records: Sequence[Record]) -> list[str]:
 
 
 def _fields(draft: Draft, record: Record) -> Iterable[tuple[str, Any, Any]]:
-    """Each field that no move and no recall may change: its name, as it was written, as it is."""
+    """Yield each field that no move and no recall may change: its name, its written value, its current one."""
     for field in draft.__struct_fields__:
         if field == "metadata":
             yield field, _bytes(draft.metadata), _bytes(record.metadata)
@@ -500,22 +501,22 @@ def _bytes(metadata: Raw | msgspec.UnsetType) -> bytes | None:
 
 
 async def _overfull(router: Router, replay: Replay, tiers: Mapping[str, Tier], records: Sequence[Record]) -> list[str]:
-    """Buckets over their capacity, and sessions of which session/list tells something else than the timeline."""
+    """Return buckets over their capacity, and sessions whose session/list differs from the timeline."""
     faults = []
     listed = await router.call("memory/session/list", SessionList(), Sessions)
     counted = {each.session: Counter(each.tiers) for each in listed.sessions if each.session in replay.sessions}
     for session in replay.sessions:
         expected = Counter(str(record.tier) for record in records if record.session == session)
-        told = counted.get(session, Counter())
-        if told != expected:
-            faults.append(f"session/list tells of {dict(told)} in {session}, the timeline of {dict(expected)}")
+        counts = counted.get(session, Counter())
+        if counts != expected:
+            faults.append(f"session/list counts {dict(counts)} in {session}, the timeline {dict(expected)}")
         faults += [
-            f"{session} has {told[tier.name]} records in {tier.name}, which holds {tier.capacity}"
+            f"{session} has {counts[tier.name]} records in {tier.name}, whose capacity is {tier.capacity}"
             for tier in tiers.values()
-            if tier.per_session and tier.capacity and told[tier.name] > tier.capacity
+            if tier.per_session and tier.capacity and counts[tier.name] > tier.capacity
         ]
     faults += [
-        f"{tier.name} has {tier.count} records and holds {tier.capacity}"
+        f"{tier.name} has {tier.count} records, and its capacity is {tier.capacity}"
         for tier in tiers.values()
         if tier.capacity and not tier.per_session and tier.count > tier.capacity
     ]
@@ -523,14 +524,14 @@ async def _overfull(router: Router, replay: Replay, tiers: Mapping[str, Tier], r
 
 
 def report(title: str, checked: Checked, replay: Replay) -> None:
-    """Prints what a check has found. Raises Trouble if that is a fault."""
+    """Print the result of a check. Raise Trouble if there are faults."""
     if checked.faults:
         for fault in checked.faults[:_MOST_FAULTS]:
-            tell(f"MISMATCH {fault}")
+            print_line(f"MISMATCH {fault}")
         if len(checked.faults) > _MOST_FAULTS:
-            tell(f"MISMATCH and {len(checked.faults) - _MOST_FAULTS} more")
+            print_line(f"MISMATCH and {len(checked.faults) - _MOST_FAULTS} more")
         raise Trouble(f"{title}: {len(checked.faults)} things are not as they were written")
-    tell(
+    print_line(
         f"{title}: all {len(replay.drafts)} turns are there exactly once, in order, in all and in each of "
         f"{len(replay.sessions)} sessions; every field is as it was written; no bucket is over its capacity"
     )
@@ -540,7 +541,7 @@ def report(title: str, checked: Checked, replay: Replay) -> None:
 
 
 class Found(msgspec.Struct):
-    """For one question: how many evidence turns there are, how many were among the first ten, and the first three."""
+    """For one question: the number of evidence turns, of those among the first ten, and among the first three."""
 
     of: int
     in_ten: int
@@ -548,24 +549,26 @@ class Found(msgspec.Struct):
 
 
 async def ask(router: Router, replay: Replay, questions: Sequence[Question]) -> list[Found]:
-    """Asks the questions, prints the best answers to each, and returns what was found for those that have evidence."""
+    """Ask the questions, print the best answers to each, and return the results of those that have evidence."""
     outcome = []
     for number, each in enumerate(questions, 1):
         records = await router.read("memory/recall", Recall(query=each.question, limit=_LIMIT, where=replay.only))
         answer = "" if each.answer is None else f"  (in the file: {each.answer})"
-        tell()
-        tell(f"{number}. {each.question}{answer}")
+        print_line()
+        print_line(f"{number}. {each.question}{answer}")
         for record in records[:_SHOWN]:
             turn = replay.turn_of[record.id]
             mark = "*" if turn.id in each.evidence else " "
-            tell(f"  {mark} {record.tier:<10} {turn.id:<7} {turn.speaker}: {_shortened(record.content)}", indent=8)
+            print_line(
+                f"  {mark} {record.tier:<10} {turn.id:<7} {turn.speaker}: {_shortened(record.content)}", indent=8
+            )
         if each.evidence:
             found = [replay.turn_of[record.id].id for record in records]
             evidence = set(each.evidence)
             outcome.append(
                 Found(len(evidence), len(evidence.intersection(found)), len(evidence.intersection(found[:_SHOWN])))
             )
-            tell(f"    evidence {', '.join(each.evidence)}: {_placed(outcome[-1])}")
+            print_line(f"    evidence {', '.join(each.evidence)}: {_placed(outcome[-1])}")
     return outcome
 
 
@@ -584,7 +587,7 @@ def _shortened(text: str) -> str:
 
 
 async def replay_through(router: Router, replay: Replay, questions: Sequence[Question]) -> None:
-    """Writes, checks, asks, checks again, and sums up. Raises Trouble for whatever is not as it should be."""
+    """Write, check, ask, check again, and print a summary. Raise Trouble for any fault."""
     turns = len(replay.drafts)
     before = await router.tiers()
     shown = Shown(turns, before)
@@ -598,18 +601,18 @@ async def replay_through(router: Router, replay: Replay, questions: Sequence[Que
     found = []
     if questions:
         found = await ask(router, replay, questions)
-        tell()
+        print_line()
         await settle(router, lambda tiers: None)
         checked = await check(router, replay)
         report("checked after the questions", checked, replay)
-    tell(f"turns      {turns} in {len(replay.sessions)} sessions")
+    print_line(f"turns      {turns} in {len(replay.sessions)} sessions")
     took = time.perf_counter() - began
-    tell(f"time       {took:.1f} s; writing {writing:.1f} s, {turns / writing:.0f} writes a second")
-    tell(f"they live  {_told({name: checked.homes[name] for name in before})}")
+    print_line(f"time       {took:.1f} s; writing {writing:.1f} s, {turns / writing:.0f} writes a second")
+    print_line(f"tiers      {_listed({name: checked.homes[name] for name in before})}")
     if found:
         share = sum(each.in_ten / each.of for each in found) / len(found)
         three, ten = (sum(map(bool, hits)) for hits in zip(*((f.in_three, f.in_ten) for f in found), strict=True))
-        tell(
+        print_line(
             f"evidence   share among the first {_LIMIT}: {share:.3f} (mean over {len(found)} questions); "
             f"at least one turn of it among the first {_LIMIT} for {ten}, among the first {_SHOWN} for {three}"
         )
@@ -621,7 +624,7 @@ async def through_own(config: Path, replay: Replay, questions: Sequence[Question
 
 
 async def through_running(url: str, token: str | None, replay: Replay, questions: Sequence[Question]) -> None:
-    """Through a router that others may use too, and that is left as it was found."""
+    """Replay through a running router that other clients may use, and remove the records afterwards."""
     async with connect_http(url, headers={"Authorization": f"Bearer {token}"} if token else None) as peer:
         router = Router(peer)
         await router.tiers()
@@ -636,12 +639,12 @@ async def _forget(router: Router, replay: Replay) -> None:
     try:
         gone = await router.call("memory/forget", Forget(ids=[str(draft.id) for draft in replay.drafts]), Forgotten)
     except Trouble as problem:
-        raise Trouble(f"what was written could not be forgotten again: {problem}") from None
-    tell(f"forgotten  {gone.forgotten} records, all that was written to this router")
+        raise Trouble(f"the written records could not be forgotten again: {problem}") from None
+    print_line(f"forgotten  {gone.forgotten} records, all that was written to this router")
 
 
 async def _interruptible(run: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether `run` came to its end; False if it was interrupted, by Ctrl-C or SIGTERM, and has cleaned up."""
+    """Run `run`; return whether it finished. False: Ctrl-C or SIGTERM interrupted it, and it has cleaned up."""
     scope = anyio.CancelScope()
     async with until_signalled(scope.cancel):
         with scope:
@@ -650,7 +653,7 @@ async def _interruptible(run: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the demonstration; returns 0 if everything was as it should be, 1 if not, 130 if it was interrupted."""
+    """Run the demonstration; return 0 if there was no fault, 1 if there was one, 130 if it was interrupted."""
     options = _options(arguments)
     code = 0
     try:
@@ -676,18 +679,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.token is not None and options.http is None:
-        parser.error("--token is for a router that is running; give its address with --http")
+        parser.error("--token is for a running router; give its address with --http")
     if options.http is not None and options.token is None:
         options.token = os.environ.get("A2M_TOKEN") or None
     if options.token is not None and not (options.token.isascii() and options.token.isprintable()):
-        parser.error("the token has characters that cannot be sent: expected printable ASCII")  # and is not repeated
+        parser.error("the token has characters that cannot be sent: expected printable ASCII")  # it is not quoted
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/demo",
-        description="Replays a conversation through a federation of its own, in a temporary folder that is removed "
+        description="Replays a conversation through a new federation, in a temporary folder that is removed "
         "afterwards, and checks that every turn is there once, in order, unchanged. Then asks the file's questions.",
     )
     parser.add_argument(
@@ -695,9 +698,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=_HERE / "demo-conversation.json",
         metavar="F",
-        help="the conversation (default: the one that comes along)",
+        help="the conversation (default: the supplied one)",
     )
-    parser.add_argument("--http", type=_url, metavar="URL", help="a running router to use instead of an own one")
+    parser.add_argument("--http", type=_url, metavar="URL", help="a running router to use instead of a new one")
     parser.add_argument(
         "--token",
         metavar="T",
@@ -710,7 +713,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=_HERE.parent / "federation.toml",
         metavar="FILE",
-        help="what the own federation is made of, without its mounts (default: the shipped one)",
+        help="the settings of the new federation, used without mounts (default: the supplied ones)",
     )
     return parser
 

@@ -6,8 +6,8 @@
     async with a2m_router.open_federation("federation.toml") as memory:
         await memory.remember("the deploy key rotates every 90 days")
 
-What is offered here is loaded when it is first used, so that a program that only needs `a2m_router.protocol` does not
-load the whole router.
+Every name here is imported at its first use, so that a program that only needs `a2m_router.protocol` does not load the
+whole router.
 """
 
 from importlib import import_module

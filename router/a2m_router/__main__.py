@@ -1,4 +1,4 @@
-"""`python -m a2m_router` is `a2m-router`."""
+"""Run `a2m-router` as `python -m a2m_router`."""
 
 import sys
 

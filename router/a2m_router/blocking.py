@@ -1,12 +1,12 @@
-"""The same memory without `async`, for scripts: every name and every type as in `a2m_router.protocol.client.memory`.
+"""The client without `async`, for scripts: the names and types of `a2m_router.protocol.client.memory`.
 
     from a2m_router import blocking
 
     with blocking.connect("http://127.0.0.1:8778/") as memory:
         memory.remember("the deploy key rotates every 90 days")
 
-The work is done by an event loop on a thread of its own, which lives as long as the block. A memory may be used from
-several threads; a callback for notifications is called on the loop's thread, and must not wait for the memory itself.
+An event loop on its own thread does the work; it ends with the block. Several threads may use one memory. A callback
+for notifications runs on the loop's thread and must not call the memory itself: that would deadlock.
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
@@ -27,7 +27,7 @@ R = TypeVar("R")
 def _finished(
     method: Callable[Concatenate[waiting.Memory, P], Coroutine[Any, Any, R]],
 ) -> "Callable[Concatenate[Memory, P], R]":
-    """A method that returns when the asynchronous one has."""
+    """Return a blocking version of an asynchronous method."""
 
     @wraps(method)
     def call(self: "Memory", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,7 +42,7 @@ def _finished(
 def _viewed(
     method: Callable[Concatenate[waiting.Memory, P], waiting.Memory],
 ) -> "Callable[Concatenate[Memory, P], Memory]":
-    """A view of the same connection."""
+    """Return a method that makes a view of the same connection."""
 
     @wraps(method)
     def view(self: "Memory", /, *args: P.args, **kwargs: P.kwargs) -> "Memory":
@@ -54,7 +54,7 @@ def _viewed(
 def _iterated(
     method: Callable[Concatenate[waiting.Memory, P], AsyncGenerator[R, None]],
 ) -> "Callable[Concatenate[Memory, P], Generator[R, None, None]]":
-    """A generator that waits for what the asynchronous one yields."""
+    """Return a blocking version of an asynchronous generator method."""
 
     @wraps(method)
     def iterate(self: "Memory", /, *args: P.args, **kwargs: P.kwargs) -> Generator[R, None, None]:
@@ -71,14 +71,14 @@ def _iterated(
                     return
                 yield item
         finally:
-            with suppress(RuntimeError):  # the block has ended before this was closed, and with it everything
+            with suppress(RuntimeError):  # the block ended first, and the event loop with it
                 self._portal.call(items.aclose)
 
     return iterate
 
 
 class Memory:
-    """A client of one server, as `a2m_router.Memory` is; its methods return when they have been carried out."""
+    """A client of one server, like `a2m_router.Memory`, with methods that block until the call is done."""
 
     def __init__(self, memory: waiting.Memory, portal: BlockingPortal) -> None:
         self._memory = memory
@@ -113,7 +113,7 @@ class Memory:
 def _entered(
     way: Callable[P, AbstractAsyncContextManager[waiting.Memory]],
 ) -> Callable[P, AbstractContextManager[Memory]]:
-    """A way to a memory, with an event loop of its own."""
+    """Return a blocking version of a function that opens a memory; each memory gets its own event loop."""
 
     @contextmanager
     @wraps(way)

@@ -322,7 +322,7 @@ STORIES = [
     Story(f'do = "apply-late"\nwait = "{LATE}"', DEADLINE),
     Story(f'do = "apply-late"\nwait = "{LATE}"\nanswer = "error"', "it takes too long", over="stdio"),
     Story('do = "answer-twice"', "", kept=True, over="stdio"),
-    Story('do = "wrong-id"', DEADLINE, "an answer to a call that is not under way", over="stdio"),
+    Story('do = "wrong-id"', DEADLINE, "an answer received for an unknown call", over="stdio"),
     Story('do = "wrong-id"', "an answer to another call", over="http"),
     Story('do = "tear-line"\nwait = "10ms"', "", kept=True, over="stdio"),
     Story(f'do = "tear-line"\nwait = "{LATE}"', DEADLINE, over="stdio"),

@@ -187,7 +187,7 @@ def judged_by_name(name: str, timeout: float = 20, sections: Sequence[str] = SEC
         return list(outcomes(target, sections))
 
 
-ANEW = "\nIt was started anew, and answers."
+ANEW = "\nIt was restarted, and answers."
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ ANEW = "\nIt was started anew, and answers."
         ("ClosesItsStdout", "The server closed its stdout and did not exit; it was killed; its stderr is empty."),
         (
             "WritesWithoutEnd",
-            "The server was killed, since the last 10,000 lines of its stdout are no messages; its stderr is empty.",
+            "The server was killed, since the last 10,000 lines of its stdout are not messages; its stderr is empty.",
         ),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_server_that_answers_no_more_is_killed_and_started_anew() -> None:
     failed = failures(judged_by_name("HangsForGood", timeout=3, sections=["keys"]))
     assert failed == {
         CAUGHT_BY["HangsForGood"]: "memory/fetch was not answered within 3 s\n"
-        f"The server answered nothing any more, not within 3 s; it was killed.{ANEW}"
+        f"The server stopped answering: no answer within 3 s; it was killed.{ANEW}"
     }
 
 
@@ -236,11 +236,11 @@ def test_a_server_that_dies_at_each_start_is_given_up_in_a_sentence(
     assert report.count("The server died") == 2
     assert "The server died with exit code 3; the last lines of its stderr:\n          1\n" in report
     assert (
-        "It was started anew 3 times, and answered nothing. The server died with exit code 7; the last lines of its "
+        "It was restarted 3 times, and did not answer. The server died with exit code 7; the last lines of its "
         "stderr:\n          cannot start: it is running already\n" in report
     )
     assert "Traceback" not in report
-    assert re.search(r"; [1-9]\d+ not asked, since the server is gone; \d+ passed, 1 failed, 0 skipped$", report)
+    assert re.search(r"; [1-9]\d+ not run, since the server is gone; \d+ passed, 1 failed, 0 skipped$", report)
 
 
 def test_a_server_that_died_between_two_checks_fails_the_next() -> None:
@@ -254,8 +254,8 @@ def test_a_server_that_died_between_two_checks_fails_the_next() -> None:
         assert ended.exit_code(20) == -9
         came = [outcome(check, target) for check in ALL_CHECKS if check.section == "salience"]
     assert failures(came) == {
-        came[0].check.name: "Before this was asked: The server died of SIGKILL; its stderr is empty."
-        f"{ANEW}\nWhat was asked was answered."
+        came[0].check.name: "Before this check: The server died of SIGKILL; its stderr is empty."
+        f"{ANEW}\nThe calls of this check were answered."
     }
     assert {outcome.state for outcome in came[1:]} == {State.PASSED}
 
@@ -313,11 +313,11 @@ def test_a_server_over_http_that_goes_away_is_said_once(capsys: pytest.CaptureFi
     assert code == 1
     assert report.count("FAIL") == 1
     assert re.search(
-        r"The server at http://127\.0\.0\.1:\d+/ answered no more\.\n"
+        r"The server at http://127\.0\.0\.1:\d+/ stopped answering\.\n"
         r" +It cannot be started from here, and did not come back within 5 s\.\n",
         report,
     )
-    assert re.search(r"; \d+ not asked, since the server is gone; \d+ passed, 1 failed, \d+ skipped$", report)
+    assert re.search(r"; \d+ not run, since the server is gone; \d+ passed, 1 failed, \d+ skipped$", report)
 
 
 def test_a_server_over_http_that_comes_back_is_asked_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_a_server_over_http_that_comes_back_is_asked_the_rest(monkeypatch: pytes
     assert len(anew) == 1
     end(anew[0])
     assert failures(came).keys() == {came[0].check.name}
-    assert came[0].why.endswith("answered no more.\nIt came back, and answers.")
+    assert came[0].why.endswith("stopped answering.\nIt came back, and answers.")
 
 
 # --- what cannot be judged
@@ -366,9 +366,9 @@ def test_a_server_over_http_that_comes_back_is_asked_the_rest(monkeypatch: pytes
         ),
         (
             [sys.executable, "-c", "print('hello', flush=True); input()"],
-            "; the last line of its stdout is no message: b'hello\\n'. The server died with exit code 0",
+            "; the last line of its stdout is not a message: b'hello\\n'. The server died with exit code 0",
         ),
-        ([sys.executable, "-c", "while True: print('hello')"], "the last 10,000 lines of its stdout are no messages"),
+        ([sys.executable, "-c", "while True: print('hello')"], "the last 10,000 lines of its stdout are not messages"),
     ],
     ids=["no such", "no such with arguments", "a file", "a folder", "a null", "ends", "says why", "junk", "a flood"],
 )
@@ -387,8 +387,8 @@ def test_a_command_that_is_no_server_is_a_sentence(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--stdio"], "--stdio: expected a server's command after it, got nothing"),
-        (["--stdio", ""], "--stdio: expected a server's command after it, got nothing"),
+        (["--stdio"], "--stdio: expected a server's command, got nothing"),
+        (["--stdio", ""], "--stdio: expected a server's command, got nothing"),
         (["--http", ""], "--http: expected a URL such as http://127.0.0.1:8080/, got ''"),
         (["--http", "127.0.0.1:8080"], "expected a URL such as http://127.0.0.1:8080/, got '127.0.0.1:8080'"),
         (["--http", "http://here:x/"], "expected a URL such as http://127.0.0.1:8080/, got 'http://here:x/'"),

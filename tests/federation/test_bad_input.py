@@ -462,17 +462,22 @@ VALUES: Final = [
     ("forget", '{"query":"?!","tier":"working"}', Code.INVALID_PARAMS, "query"),
     # what no UTF-8 text can hold, wherever it stands
     *(
-        ("remember", f'{{"records":[{{"content":"x",{field}}}]}}', Code.INVALID_PARAMS, "params: a string holds half")
+        (
+            "remember",
+            f'{{"records":[{{"content":"x",{field}}}]}}',
+            Code.INVALID_PARAMS,
+            "params: a string contains half",
+        )
         for field in (
             *(rf'"{name}":"\ud800"' for name in ("content", "id", "key", "role", "group", "owner", "session", "uri")),
             *(r'"metadata":{"a":["\udfff"]}', r'"metadata":{"\ud83d":1}', r'"metadata":{"a":"\ude00\ud83d"}'),
             r'"unknown\ud800":1',
         )
     ),
-    ("recall", r'{"query":"\ud800"}', Code.INVALID_PARAMS, "params: a string holds half"),
-    ("recall", r'{"where":{"\ud800":1}}', Code.INVALID_PARAMS, "params: a string holds half"),
-    ("timeline", r'{"where":{"a":["\ud800"]}}', Code.INVALID_PARAMS, "params: a string holds half"),
-    ("forget", r'{"ids":["a","\ud800"]}', Code.INVALID_PARAMS, "params: a string holds half"),
+    ("recall", r'{"query":"\ud800"}', Code.INVALID_PARAMS, "params: a string contains half"),
+    ("recall", r'{"where":{"\ud800":1}}', Code.INVALID_PARAMS, "params: a string contains half"),
+    ("timeline", r'{"where":{"a":["\ud800"]}}', Code.INVALID_PARAMS, "params: a string contains half"),
+    ("forget", r'{"ids":["a","\ud800"]}', Code.INVALID_PARAMS, "params: a string contains half"),
     # nesting
     ("recall", f'{{"query":{DEEP}}}', Code.INVALID_PARAMS, "params: nested more than 128 deep"),
     ("timeline", f'{{"where":{{"a":{DEEP}}}}}', Code.INVALID_PARAMS, "params: nested more than 128 deep"),

@@ -223,7 +223,7 @@ async def test_a_call_takes_as_long_as_it_may() -> None:
         ("recall", [], r"memory/recall: .*expected an object"),
         ("timeline", {"records": [record(metadata=[])]}, "memory/timeline: .*'r1': metadata: expected an object"),
         ("forget", {"forgotten": "all"}, "memory/forget: .*forgotten: expected an integer"),
-        ("remember", {"ids": []}, "memory/remember: the server answered 0 ids for 1 records"),
+        ("remember", {"ids": []}, "memory/remember: the server returned 0 ids for 1 records"),
         ("fetch", {}, "memory/fetch: .*record: required, and missing"),
         ("events", {"events": []}, "memory/events: .*cursor"),
         ("events_subscribe", {"subscribed": False}, "memory/events/subscribe: .*false"),
@@ -323,7 +323,9 @@ async def test_a_server_that_would_ignore_a_condition_is_not_asked(said: object)
             lambda: memory.remember_all([{"content": "x", "key": "k", "if_revision": condition}]),  # noqa: B023
         )
         for call in calls:
-            with pytest.raises(A2MError, match="it would ignore it, and replace whatever is at the key") as refused:
+            with pytest.raises(
+                A2MError, match="it would ignore the condition and replace the record at the key"
+            ) as refused:
                 await call()
             assert refused.value.code == Code.CAPABILITY_NOT_SUPPORTED
     assert [method for method, _ in fake.asked] == ["describe"]

@@ -76,8 +76,7 @@ async def test_on_a_pipe_a_call_too_many_is_rejected_at_once() -> None:
         assert refused["id"] == 3
         assert refused["error"] == {
             "code": -32603,
-            "message": "no room for this call: 2 calls are under way, which is what it takes at once; try again in a "
-            "while",
+            "message": "overloaded: 2 calls are in progress, which is the limit of this server; try again in a while",
             "data": {"reason": "overloaded", "retry_after": 1},
         }
         slow.go.set()
@@ -137,7 +136,7 @@ async def test_over_http_a_call_too_many_has_the_status_that_says_so() -> None:
         assert refused.headers["content-type"] == "application/json"
         assert (refused.json()["id"], refused.json()["error"]["data"]["reason"]) == (2, "overloaded")
         async with connect_http(url) as peer:
-            with pytest.raises(A2MError, match="no room for this call") as failure:
+            with pytest.raises(A2MError, match="overloaded: ") as failure:
                 await peer.call("memory/describe", {}, timeout=30)
             assert failure.value.data == {"reason": "overloaded", "retry_after": 1}
         slow.go.set()
@@ -188,7 +187,7 @@ async def test_a_tier_with_too_many_calls_is_left_out_and_the_answer_says_so() -
         with pytest.raises(A2MError, match="does not answer: overloaded") as failure:
             await fed.call("recall", query="x", tier="semantic")
         assert failure.value.data == {"tier": "semantic", "reason": "overloaded", "retry_after": 1.0}
-        with pytest.raises(A2MError, match="no room for this call: the tier 'semantic' has as many") as failure:
+        with pytest.raises(A2MError, match="overloaded: the tier 'semantic' has as many") as failure:
             await fed.remember("y", id="y", tier="semantic")
         assert failure.value.data == {"reason": "overloaded", "retry_after": 1, "tier": "semantic"}
         fed.release()  # type: ignore[attr-defined]
@@ -225,7 +224,7 @@ async def test_the_federation_takes_so_many_requests_at_once() -> None:
         first = Task(tasks, lambda: fed.call("recall", query="x", tier="semantic"))
         await hold.reached.wait()
         async with connect_local(fed.federation.answer) as another:
-            with pytest.raises(A2MError, match="1 calls are under way"):
+            with pytest.raises(A2MError, match="1 calls are in progress"):
                 await another.call("memory/timeline", {}, timeout=None)
             hold.release()
             assert (await first.ended())["records"]

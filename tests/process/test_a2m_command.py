@@ -1222,16 +1222,16 @@ def test_what_is_announced_is_read_for_as_long_as_the_file_is_held(tmp_path: Pat
     held.announce("http://127.0.0.1:9/")
     assert announced(path) == "http://127.0.0.1:9/"
     with pytest.raises(
-        InUse, match=r"in use by a-test \(process \d+\)\. One .* listens on http://127\.0\.0\.1:9/: call"
+        InUse, match=r"in use by a-test \(process \d+\)\. Only one .* listens on http://127\.0\.0\.1:9/: call"
     ):
         database(path)
     held.announce(STDIO)
     assert announced(path) is None
-    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One .* serves its own stdin and stdout; "):
+    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. Only one .* serves its own stdin and stdout"):
         database(path)
     held.announce(None)
     assert announced(path) is None
-    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. One process has a file at a time; "):
+    with pytest.raises(InUse, match=r"in use by a-test \(process \d+\)\. Only one process can use a file; "):
         database(path)
     for text in ("", "two\nlines"):
         with pytest.raises(ValueError, match="expected one line"):
@@ -1272,7 +1272,7 @@ def test_what_a_dead_process_announced_is_not_believed(tmp_path: Path) -> None:
     Path(f"{path}.lock").write_bytes(left)
     assert announced(path) is None
     # where a dead process was is not told, though another one has the file by now
-    with pytest.raises(InUse, match=r"in use by another process\. One process has a file at a time; ") as refusal:
+    with pytest.raises(InUse, match=r"in use by another process\. Only one process can use a file; ") as refusal:
         database(path)
     assert "127.0.0.1:9/" not in str(refusal.value)
     held.close()

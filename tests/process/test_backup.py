@@ -333,7 +333,7 @@ def test_a_backup_that_is_called_off_is_removed(tmp_path: Path) -> None:
             while not (mine / "x" / INCOMPLETE).exists():
                 assert interrupted.poll() is None
             assert "result" in called(url, "memory/remember", records=[{"content": "meanwhile"}])
-            assert "another backup is under way" in called(url, METHOD, path=str(mine / "y"))["error"]["message"]
+            assert "another backup is in progress" in called(url, METHOD, path=str(mine / "y"))["error"]["message"]
             interrupted.send_signal(signal.SIGINT)
             out, err = interrupted.communicate(timeout=PATIENCE)
             assert (interrupted.returncode, out, err) == (130, b"", b"")
@@ -584,7 +584,7 @@ def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
                 target.unlink()
                 if is_replaced:
                     target.write_text("mine")
-                with pytest.raises(A2MError, match="removed before it was whole"):
+                with pytest.raises(A2MError, match="removed by another program before the copy was complete"):
                     await followed(removed)
             assert target.read_text() == "mine"
             with pytest.raises(A2MError, match="File exists"):

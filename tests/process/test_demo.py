@@ -123,11 +123,11 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ('{"turns": [', "is not JSON: "),
-        ('{"turns": []}', "is no conversation: it has no turns"),
-        ('{"turns": [{"id": 7}]}', "is no conversation: Expected `str`, got `int` - at `$.turns[0].id`"),
+        ('{"turns": []}', "is not a conversation: it has no turns"),
+        ('{"turns": [{"id": 7}]}', "is not a conversation: Expected `str`, got `int` - at `$.turns[0].id`"),
         (
             '{"turns": [{"id": "a", "session": "s", "at": "noon", "speaker": "Z", "text": "x"}]}',
-            "is no conversation: turn 'a': at: expected \"7:12 pm on 4 March, 2025\", got 'noon'",
+            "is not a conversation: turn 'a': at: expected \"7:12 pm on 4 March, 2025\", got 'noon'",
         ),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_federation_with_memories_elsewhere_is_not_touched(tmp_path: Path) -> 
     done = run("--federation", str(federation), temporary=tmp_path)
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert "is not for a trial: tiers.working is kept elsewhere" in done.stderr
+    assert "cannot be used for a trial: tiers.working is outside of its folder" in done.stderr
     assert not elsewhere.exists()
 
 

@@ -133,7 +133,7 @@ async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
                     await change(memory)
                 assert refused.value.message == (
                     f"the catalog's file cannot be written to: {FILE_HELD}; nothing was written; "
-                    "try again when that has let go of it"
+                    "try again when the lock is released"
                 )
                 assert refused.value.data == {"reason": FILE_HELD, "retry_after": 1}
             await memory.recall("first")  # cannot be counted, which is no reason to refuse it
@@ -141,8 +141,8 @@ async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
         await memory.remember("the second")
         said = [record.getMessage() for record in caplog.records if record.name == "a2m_router.storage.database"]
         assert said == [
-            f"{state}: {FILE_HELD}; nothing is written until it lets go",
-            f"{state}: no other program holds the file any more",
+            f"file={state} writes rejected until the lock is released: {FILE_HELD}",
+            f"file={state} no other program holds the file any more",
         ]
 
 
@@ -259,8 +259,8 @@ def test_a_file_that_is_not_where_it_was_takes_no_change_until_it_is_back(
         insert(notes, 3)
         notes.sync()
     assert caplog.messages == [
-        f"{path}: {FILE_GONE}; nothing is written until it is back",
-        f"{path}: the file is back",
+        f"file={path} writes rejected until the file is back: {FILE_GONE}",
+        f"file={path} the file is back",
     ]
     with closing(database(path)) as again:
         assert [value for (value,) in again.connection.execute("SELECT value FROM first")] == [1, 3]
@@ -298,7 +298,7 @@ async def test_a_router_without_its_catalog_reads_and_acknowledges_nothing(tmp_p
                 await change(memory)
             assert refused.value.message == (
                 f"the catalog's file cannot be written to: {FILE_GONE}; nothing was written; "
-                "put it back, or end this server"
+                "put it back, or stop this server"
             )
             assert refused.value.data == {"reason": FILE_GONE}
         assert [record.content for record in (await memory.recall("first")).records] == ["the first"]
@@ -341,7 +341,7 @@ def test_a_program_that_ends_without_its_file_says_so_in_a_sentence(tmp_path: Pa
         file.unlink()
         _, told = process.communicate(timeout=PATIENCE)
     last = told.splitlines()[-1]
-    assert last == f"{name}: {file}: {FILE_GONE}; what was written last may be gone with it"
+    assert last == f"{name}: {file}: {FILE_GONE}; the latest writes may be lost with it"
     assert "Traceback" not in told
     assert process.returncode == 1
 

@@ -136,7 +136,7 @@ for line in sys.stdin:
     ("line", "said"),
     [
         ("exec /no/such/program", "/no/such/program"),
-        ("echo the disk is gone >&2; exit 3", "status 3; the last it said: the disk is gone"),
+        ("echo the disk is gone >&2; exit 3", "status 3; its last line on stderr: the disk is gone"),
         ("exec false", "status 1"),
         ("while read line; do echo garbage; done", "semantic"),
         (f"exec {shlex.quote(sys.executable)} no_methods.py", "is of 'core', and missing"),
@@ -224,8 +224,8 @@ def test_a_second_router_on_the_same_state_is_told_about_the_first(tmp_path: Pat
         assert line.startswith(
             f"a2m-router: {tmp_path / 'router.db'}: in use by a2m-router (process {first.popen.pid})"
         )
-        assert "that one serves its own stdin and stdout; a router on HTTP" in line
-        assert "several clients share one federation" in line
+        assert "that process serves its own stdin and stdout; to share one federation" in line
+        assert "run a router on HTTP" in line
         assert "result" in first.ask("describe")
 
 
@@ -252,8 +252,8 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
             url = found[1]
             assert line == (
                 f"a2m-router: {tmp_path / 'router.db'}: in use by a2m-router (process {first.popen.pid}). "
-                f"One process has a file at a time, and that one listens on {url}: call it there (a2m --http {url} …), "
-                "or end it first"
+                f"Only one process can use a file, and that process listens on {url}: "
+                f"call it there (a2m --http {url} …), or end it first"
             )
         # what it leaves when it is killed is told by nobody any more
         first.popen.kill()
@@ -263,7 +263,7 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
         next_one.ask("describe")
         third = here("--config", str(config), "--check", "--log-level", "error")
         assert (
-            f"(process {next_one.popen.pid}). One process has a file at a time, and that one serves its own stdin"
+            f"(process {next_one.popen.pid}). Only one process can use a file, and that process serves its own stdin"
             in (third.stderr)
         )
         assert found[1] not in third.stderr

@@ -49,14 +49,14 @@ AT_ONCE = Wide(0.01, ["semantic"])
     [
         (seen(0.029, WAITED, AT_ONCE), ""),
         (seen(0.031, WAITED, AT_ONCE), "the p99 is 1.55 times"),
-        (seen(0.02, WAITED, Wide(0.01, [])), "1 recalls of all tiers do not say"),
+        (seen(0.02, WAITED, Wide(0.01, [])), "1 recalls of all tiers do not report"),
         (seen(0.02, Wide(1.6, ["semantic"])), "took 1.60 s"),
     ],
 )
 def test_a_tier_that_hangs_must_cost_the_others_little(
     while_it_hangs: Seen, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missed = hanging.report({"all tiers are well": WELL, "semantic hangs": while_it_hangs})
+    missed = hanging.report({"all tiers work": WELL, "semantic hangs": while_it_hangs})
     printed = capsys.readouterr().out
     assert (missed, "MISSED" in printed) == (int(bool(said)), bool(said))
     assert said in printed

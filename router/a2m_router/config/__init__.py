@@ -1,1 +1,1 @@
-"""federation.toml, checked, as frozen settings."""
+"""Reading and checking federation.toml; the result is frozen settings."""

@@ -1,7 +1,7 @@
-"""federation.toml, read into frozen settings. What the file may say, and what is refused, is all here.
+"""Reads federation.toml into frozen settings. All rules about what the file may contain are here.
 
-Every mistake is a sentence that begins with its place in the file, and one reading finds them all. Values that may be
-tokens (headers, principals, the environment) appear in no sentence and in no repr.
+One reading finds every mistake; each is one sentence that begins with its place in the file. Values that may be tokens
+(headers, principals, the environment) appear in no sentence and in no repr.
 """
 
 import os
@@ -38,10 +38,10 @@ from a2m_router.config.toml_table import Table, place, quoted, suggestion
 from a2m_router.process.paths import expanded
 from a2m_router.protocol.server.http_addressing import is_loopback
 
-_LEAST_HEADER = 2**10  # bytes; with less, no browser and hardly any proxy could call
+_LEAST_HEADER = 2**10  # bytes; browsers and most proxies send more than a smaller limit would accept
 _MOST_RETAINED = 1_000_000  # events; they are held in memory
 _DEFAULT_STATE = "memories/router.db"
-_LONGEST_TOKEN = 2**16  # bytes in a token's file; it may be a device, which has no end
+_LONGEST_TOKEN = 2**16  # bytes read from a token's file; a device such as /dev/zero would never end
 _NOT_FOR_A_MOUNT = (
     "capacity",
     "per_session",
@@ -54,14 +54,14 @@ _NOT_FOR_A_MOUNT = (
     "distil",
 )
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_OWN_HEADERS = {  # what the protocol, or the way a message is put on the wire, leaves no choice about
+_OWN_HEADERS = {  # the router sets these itself: A2M or HTTP framing prescribes their values
     *("accept", "accept-encoding", "content-encoding", "content-length", "content-type", "a2m-protocol-version"),
     *("connection", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
 }
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a token, RFC 9110 §5.6.2
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
-_BEARER = re.compile(r"[\x21-\x7e]+")  # what a token may be made of to be sent in a header
-_LIKE_A_NAME = re.compile(r"_?[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")  # of a variable, and not like a token
+_BEARER = re.compile(r"[\x21-\x7e]+")  # a token that an HTTP header can carry
+_LIKE_A_NAME = re.compile(r"_?[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")  # looks like a variable's name, not like a token
 _HOST_NAME = re.compile(r"[^\s:/?#@\[\]*]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+")
 _BIND = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -69,11 +69,15 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ConfigError(ValueError):
-    """What is wrong with the file: one sentence a line, each naming its place."""
+    """The mistakes in the file: one sentence a line, each naming its place."""
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
-    """The settings in a file; ConfigError, with every mistake in it, if they cannot be used."""
+    """Return the settings of a file.
+
+    Raises:
+        ConfigError: the file cannot be read or contains mistakes; the error lists all of them.
+    """
     try:
         path = expanded(str(path)).absolute()
     except ValueError as problem:
@@ -93,12 +97,16 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
 
 def parse(text: str, *, base: Path, environ: Mapping[str, str]) -> Settings:
-    """The settings in a text whose relative paths start at `base`; ConfigError, with every mistake in it."""
+    """Return the settings of a text; its relative paths start at `base`.
+
+    Raises:
+        ConfigError: the text contains mistakes; the error lists all of them.
+    """
     try:
         content = tomllib.loads(text)
     except RecursionError:
         raise ConfigError("not valid TOML: nested too deeply") from None
-    except ValueError as problem:  # its own error, and int's for thousands of digits
+    except ValueError as problem:  # tomllib's own error, or that of int() for a number of thousands of digits
         raise ConfigError(f"not valid TOML: {problem}") from None
     mistakes: list[str] = []
     settings = _settings(Table(content, mistakes), _Surroundings(base.absolute(), environ, set()))
@@ -110,7 +118,11 @@ def parse(text: str, *, base: Path, environ: Mapping[str, str]) -> Settings:
 
 
 def host_port(http: str) -> tuple[str, int]:
-    """The two halves of e.g. "127.0.0.1:8778" or "[::1]:8778", the host without brackets; ConfigError otherwise."""
+    """Split an address such as "127.0.0.1:8778" or "[::1]:8778" into host (without brackets) and port.
+
+    Raises:
+        ConfigError: the text is not such an address.
+    """
     found = _BIND.fullmatch(http)
     if found is None or int(found[2]) > 65535:
         wanted = 'expected host:port with a port from 0 to 65535, such as "127.0.0.1:8778" or "[::1]:8778"'
@@ -126,24 +138,24 @@ def host_port(http: str) -> tuple[str, int]:
 
 
 def check_bind(http: str, serve: Serve) -> None:
-    """ConfigError, its sentence without a place, if whoever can reach that address could read and write unasked."""
+    """Raise ConfigError if other machines could use the address without a token. The sentence names no place."""
     host, _ = host_port(http)
     if not serve.principals and not is_loopback(host):
         raise ConfigError(
-            f"{quoted(http)} can be reached from other machines, and no one is asked who they are; "
+            f"{quoted(http)} can be reached from other machines, and no token is required; "
             "add [[serve.principals]], or listen on 127.0.0.1"
         )
 
 
 class _Surroundings(NamedTuple):
-    """What the file is read against, and the tokens' variables met while reading."""
+    """The folder and environment that the file refers to, and the token variables found while reading."""
 
     base: Path
     environ: Mapping[str, str]
     token_variables: set[str]
 
     def token(self, variable: str, table: Table, key: str) -> str:
-        """The variable's value. An unset one is a mistake; so is an empty one, a token that anybody has."""
+        """Return the variable's value. Unset or empty is a mistake: anyone could send an empty token."""
         self.token_variables.add(variable)
         value = self.environ.get(variable, "")
         if not value:
@@ -152,13 +164,13 @@ class _Surroundings(NamedTuple):
         return value
 
     def bearer(self, table: Table) -> str:
-        """The value of the variable that `token_env` names, if a header can carry it; else empty, and a mistake."""
+        """Return the value of the variable that `token_env` names; note a mistake if no header can carry it."""
         variable = table.text("token_env", None)
         token = "" if variable is None else self.token(variable, table, "token_env")
         if variable is not None and token and not _BEARER.fullmatch(token):
             table.note(
                 "token_env",
-                f"a token is printable ASCII without spaces and line ends; the one in the environment variable "
+                f"a token must be printable ASCII without spaces and line ends; the one in the environment variable "
                 f"{_shown(variable)} is not",
             )
             return ""
@@ -166,13 +178,13 @@ class _Surroundings(NamedTuple):
 
 
 def _shown(variable: str) -> str:
-    """A variable's name in a sentence; one that may be the token itself, put in the wrong place, is not repeated."""
+    """Return a variable's name for a sentence, unless it may be the token itself, put in the wrong place."""
     return variable if _LIKE_A_NAME.fullmatch(variable) else "it names (not repeated here, it may be a token)"
 
 
 def _settings(file: Table, around: _Surroundings) -> Settings:
     name = file.text("name", "federation")
-    # behind symbolic links: whoever has the state has it by all its names
+    # without symbolic links: the lock on the state must hold under every name of the file
     state = Path(os.path.realpath(file.path("state", around.base / _DEFAULT_STATE, around.base)))
     at_serve = file.table("serve")
     serve = _serve(at_serve, around)
@@ -192,7 +204,7 @@ def _settings(file: Table, around: _Surroundings) -> Settings:
         at_serve.note(
             "max_held",
             f"{serve.max_held} bytes are fewer than limits.max_message, which is {limits.max_message}, so a message of "
-            "that size could never be read; raise the one or lower the other",
+            "that size could never be read; raise max_held or lower limits.max_message",
         )
     return Settings(
         name=name,
@@ -256,7 +268,7 @@ def _principals(tables: Sequence[Table], around: _Surroundings) -> tuple[Princip
         admin = table.flag("admin", False)
         table.refuse_the_rest()
         if digest in seen:
-            table.note_here("another principal has the same token; whose would a call be?")
+            table.note_here("another principal has the same token; each principal needs its own")
         if digest:
             seen.add(digest)
         principals.append(Principal(owner=owner or "", token_sha256=digest, write=write, admin=admin))
@@ -267,7 +279,7 @@ _TOKENS = ("token_sha256", "token_env", "token_file")
 
 
 def _token_digest(table: Table, around: _Surroundings) -> str:
-    """The digest of a principal's token; empty if that is mistaken."""
+    """Return the digest of a principal's token; empty after a mistake."""
     digest = table.text("token_sha256", "").lower()
     file = table.path("token_file", None, around.base)
     token = around.bearer(table)
@@ -283,7 +295,7 @@ def _token_digest(table: Table, around: _Surroundings) -> str:
 
 
 def _token_in(path: Path, table: Table) -> str:
-    """The token that a file holds, and nothing else but a line's end; empty if that is mistaken."""
+    """Return the token from a file, which may hold only the token and a line end; empty after a mistake."""
     try:
         with path.open("rb") as file:
             held = file.read(_LONGEST_TOKEN)
@@ -307,24 +319,24 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def mistaken_rights(principals: Sequence[Principal], tiers: Sequence[Tier]) -> Iterator[str]:
-    """What is wrong with where principals may write, as sentences."""
+    """Yield a sentence for each mistake in the `write` lists of principals."""
     by_name = {tier.name: tier for tier in tiers}
     shared = [tier.name for tier in tiers if tier.shared and not tier.mount]
     for number, principal in enumerate(principals):
         for position, name in enumerate(principal.write or ()):
             at = f"serve.principals[{number}].write[{position}]"
             if name in (principal.write or ())[:position]:
-                yield f"{at}: names {quoted(name)} once more"
+                yield f"{at}: {quoted(name)} is listed twice; leave one out"
             elif name == PRIVATE:
                 continue
             elif name not in by_name:
                 yield f"{at}: no tier is called {quoted(name)}" + suggestion(name, [PRIVATE, *shared], "expected")
             elif by_name[name].mount:
-                yield f"{at}: {quoted(name)} is a mount, and nothing is written to a mount"
+                yield f"{at}: {quoted(name)} is a mount, and mounts are read-only"
             elif name not in shared:
                 yield (
-                    f"{at}: {quoted(name)} is not shared; what a principal owns in such tiers is meant by "
-                    f"{quoted(PRIVATE)}"
+                    f"{at}: {quoted(name)} is not shared; write {quoted(PRIVATE)} for the principal's own records in "
+                    "all tiers that are not shared"
                 )
 
 
@@ -390,12 +402,12 @@ def _summarizer(table: Table, around: _Surroundings) -> Summarizer:
 
 
 def _check_endpoint(url: str, table: Table) -> None:
-    """Notes what keeps a text from being a base address that may be shown to everybody."""
+    """Note a mistake unless the text is a base address without secrets: logs and `describe` show it."""
     if not _is_http_url(url) or "?" in url or "#" in url:  # not repeated: it may hold a password
         table.note("url", 'expected a base address such as "http://127.0.0.1:11434/v1"')
     elif "@" in urlsplit(url).netloc:
         table.note(
-            "url", "must not hold a user or a password; put a token into the environment, and name it: token_env"
+            "url", "must not hold a user or a password; put a token into an environment variable; token_env names it"
         )
     elif url.rstrip("/").endswith("/chat/completions"):
         table.note("url", "expected the base address; leave out /chat/completions, which is appended")
@@ -405,7 +417,10 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
     if not name or "/" in name or not name.isprintable():  # a mount's records are shown as <tier>/<id>
         table.note_here('a tier\'s name must not be empty, nor contain "/" or control characters')
     if name == PRIVATE:
-        table.note_here(f"{quoted(PRIVATE)} is what a principal owns, where its `write` says so; choose another name")
+        table.note_here(
+            f"{quoted(PRIVATE)} is reserved: in a principal's `write` it stands for its own records; "
+            "choose another name"
+        )
     if not table.has("kind"):
         table.note_here(f"kind is missing; expected one of {', '.join(map(quoted, get_args(Kind)))}")
     mount = table.flag("mount", False)
@@ -440,23 +455,23 @@ def _tier(name: str, table: Table, around: _Surroundings) -> Tier:
     table.refuse_the_rest()
     _check_server(tier, table)
     if tier.weight == 0:
-        table.note("weight", "expected more than 0; a small one, such as 0.01, ranks all that others find before it")
+        table.note("weight", "expected more than 0; a small weight, such as 0.01, ranks the tier's records last")
     if mount:
         for key in filter(table.has, _NOT_FOR_A_MOUNT):
-            table.note(key, "a mount is only read, so this cannot apply to it")
+            table.note(key, "does not apply to a mount, which is read-only; leave it out")
         if not shared:
             table.note("shared", "a mount is always shared; leave this out")
     else:
         if tier.capacity and not table.has("spill_to") and tier.overflow != "drop":
-            table.note("capacity", 'says nowhere to spill to; add spill_to, or overflow = "drop" to lose the weakest')
+            table.note("capacity", 'needs a target for spills; add spill_to, or overflow = "drop" to lose the weakest')
         if table.has("spill_to") and tier.overflow == "drop":
-            table.note("overflow", '"drop" loses what spill_to would keep; leave one of the two out')
+            table.note("overflow", '"drop" deletes the records that spill_to would keep; leave one of the two out')
         if tier.distil and tier.overflow == "drop":
-            table.note("distil", 'overflow = "drop" loses what would be rewritten; leave one of the two out')
+            table.note("distil", 'overflow = "drop" deletes the records that distil rewrites; leave one of the two out')
         elif tier.distil and not table.has("spill_to"):
-            table.note("distil", "says nowhere to spill to, and what spills is what it rewrites; add spill_to")
+            table.note("distil", "rewrites the records that spill, and needs a target for them; add spill_to")
         if table.has("promote_after") and not table.has("promote_to"):
-            table.note("promote_after", "says nowhere to promote to; add promote_to")
+            table.note("promote_after", "needs a target for promotions; add promote_to")
     return tier
 
 
@@ -482,8 +497,8 @@ def _check_url(url: str, table: Table) -> None:
     elif "@" in urlsplit(url).netloc:
         table.note(
             "url",
-            "must not hold a user or a password; put what the server asks for into the environment, and into a header: "
-            'headers = { Authorization = "Bearer ${HANDBOOK_TOKEN}" }',
+            "must not hold a user or a password; put the server's token into an environment variable, and use it in a "
+            'header: headers = { Authorization = "Bearer ${HANDBOOK_TOKEN}" }',
         )
     elif urlsplit(url).scheme == "http":
         for key in filter(table.has, ("ca_file", "http2")):
@@ -495,15 +510,15 @@ def _ca_file(table: Table, around: _Surroundings) -> Path | None:
     if path is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    why = "there is no certificate in it; expected PEM, where each begins with -----BEGIN CERTIFICATE-----"
+    why = "contains no certificate; expected PEM, where each begins with -----BEGIN CERTIFICATE-----"
     try:
         context.load_verify_locations(path)
-    except ssl.SSLError:  # an OSError, too, but one that only says where in OpenSSL it was
+    except ssl.SSLError:  # a subclass of OSError whose text only names a place inside OpenSSL
         table.note("ca_file", f"{quoted(str(path))}: {why}")
     except OSError as problem:
         table.note("ca_file", f"{quoted(str(path))} cannot be read: {problem.strerror}")
     else:
-        if context.cert_store_stats()["x509"] == 0:  # it may hold lists of what was revoked
+        if context.cert_store_stats()["x509"] == 0:  # a file that holds only revocation lists
             table.note("ca_file", f"{quoted(str(path))}: {why}")
     return path
 
@@ -514,11 +529,11 @@ def _environment(table: Table, around: _Surroundings) -> dict[str, str]:
 
 
 def _filled(written: str, name: str, at: Table, around: _Surroundings) -> str:
-    """A value with the environment's variables filled in; these are tokens, which no other program is given."""
+    """Return a value with its environment variables filled in. They are tokens: other programs do not inherit them."""
     for variable in _VARIABLE.findall(written):
         around.token(variable, at, name)
     if "${" in _VARIABLE.sub("", written):
-        at.note(name, "after ${ comes a variable's name and }, such as ${HANDBOOK_TOKEN}")
+        at.note(name, "expected a variable's name and } after ${, such as ${HANDBOOK_TOKEN}")
     return _VARIABLE.sub(lambda found: around.environ.get(found[1], ""), written)
 
 
@@ -528,11 +543,11 @@ def _headers(table: Table, around: _Surroundings) -> dict[str, str]:
     for name, written in at.strings().items():
         value = _filled(written, name, at, around).strip(" \t")
         if not _HEADER_NAME.fullmatch(name):
-            at.note(name, "this is no name for an HTTP header")
+            at.note(name, "is not a valid name for an HTTP header")
         elif name.lower() in _OWN_HEADERS:
-            at.note(name, "the router says this itself; leave it out")
+            at.note(name, "the router sets this header itself; leave it out")
         elif name.lower() in map(str.lower, headers):
-            at.note(name, "this header is given twice; upper and lower case make no difference")
+            at.note(name, "this header is given twice; header names ignore upper and lower case")
         if not _HEADER_VALUE.fullmatch(value):
             at.note(name, "its value, with the environment's variables filled in, must be printable ASCII")
         headers[name] = value
@@ -544,9 +559,9 @@ def _is_http_url(url: str) -> bool:
         return False
     try:
         parts = urlsplit(url)
-        (parts.hostname or "").encode("idna")  # raises for what no resolver takes
+        (parts.hostname or "").encode("idna")  # raises for a name that no resolver accepts
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets, port or host
+    except ValueError:  # invalid brackets, port or host
         return False
 
 
@@ -561,7 +576,7 @@ def _refuse_a_second_working_tier(tiers: Sequence[Tier], named: Sequence[tuple[s
 
 
 class _Move(NamedTuple):
-    """An arrow of the file: what spills or is promoted from one tier into another."""
+    """A spill or promotion in the file, from one tier to another."""
 
     source: Tier
     key: str  # spill_to or promote_to
@@ -590,19 +605,19 @@ def _mistaken_moves(tiers: Sequence[Tier]) -> Iterator[str]:
 def _mistakes_of(move: _Move) -> Iterator[str]:
     source, key, target = move
     if target.mount:
-        yield f"{move.place}: {quoted(target.name)} is a mount, and nothing is written to a mount"
+        yield f"{move.place}: {quoted(target.name)} is a mount, and mounts are read-only"
     elif target.shared and not source.shared and not source.may_publish:
         yield (
             f"{move.place}: {quoted(target.name)} is shared and {quoted(source.name)} is private, so this would "
-            f"publish what is in it; if that is meant, set may_publish = true in "
+            f"publish its records; to allow that, set may_publish = true in "
             f"[{place('tiers', source.name)}]"
         )
     if key == "spill_to" and target.kind == "procedural":
-        yield f"{move.place}: nothing spills into a procedural tier, and {quoted(target.name)} is one"
+        yield f"{move.place}: {quoted(target.name)} is a procedural tier, and nothing may spill into one"
 
 
 def _circles(moves: Sequence[_Move], order: Sequence[str]) -> Iterator[str]:
-    """One sentence for each circle. The arrow that closes a found one is left out of the search for the next."""
+    """Yield one sentence for each circle of moves. The move that closes it is left out of the search for the next."""
     arrows = {(move.source.name, move.target.name): move for move in reversed(moves)}
     while circle := _circle(arrows):
         first = circle.index(min(circle, key=order.index))
@@ -612,7 +627,7 @@ def _circles(moves: Sequence[_Move], order: Sequence[str]) -> Iterator[str]:
 
 
 def _circle(arrows: Mapping[tuple[str, str], _Move]) -> list[str]:
-    """The names along some circle of the arrows, each once; empty if there is none."""
+    """Return the names along one circle of the arrows, each once; empty if there is none."""
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for source, target in sorted(arrows):
         sorter.add(target, source)

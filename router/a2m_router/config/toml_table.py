@@ -1,8 +1,8 @@
-"""One table of a TOML file, being read: each key is asked for by name and type, what was never asked for is unknown.
+"""A reader for one table of a TOML file: the caller reads each key by name and type; all other keys are unknown.
 
-Mistakes do not stop the reading. Each is noted as one sentence after its place (`tiers.working.capacity: …`), the
-default stands in, and the reader goes on, so that one run tells a user everything. A sentence about a wrong type names
-types only: the value may be a token.
+Mistakes do not stop the reading: each is noted as one sentence after its place (`tiers.working.capacity: …`), and the
+reader returns the default, so that one run reports everything. A sentence about a wrong type names types only: the
+value may be a token.
 """
 
 import re
@@ -21,12 +21,12 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)")
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_LONGEST = 1000 * 365 * 86_400  # seconds; a moment that far away can still be written as a date
-_INT64 = range(-(2**63), 2**63)  # what TOML promises and SQLite holds
+_LONGEST = 1000 * 365 * 86_400  # seconds; a moment that far away still has a date
+_INT64 = range(-(2**63), 2**63)  # the integers of TOML and SQLite
 
 
 def duration(text: str) -> float:
-    """The seconds that e.g. "5m", "500ms" or "1.5h" stand for; ValueError, as a sentence, for anything else."""
+    """Return the seconds of a text such as "5m", "500ms" or "1.5h"; raise ValueError, as a sentence, otherwise."""
     amount, unit = _quantity(text, "duration", '"5m"')
     if not unit:
         raise ValueError(f'{quoted(text)} has no unit; write for example "{text.strip()}s"')
@@ -41,7 +41,7 @@ def duration(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """The bytes that e.g. "64MiB" or "500 kB" stand for; ValueError, as a sentence, for anything else."""
+    """Return the bytes of a text such as "64MiB" or "500 kB"; raise ValueError, as a sentence, otherwise."""
     amount, unit = _quantity(text, "size", '"64MiB"')
     if not unit:
         raise ValueError(f'{quoted(text)} has no unit; write for example "64MiB", or the bytes without quotes')
@@ -56,22 +56,22 @@ def size(text: str) -> int:
 def _quantity(text: str, what: str, example: str) -> tuple[float, str]:
     found = _QUANTITY.fullmatch(text)
     if found is None:
-        raise ValueError(f"{quoted(text)} is no {what}; write for example {example}")
+        raise ValueError(f"{quoted(text)} is not a valid {what}; write for example {example}")
     return float(found[1]), found[2]
 
 
 def place(*keys: str) -> str:
-    """The dotted name of a key, with the quotes TOML would want."""
+    """Return the dotted name of a key, quoted as TOML requires."""
     return ".".join(key if _BARE_KEY.fullmatch(key) else quoted(key) for key in keys)
 
 
 def quoted(text: str) -> str:
-    """The text on one line, in quotes, shortened if it is long."""
+    """Return the text on one line, in quotes, shortened if it is long."""
     return dumps(text if len(text) <= 80 else text[:79] + "…", ensure_ascii=False)
 
 
 def suggestion(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The end of a sentence about an unknown word: the nearest known one, else all of them after `otherwise`."""
+    """Return the end of a sentence about an unknown word: the nearest known one, else all of them after `otherwise`."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
     if near:
@@ -80,7 +80,7 @@ def suggestion(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 class Table:
-    """A table and its place. Every reader returns the default when the key is absent or mistaken."""
+    """A table and its place. Every reading method returns the default if the key is absent or its value is wrong."""
 
     def __init__(self, content: Mapping[str, object], mistakes: list[str], at: str = "") -> None:
         self._content = content
@@ -89,18 +89,18 @@ class Table:
         self._known: list[str] = []
 
     def note(self, key: str, sentence: str, *, item: int | None = None) -> None:
-        """Notes a mistake at one of this table's keys, or at an item of the list it holds."""
+        """Note a mistake at one of this table's keys, or at an item of the list there."""
         self._mistakes.append(f"{self._place(key, item)}: {sentence}")
 
     def note_here(self, sentence: str) -> None:
-        """Notes a mistake of the table as a whole."""
+        """Note a mistake of the table as a whole."""
         self._mistakes.append(f"{self._at}: {sentence}")
 
     def has(self, key: str) -> bool:
         return key in self._content
 
     def refuse_the_rest(self) -> None:
-        """Notes every key that nothing has asked for."""
+        """Note every key that was not read as unknown."""
         for key in self._content:
             if key not in self._known:
                 self.note(key, "unknown key" + suggestion(key, self._known, "the keys here are"))
@@ -115,7 +115,7 @@ class Table:
         return value if self._is_clean(key, value) else default
 
     def path(self, key: str, default: _Default, base: Path) -> Path | _Default:
-        """A path, from `base` unless it is absolute; `~` at its head is the home directory."""
+        """Return a path; a relative one starts at `base`, and a leading `~` is the home directory."""
         written = self.text(key, None)
         if written is None:
             return default
@@ -154,11 +154,11 @@ class Table:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A finite number that is not negative."""
+        """Return a finite number that is not negative."""
         value = self._take(key, "a number", int, float)
         if not isinstance(value, int | float):
             return default
-        if not 0 <= value < float("inf"):  # false for nan, too
+        if not 0 <= value < float("inf"):  # also rejects nan
             self.note(key, f"must be a number of at least 0, got {value}")
             return default
         return float(value)
@@ -168,7 +168,7 @@ class Table:
         return self._one_of(key, value, options, default) if isinstance(value, str) else default
 
     def choices(self, key: str, options: tuple[_Option, ...], default: tuple[_Option, ...]) -> tuple[_Option, ...]:
-        """At least one of the options, none twice."""
+        """Return at least one of the options, none twice."""
         values = self.texts(key, None)
         if values is None:
             return default
@@ -182,7 +182,7 @@ class Table:
         )
 
     def duration(self, key: str, default: _Default, *, example: str) -> float | _Default:
-        """Seconds."""
+        """Return seconds."""
         value = self._take(key, f"a duration such as {quoted(example)}", str, int, float)
         if isinstance(value, int | float):
             self.note(key, f"{value} has no unit; write for example {quoted(example)}")
@@ -195,7 +195,7 @@ class Table:
             return default
 
     def size(self, key: str, default: int, *, least: int = 1) -> int:
-        """Bytes, from a number or a string with a unit."""
+        """Return bytes, from a number or a string with a unit."""
         if isinstance(self._content.get(key), int):
             return self.integer(key, default, least=least)
         value = self._take(key, 'a size such as "64MiB"', str)
@@ -212,7 +212,7 @@ class Table:
         return count
 
     def strings(self) -> dict[str, str]:
-        """All of this table, where the keys are names of the user's choosing and the values strings."""
+        """Return this table as a dict of strings; the user chooses its keys."""
         strings = {}
         for name, value in self._content.items():
             if not isinstance(value, str):
@@ -222,17 +222,17 @@ class Table:
         return strings
 
     def table(self, key: str) -> "Table":
-        """The table of that name; an empty one when it is absent."""
+        """Return the table of that name; an empty one if it is absent."""
         value = self._take(key, "a table", dict)
         return Table(value if isinstance(value, dict) else {}, self._mistakes, self._place(key))
 
     def optional_table(self, key: str) -> "Table | None":
-        """The table of that name, where being absent is not the same as being empty."""
+        """Return the table of that name; None if it is absent."""
         table = self.table(key)
         return table if isinstance(self._content.get(key), dict) else None
 
     def tables(self, key: str) -> list["Table"]:
-        """A list of tables, as `[[name]]` writes it; empty when it is absent."""
+        """Return a list of tables, written `[[name]]`; empty if it is absent."""
         value = self._take(key, f"a list of tables, written [[{self._place(key)}]]", list)
         found = []
         for position, item in enumerate(value if isinstance(value, list) else []):
@@ -243,7 +243,7 @@ class Table:
         return found
 
     def named_tables(self) -> list[tuple[str, "Table"]]:
-        """All of this table's own tables, where the keys are names of the user's choosing, in the file's order."""
+        """Return the tables inside this one with their names, in the file's order; the user chooses the names."""
         found = []
         for name, value in self._content.items():
             if isinstance(value, dict):
@@ -257,7 +257,7 @@ class Table:
         if key not in self._content:
             return None
         value = self._content[key]
-        if type(value) not in types:  # exact, since true is an int to Python
+        if type(value) not in types:  # not isinstance: bool is a subclass of int
             self.note(key, f"expected {expected}, got {_type_of(value)}")
             return None
         if isinstance(value, int) and value not in _INT64:
@@ -281,7 +281,7 @@ class Table:
         return default
 
     def _is_clean(self, key: str, value: str) -> bool:
-        if "\0" in value:  # no path, argument, variable or name can hold one
+        if "\0" in value:  # invalid in a path, an argument, a variable and a name
             self.note(key, "must not contain a NUL character")
             return False
         return True

@@ -1,4 +1,4 @@
-"""The command line: which server to judge, and how much to say."""
+"""The command line of the conformance suite."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from a2m_router.conformance.running import SECTIONS, Outcome, State, outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the suite; returns 0 if no check failed, else 1. Raises SystemExit, with 2, where no server is named."""
+    """Run the suite; return 0 if no check failed, else 1. Raise SystemExit with 2 if the arguments are wrong."""
     options = _parser().parse_args(arguments)
     if options.list:
         print("\n".join(report.sentence_lines(tested=True)))
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.http is not None and not is_url(options.http):
         _parser().error(f"--http: expected a URL such as http://127.0.0.1:8080/, got {options.http!r}")
     if options.http is None and not (options.stdio and options.stdio[0].strip()):
-        _parser().error("--stdio: expected a server's command after it, got nothing")
+        _parser().error("--stdio: expected a server's command, got nothing")
     try:
         client: Client = (
             Http(options.http, options.token, options.timeout)
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
-    """Meets the server, carries out the checks and prints the report; returns the exit code."""
+    """Read the server's description, run the checks and print the report; return the exit code."""
     try:
         target.meet()
     except (Failure, NoAnswer) as failure:
@@ -57,7 +57,7 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
     for line in report.lines(kept(outcomes(target, sections), came)):
         print(line, flush=True)
     if verbose:
-        print("\nsentences that no check can ask a server about")
+        print("\nsentences that no check can test")
         print("\n".join(report.sentence_lines(tested=False)))
     print()
     for line in (*report.failed(came), report.counts(came)):
@@ -66,7 +66,7 @@ def judge(target: Target, sections: Sequence[str], *, verbose: bool) -> int:
 
 
 def is_url(text: str) -> bool:
-    """Whether it names a scheme of HTTP, and a host."""
+    """Return whether the text has a scheme of HTTP, and a host."""
     try:
         url = urlsplit(text)
         return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -75,13 +75,13 @@ def is_url(text: str) -> bool:
 
 
 def cannot_be_judged(why: str) -> int:
-    """Prints why no check can be carried out; returns the exit code."""
+    """Print why no check can run; return the exit code."""
     print(f"The server cannot be judged: {why}\n\n0 passed, 1 failed, 0 skipped")
     return 1
 
 
 def kept(stream: Iterable[Outcome], came: list[Outcome]) -> Iterator[Outcome]:
-    """The stream as it is; what went by is in `came`."""
+    """Yield the stream unchanged, and append its items to `came`."""
     for outcome in stream:
         came.append(outcome)
         yield outcome
@@ -90,7 +90,7 @@ def kept(stream: Iterable[Outcome], came: list[Outcome]) -> Iterator[Outcome]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m a2m_router.conformance",
-        description="Judges an A2M 0.1 server. It should be one that is there for tests: records are written and "
+        description="Checks whether a server conforms to A2M 0.1. Use a test server: records are written and "
         "forgotten again, memory/consolidate is called, and the width of vectors may be fixed.",
     )
     server = parser.add_mutually_exclusive_group()
@@ -98,10 +98,14 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--stdio", nargs=argparse.REMAINDER, metavar="CMD", help="a server's command; put other options before it"
     )
-    parser.add_argument("--token", help="shown as a bearer token with every request over HTTP")
+    parser.add_argument("--token", help="sent as a bearer token with every request over HTTP")
     parser.add_argument("--other-token", metavar="T2", help="another principal's token, to test what it can see")
     parser.add_argument(
-        "--only", action="append", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}"
+        "--only",
+        action="append",
+        choices=SECTIONS,
+        metavar="SECTION",
+        help=f"run only this section, one of {', '.join(SECTIONS)}; may be repeated",
     )
     parser.add_argument(
         "--timeout", type=float, default=20, help="seconds to wait for an answer (default: %(default)s)"
@@ -109,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verbose", action="store_true", help="also list the sentences that no check can test, and why"
     )
-    parser.add_argument("--list", action="store_true", help="list every sentence with its checks, and judge nothing")
+    parser.add_argument("--list", action="store_true", help="list every sentence with its checks, and run none")
     return parser
 
 

@@ -1,13 +1,13 @@
-"""What a check is, and what it is given.
+"""Checks, and the server under test.
 
-A check is a function that asks a `Target` and raises `Failure` with one sentence if the answer is not what the
-specification promises. `check` puts it into CHECKS with the sentences it tests and what it needs:
+A check is a function that calls a `Target` and raises `Failure` with one sentence if the answer is not as the
+specification requires. The decorator `check` adds it to CHECKS with the sentences that it tests and its conditions:
 
-- `needs`: capabilities; where one is not declared the check is skipped.
+- `needs`: capabilities; without one of them the check is skipped.
 - `unless`: a capability; the check is for servers that do not declare it.
-- `binding`: the check is of that binding only.
-- `writes`: it has to write, so it cannot be asked of a read-only server.
-- `read_only`: it is of the read-only profile (§2.1).
+- `binding`: the check applies to this binding only.
+- `writes`: the check writes, so it does not apply to a read-only server.
+- `read_only`: the check applies to the read-only profile only (§2.1).
 """
 
 import itertools
@@ -33,7 +33,7 @@ QUOTA_EXCEEDED: Final = -32006
 PROTOCOL_NOT_SUPPORTED: Final = -32007
 EMBEDDING_MISMATCH: Final = -32008
 
-# which methods each capability adds (§2, §4)
+# the methods of each capability (§2, §4)
 METHODS: Final[dict[str, tuple[str, ...]]] = {
     "core": ("memory/describe", "memory/remember", "memory/recall", "memory/timeline", "memory/forget"),
     "tiers": ("memory/promote", "memory/consolidate"),
@@ -54,15 +54,15 @@ Record = dict[str, Any]
 
 
 class Failure(Exception):
-    """The server broke a rule: what was asked, what was expected, what came."""
+    """The server broke a rule; the message says what was sent, what was expected, and what came."""
 
 
 class NotApplicable(Exception):
-    """The check has nothing to ask of this server; the sentence says why."""
+    """The check does not apply to this server; the sentence says why."""
 
 
 class Skipped(Exception):
-    """What the check needs was not given."""
+    """An option that the check needs was not given."""
 
 
 class Check(NamedTuple):
@@ -88,7 +88,7 @@ def check(
     writes: bool = True,
     read_only: bool = False,
 ) -> Callable[[Callable[["Target"], None]], Callable[["Target"], None]]:
-    """Registers a check; see the top of this module."""
+    """Register a check; see the top of this module."""
 
     def registered(run: Callable[["Target"], None]) -> Callable[["Target"], None]:
         section = run.__module__.rpartition("checks_")[2]
@@ -101,19 +101,19 @@ def check(
 
 
 def expect(true: bool, sentence: str) -> None:
-    """Raises Failure with the sentence unless it is as it should be."""
+    """Raise Failure with the sentence unless the condition is true."""
     if not true:
         raise Failure(sentence)
 
 
 def an_object(value: Any, what: str) -> Record:
-    """The value, which is an object. Raises Failure."""
+    """Return the value as an object; raise Failure if it is not one."""
     if not isinstance(value, dict):
         raise Failure(f"{what}: expected an object, got {shown(value)}")
     return value
 
 
-# Nothing that one of them says is near to what another says, for whatever kind of ranker.
+# Subjects without similarity to each other, for any kind of ranking.
 _SUBJECTS: Final = (
     "The lighthouse keeper {} repaints the lantern room every spring",
     "Invoice {} for the dental clinic was paid by bank transfer",
@@ -131,12 +131,12 @@ _SUBJECTS: Final = (
 
 
 class Target:
-    """The server under test, and shorthands for asking it.
+    """The server under test, with helpers for calls.
 
     Args:
-        client: the connection all checks use.
+        client: the connection that all checks use.
         other: a connection of another principal, over HTTP.
-        patience: seconds to wait for what no answer tells: a notification carried out, an event pushed.
+        patience: seconds to wait for effects without an answer: of a notification, or a pushed event.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class Target:
         self.described: Message = {}
         self.capabilities: frozenset[str] = frozenset()
         self.read_only = False
-        self.gone: str | None = None  # why nothing can be asked of the server any more
+        self.gone: str | None = None  # why the server cannot be called any more
         self.tag = ""
         self._random = random.Random(seed)
         self._subjects = itertools.cycle(_SUBJECTS)
         self._written: list[tuple[Client, str | None, list[str]]] = []
 
     def meet(self) -> None:
-        """Reads the description and finds out whether the server takes writes. Raises Failure or NoAnswer."""
+        """Read the description, and find out whether the server accepts writes. Raises Failure or NoAnswer."""
         self.described = self.ask("describe", protocol=PROTOCOL)
         names = self.described.get("capabilities")
         expect(isinstance(names, list), f"memory/describe: expected a list of capabilities, got {names!r}")
@@ -167,12 +167,12 @@ class Target:
         self.clean()
 
     def begin(self) -> None:
-        """A fresh tag, so that a check sees only what it wrote itself."""
+        """Choose a new tag, so that a check sees only its own records."""
         self.tag = self.word()
         self._subjects = itertools.cycle(_SUBJECTS)
 
     def clean(self) -> bool:
-        """Forgets what was written since the last time, as well as that can be done; False if it was not answered."""
+        """Try to forget the records written since the last time; return False if a call was not answered."""
         while self._written:
             client, owner, ids = self._written[0]
             params = {"ids": ids} if owner is None else {"ids": ids, "owner": owner}
@@ -184,14 +184,15 @@ class Target:
         return True
 
     def recovered(self, *, doubtful: bool) -> str:
-        """How the server was lost since the last time, and that it answers again; nothing if it goes on. `gone` is set
-        where it cannot be asked any more. See `Client.lost`."""
+        """Restart a lost server, and return how it was lost; empty if it was not. See `Client.lost`.
+
+        If the restart fails, `gone` is set."""
         lost = self.client.lost(doubtful=doubtful)
         if lost is None:
             if doubtful:
-                self._written.clear()  # what it does not forget now it does not forget later
+                self._written.clear()  # a forget that fails now would fail later, too
             return ""
-        # what it wrote down before is forgotten by the one that comes after it, unless it dies of that
+        # let the restarted server forget the records of before, unless that kills it
         for cleans in (True, False):
             if not cleans:
                 self._written.clear()
@@ -202,16 +203,16 @@ class Target:
             if self.clean():
                 break
             self.client.lost(doubtful=True)
-        return f"{lost}\nIt {'was started anew' if self.client.binding == 'stdio' else 'came back'}, and answers."
+        return f"{lost}\nIt {'was restarted' if self.client.binding == 'stdio' else 'came back'}, and answers."
 
     # --- what to write
 
     def word(self) -> str:
-        """A word that nobody has used, made of letters only."""
+        """Return a new word, made of letters only."""
         return "".join(self._random.choice("bdfgklmnprtvz") + self._random.choice("aeiou") for _ in range(6)) + "k"
 
     def note(self, **fields: Any) -> Record:
-        """A record about a subject of its own, tagged as this check's."""
+        """Return a record about a new subject, with this check's tag."""
         record = {"content": next(self._subjects).format(self.word()), "metadata": {"conformance": self.tag}, **fields}
         if "metadata" in fields:
             record["metadata"] = {"conformance": self.tag, **fields["metadata"]}
@@ -222,13 +223,13 @@ class Target:
 
     @property
     def mine(self) -> Record:
-        """A `where` that selects what this check wrote."""
+        """A `where` that selects this check's records."""
         return {"conformance": self.tag}
 
-    # --- asking; `by` is a Client, this target's own if it is not given (typed loosely, beside **params of any kind)
+    # --- calls; `by` is a Client, by default this target's own (typed as Any, since **params have any type)
 
     def call(self, method: str, /, *, by: Any = None, **params: Any) -> Message:
-        """The whole response."""
+        """Return the whole response."""
         response = (by or self.client).request(f"memory/{method}", params)
         if ("result" in response) == ("error" in response) or response.get("jsonrpc") != "2.0":
             raise Failure(
@@ -237,7 +238,7 @@ class Target:
         return response
 
     def ask(self, method: str, /, *, by: Any = None, **params: Any) -> Message:
-        """The result, which is an object. Raises Failure where an error came instead."""
+        """Return the result, an object. Raise Failure for an error."""
         response = self.call(method, by=by, **params)
         if "error" in response:
             raise Failure(
@@ -251,7 +252,7 @@ class Target:
         return result
 
     def refused(self, codes: int | Sequence[int], method: str, /, *, by: Any = None, **params: Any) -> Message:
-        """The error, which has one of the codes. Raises Failure."""
+        """Return the error, with one of the codes. Raise Failure for anything else."""
         wanted = [codes] if isinstance(codes, int) else list(codes)
         response = self.call(method, by=by, **params)
         error = response.get("error")
@@ -264,7 +265,7 @@ class Target:
     def remember(
         self, *records: Record, by: Client | None = None, owner: str | None = None, session: str | None = None
     ) -> list[str]:
-        """Writes in one call; returns the ids."""
+        """Write records in one call; return the ids."""
         defaults = {name: value for name, value in (("owner", owner), ("session", session)) if value is not None}
         response = self.call("remember", by=by, records=list(records), **defaults)
         self.note_written(response, by, owner)
@@ -278,7 +279,7 @@ class Target:
         return ids
 
     def remember_apart(self, *records: Record) -> list[str]:
-        """Writes one after the other, each in a millisecond of its own."""
+        """Write one record after the other, each in another millisecond."""
         ids = []
         for record in records:
             ids += self.remember(record)
@@ -286,29 +287,29 @@ class Target:
         return ids
 
     def note_written(self, response: Message, by: Client | None = None, owner: str | None = None) -> None:
-        """Keeps the ids of a write, so that they are forgotten in the end."""
+        """Keep the ids of a write, so that the records are forgotten at the end."""
         result = response.get("result")
         ids = result.get("ids") if isinstance(result, dict) else None
         if isinstance(ids, list) and ids:
             self._written.append((by or self.client, owner, ids))
 
     def records(self, method: str, /, *, by: Any = None, **params: Any) -> list[Record]:
-        """The records of a recall or timeline. Raises Failure where there is no list of objects."""
+        """Return the records of a recall or timeline. Raise Failure if they are not a list of objects."""
         records = self.ask(method, by=by, **params).get("records")
         if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
             raise Failure(f"memory/{method} with {shown(params)}: expected records, got {shown(records)}")
         return records
 
     def timeline(self, **params: Any) -> list[Record]:
-        """What this check wrote, as timeline shows it."""
+        """Return this check's records, as timeline returns them."""
         return self.records("timeline", **{"where": self.mine, **params})
 
     def recall(self, query: str, **params: Any) -> list[Record]:
-        """What this check wrote, as recall ranks it."""
+        """Return this check's records, as recall ranks them."""
         return self.records("recall", query=query, **{"where": self.mine, "limit": 50, **params})
 
     def read(self, id: str, **params: Any) -> Record:
-        """The record with this id. Raises Failure if it is not among what this check wrote."""
+        """Return the record with this id. Raise Failure if it is not among this check's records."""
         found = [record for record in self.timeline(**params) if record.get("id") == id]
         if len(found) != 1:
             raise Failure(
@@ -319,7 +320,7 @@ class Target:
     # --- who is asking
 
     def agents(self) -> tuple["Agent", "Agent"]:
-        """Two callers with owners of their own. Raises Skipped if only one can be had."""
+        """Return two callers with different owners. Raise Skipped if there is only one."""
         if self.client.binding != "http":
             return Agent(self, self.client, f"agent-{self.word()}"), Agent(self, self.client, f"agent-{self.word()}")
         if self.other is None:
@@ -329,16 +330,16 @@ class Target:
     # --- tiers
 
     def tiers(self) -> list[Record]:
-        """The layout, as it is now. Raises Failure where it is not a list of objects."""
+        """Return the current tiers. Raise Failure if they are not a list of objects."""
         tiers = self.ask("describe").get("tiers")
         if not isinstance(tiers, list) or not all(isinstance(tier, dict) for tier in tiers):
             raise Failure(f"memory/describe with tiers declared: expected a list of tiers, got {shown(tiers)}")
         return tiers
 
     def moved(self, id: str, **params: Any) -> str:
-        """Promotes a record to the first other tier that takes it, and returns that tier.
+        """Promote a record to the first other tier that accepts it, and return that tier.
 
-        Raises NotApplicable if no tier does.
+        Raises NotApplicable if no tier accepts it.
         """
         here = self.read(id).get("tier")
         names = [tier.get("name") for tier in self.tiers()]
@@ -347,7 +348,7 @@ class Target:
             response = self.call("promote", ids=[id], tier=name, **params)
             if "result" in response:
                 return str(name)
-        raise NotApplicable(f"there is no other tier that takes a record from {here!r}")
+        raise NotApplicable(f"no other tier accepts a record from {here!r}")
 
     @property
     def stdio(self) -> Stdio:
@@ -361,7 +362,7 @@ class Target:
 
 
 class Agent(NamedTuple):
-    """A caller: over HTTP who its token says, elsewhere who it says."""
+    """A caller: over HTTP its token identifies it, on other bindings the `owner` in its calls."""
 
     target: Target
     client: Client
@@ -381,7 +382,7 @@ class Agent(NamedTuple):
         return self.target.call(method, by=self.client, **self.named, **params)
 
     def ids(self, method: str, /, **params: Any) -> list[str]:
-        """The ids of what a recall or timeline shows of this check's records."""
+        """Return the ids of this check's records in a recall or timeline."""
         found = self.target.records(method, by=self.client, **{**self.named, "where": self.target.mine, **params})
         return [str(record.get("id")) for record in found]
 
@@ -391,13 +392,13 @@ def ids_of(records: Iterable[Record]) -> list[Any]:
 
 
 def shown(value: Any, most: int = 300) -> str:
-    """A value for a sentence, not too long."""
+    """Return a value for a sentence, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal as JSON: a number is no boolean."""
+    """Return whether two values are equal as JSON, where a number is never a boolean."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -21,7 +21,7 @@ from a2m_router.conformance.checking import (
 )
 from a2m_router.conformance.client import PROTOCOL
 
-# a content longer than this is not sent, only to see it refused
+# the longest content that is sent to test a limit
 _MOST_SENT = 20_000_000
 
 
@@ -95,7 +95,7 @@ def no_other_version_is_pretended(target: Target) -> None:
             )
         else:
             came = response["result"].get("protocol")
-            expect(came == PROTOCOL, f"memory/describe for {version}: expected to be told {PROTOCOL}, got {came!r}")
+            expect(came == PROTOCOL, f"memory/describe for {version}: expected {PROTOCOL}, got {came!r}")
 
 
 @check("2-7", "2-8", writes=False)
@@ -128,17 +128,17 @@ def limits_are_integers(target: Target) -> None:
 def the_limit_of_records_is_enforced(target: Target) -> None:
     most = _limit(target, "max_records_per_call")
     if most > 20_000:
-        raise NotApplicable(f"{most} records in one call are not sent, only to see one more refused")
+        raise NotApplicable(f"the limit of {most} records in one call is too large to test")
     records = [{"content": f"{target.tag} {number}", "metadata": target.mine} for number in range(most + 1)]
     target.refused((INVALID_PARAMS, QUOTA_EXCEEDED), "remember", records=records)
-    expect(target.timeline(limit=5) == [], f"{most + 1} records were refused: expected none of them to be there")
+    expect(target.timeline(limit=5) == [], f"{most + 1} records were rejected: expected none of them to be there")
 
 
 @check("4.1-4")
 def the_limit_of_content_is_enforced(target: Target) -> None:
     most = _limit(target, "max_content_length")
     if most > _MOST_SENT:
-        raise NotApplicable(f"a content of {most} is not sent, only to see a longer one refused")
+        raise NotApplicable(f"the limit of {most} characters of content is too large to test")
     target.refused((INVALID_PARAMS, QUOTA_EXCEEDED), "remember", records=[target.note(content="m" * (most + 1))])
 
 
@@ -166,7 +166,7 @@ def a_batch_with_a_mistake_in_it_writes_nothing(target: Target) -> None:
         f"memory/remember of three records, the content of one a number: expected -32602, got {shown(response)}",
     )
     left = target.timeline()
-    expect(left == [], f"a batch of three was refused: expected none of it to be there, got {len(left)}")
+    expect(left == [], f"a batch of three was rejected: expected none of its records, got {len(left)}")
 
 
 @check("4.3-a")
@@ -379,7 +379,7 @@ def forget_without_a_selector_is_refused(target: Target) -> None:
     )
     code = response.get("error", {}).get("code")
     expect(code == INVALID_PARAMS, f"memory/forget without a selector: expected -32602, got {shown(response)}")
-    # an owner selects nothing; over a network it may be refused for being another's
+    # an owner is not a selector; over a network it may be rejected as another principal's
     target.refused((INVALID_PARAMS, SCOPE_DENIED), "forget", owner=target.word(), limit=1)
 
 

@@ -16,29 +16,32 @@ from a2m_router.conformance.checking import (
 
 _METRICS = ("cosine", "dot", "l2")
 
-# the width of the first vector of a store that has none yet
+# the width of the first vector for a store without vectors
 _WIDTH = 8
 
 
 @check("3.7-4", needs="embeddings", writes=False)
 def describe_says_how_vectors_are_compared(target: Target) -> None:
-    said = _said(target)
-    expect("dimensions" in said, f"memory/describe: expected dimensions in embeddings, got {shown(said)}")
-    width = said["dimensions"]
+    entry = _entry(target)
+    expect("dimensions" in entry, f"memory/describe: expected dimensions in embeddings, got {shown(entry)}")
+    width = entry["dimensions"]
     expect(width is None or (type(width) is int and width > 0), f"embeddings: expected a width or null, got {width!r}")
-    expect(said.get("metric") in _METRICS, f"embeddings: expected metric one of {_METRICS}, got {said.get('metric')!r}")
     expect(
-        isinstance(said.get("model"), str | None), f"embeddings: expected a string as model, got {said.get('model')!r}"
+        entry.get("metric") in _METRICS, f"embeddings: expected metric one of {_METRICS}, got {entry.get('metric')!r}"
+    )
+    expect(
+        isinstance(entry.get("model"), str | None),
+        f"embeddings: expected a string as model, got {entry.get('model')!r}",
     )
 
 
 @check("3.7-5", needs="embeddings", writes=False)
 def describe_says_how_they_could_be(target: Target) -> None:
-    said = _said(target)
-    metrics = said.get("metrics")
+    entry = _entry(target)
+    metrics = entry.get("metrics")
     expect(
-        isinstance(metrics, list) and set(metrics) <= set(_METRICS) and said.get("metric") in metrics,
-        f"embeddings: expected metrics with the one in use, of {_METRICS}, got {shown(said)}",
+        isinstance(metrics, list) and set(metrics) <= set(_METRICS) and entry.get("metric") in metrics,
+        f"embeddings: expected metrics with the one in use, of {_METRICS}, got {shown(entry)}",
     )
 
 
@@ -80,15 +83,15 @@ def fetch_returns_a_vector_where_it_is_asked_for(target: Target) -> None:
 def another_width_is_refused(target: Target) -> None:
     vector = _vector(target, 0)
     target.remember(target.note(embedding=vector))
-    said = target.ask("describe").get("embeddings") or {}
+    entry = target.ask("describe").get("embeddings") or {}
     expect(
-        said.get("dimensions") == len(vector),
-        f"a vector of {len(vector)} is stored; expected that as dimensions in describe, got {said.get('dimensions')!r}",
+        entry.get("dimensions") == len(vector),
+        f"a vector of {len(vector)} is stored: expected that as dimensions, got {entry.get('dimensions')!r}",
     )
     for wrong in ([*vector, 0.5], vector[:-1] or [0.5, 0.5]):
         target.refused(EMBEDDING_MISMATCH, "remember", records=[target.note(embedding=wrong)])
         target.refused(EMBEDDING_MISMATCH, "recall", embedding=wrong)
-    expect(len(target.timeline()) == 1, "vectors of another width were refused: expected nothing of them to be there")
+    expect(len(target.timeline()) == 1, "vectors of another width were rejected: expected none of their records")
 
 
 @check("3.7-b", needs="embeddings")
@@ -97,7 +100,7 @@ def a_vector_finds_what_is_near_it(target: Target) -> None:
     ids = target.remember(*[target.note(embedding=vector) for vector in vectors])
     for id, vector in zip(ids, vectors, strict=True):
         found = ids_of(target.records("recall", embedding=vector, where=target.mine, limit=3))
-        expect(found[:1] == [id], f"memory/recall by the very vector of {id!r}: expected it to come first, got {found}")
+        expect(found[:1] == [id], f"memory/recall by the vector of {id!r} itself: expected it first, got {found}")
 
 
 @check("3.8.1-a", needs="embeddings")
@@ -111,19 +114,19 @@ def a_record_may_have_a_vector_and_no_words(target: Target) -> None:
     )
 
 
-def _said(target: Target) -> Record:
+def _entry(target: Target) -> Record:
     return an_object(target.ask("describe").get("embeddings"), "memory/describe with embeddings declared: embeddings")
 
 
 def _width(target: Target) -> int:
-    width = _said(target).get("dimensions")
+    width = _entry(target).get("dimensions")
     if width is not None and (type(width) is not int or width < 3):
-        raise NotApplicable(f"vectors of width {width!r} cannot be told apart")
+        raise NotApplicable(f"too few different vectors have the width {width!r}")
     return width or _WIDTH
 
 
 def _vector(target: Target, number: int) -> list[float]:
-    """One of a few vectors of the same length in directions of their own."""
+    """Return one of a few vectors with the same length and different directions."""
     width = _width(target)
     chosen = random.Random(target.tag)
     places = chosen.sample(range(width), 3)

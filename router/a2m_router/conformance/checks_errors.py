@@ -1,4 +1,4 @@
-"""Errors and answers as JSON-RPC has them (§2, §7, §8)."""
+"""Errors and answers of JSON-RPC (§2, §7, §8)."""
 
 import json
 import time
@@ -71,7 +71,7 @@ def bad_parameters_of_a_write_are_invalid(target: Target) -> None:
 
 @check("8-a", writes=False)
 def an_answer_has_the_id_of_its_request(target: Target) -> None:
-    # the clients refuse an answer with any other id
+    # the clients reject an answer with another id
     for id in (7_000_001, f"id-{target.word()}", "7000002"):
         response = target.client.request("memory/describe", {}, id)
         expect(response.get("jsonrpc") == "2.0", f"expected jsonrpc 2.0 in the response, got {shown(response)}")
@@ -97,7 +97,7 @@ def a_batch_is_refused(target: Target) -> None:
 
 @check("8-a", writes=False)
 def a_notification_is_not_answered(target: Target) -> None:
-    # an answer to nobody would come before the next call's, and the stdio client refuses it, however early it comes
+    # an answer to the notification would come before that of the next call, and the stdio client rejects it
     target.client.notify("memory/describe", {})
     target.client.notify("memory/no/such", {})
     target.ask("describe")

@@ -1,4 +1,4 @@
-"""What has changed, polled and pushed (§4.12 to §4.14)."""
+"""Events, polled and pushed (§4.12 to §4.14)."""
 
 import time
 from typing import Any
@@ -18,19 +18,19 @@ from a2m_router.conformance.client import Arrived
 
 Event = dict[str, Any]
 
-# how long is waited for a notification that must not come
+# seconds to wait for a notification that must not come
 _SILENCE = 0.3
 
-# a server that gives out one event at a time has given out a whole log by then
+# polls after which a whole log is read, even with one event at a time
 _MOST_POLLS = 3000
 
 
 @check("4.13-1", needs="events", writes=False)
 def describe_says_whether_events_are_pushed(target: Target) -> None:
-    said = target.ask("describe").get("events")
+    entry = target.ask("describe").get("events")
     expect(
-        isinstance(said, dict) and isinstance(said.get("push"), bool),
-        f"memory/describe with events declared: expected events with a boolean push, got {shown(said)}",
+        isinstance(entry, dict) and isinstance(entry.get("push"), bool),
+        f"memory/describe with events declared: expected events with a boolean push, got {shown(entry)}",
     )
 
 
@@ -231,10 +231,10 @@ def another_owner_s_events_are_not_told(target: Target) -> None:
     seen = _of(_events(one.ask("events", cursor=cursors[0], limit=50)), ids)
     expect([event["id"] for event in seen] == ids, f"memory/events by the owner: expected {ids}, got {shown(seen)}")
     if any(event.get("tier") in tiers for event in seen):
-        raise NotApplicable("what is written goes to a tier that all agents share")
+        raise NotApplicable("writes go to a tier that all agents share")
     one.ask("forget", ids=ids[:1])
-    told = _events(other.ask("events", cursor=cursors[1], limit=50))
-    leaked = [event for event in told if event.get("id") in ids or set(event.get("ids") or ()) & set(ids)]
+    events = _events(other.ask("events", cursor=cursors[1], limit=50))
+    leaked = [event for event in events if event.get("id") in ids or set(event.get("ids") or ()) & set(ids)]
     expect(leaked == [], f"memory/events by another owner: expected nothing of {ids}, got {shown(leaked)}")
 
 
@@ -243,7 +243,7 @@ def unsubscribing_without_a_subscription_is_no_error(target: Target) -> None:
     for _ in range(2):
         response = target.call("events/unsubscribe")
         if target.client.binding == "http" and response.get("error", {}).get("code") == CAPABILITY_NOT_SUPPORTED:
-            continue  # the text speaks of subscribe only
+            continue  # the specification names only subscribe here
         came = response.get("result")
         expect(
             isinstance(came, dict) and came.get("subscribed") is False,
@@ -291,7 +291,7 @@ def events_are_pushed_after_the_response(target: Target) -> None:
     response = next(place for place, came in enumerate(arrived) if came.is_response)
     first = next(place for place, came in enumerate(arrived) if _is_event(came, "written"))
     expect(response < first, f"the event of a call was pushed before its response: {shown(arrived[first].message)}")
-    # what a server does of its own accord may be among the events, too
+    # events may also be about changes that the server makes by itself
     polled = _polled(target, cursor)
     for event in [*_of(events, ids), *forgotten]:
         expect(event in polled, f"{shown(event)} was pushed: expected to poll it as well, got {shown(polled)}")
@@ -362,7 +362,7 @@ def _events(result: dict[str, Any]) -> list[Event]:
 
 
 def _room(target: Target) -> dict[str, str]:
-    """A tier for many records that pushes nobody's out, if there are tiers."""
+    """Return a tier where many records push out no others, if there are tiers."""
     if "tiers" in target.capabilities:
         for tier in target.tiers():
             if not tier.get("capacity"):
@@ -374,7 +374,7 @@ def _room(target: Target) -> dict[str, str]:
 
 
 def _polled(target: Target, cursor: str) -> list[Event]:
-    """Everything after the cursor. Raises Failure where there is no end to it."""
+    """Return all events after the cursor. Raise Failure if they do not end."""
     events: list[Event] = []
     for _ in range(_MOST_POLLS):
         result = target.ask("events", cursor=cursor)
@@ -388,13 +388,13 @@ def _polled(target: Target, cursor: str) -> list[Event]:
 
 
 def _of(events: list[Event], ids: list[str]) -> list[Event]:
-    """The events of kind written that are about one of these records."""
+    """Return the events of kind written about these records."""
     return [event for event in events if event.get("kind") == "written" and event.get("id") in ids]
 
 
 def _pushes(target: Target) -> bool:
-    said = target.described.get("events")
-    return isinstance(said, dict) and said.get("push") is True
+    entry = target.described.get("events")
+    return isinstance(entry, dict) and entry.get("push") is True
 
 
 def _subscribe(target: Target, **params: Any) -> None:
@@ -414,7 +414,7 @@ def _notifications(target: Target, since: int) -> list[Arrived]:
 
 
 def _expect_silence(target: Target, since: int, when: str) -> None:
-    target.ask("describe")  # what is pushed at once has come before its answer, however long that takes
+    target.ask("describe")  # notifications pushed at once come before this answer, however long it takes
     deadline = time.monotonic() + _SILENCE
     while time.monotonic() < deadline:
         target.stdio.wait_for(lambda came: came.is_notification, since, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""Records that point at something (§3.8)."""
+"""Records that refer to external content (§3.8)."""
 
 import socket
 import time
@@ -62,4 +62,4 @@ def a_uri_is_never_fetched(target: Target) -> None:
             listening.accept()[0].close()
         except TimeoutError:
             return
-        expect(False, f"{note['uri']} was written: expected nobody to fetch it, and somebody connected")
+        expect(False, f"{note['uri']} was written: expected no fetch of it, got a connection")

@@ -134,10 +134,10 @@ def the_profile_is_at_its_well_known_place(target: Target) -> None:
 
 @check("8.3-7", "4.13-2", needs="events", binding="http", writes=False)
 def push_is_not_offered_over_http(target: Target) -> None:
-    said = target.ask("describe").get("events")
+    entry = target.ask("describe").get("events")
     expect(
-        isinstance(said, dict) and said.get("push") is False,
-        f"memory/describe over HTTP: expected push false, got {shown(said)}",
+        isinstance(entry, dict) and entry.get("push") is False,
+        f"memory/describe over HTTP: expected push false, got {shown(entry)}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Keys: addresses of facts (§3.6, §4.9)."""
+"""Keys (§3.6, §4.9)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Text beside the records (§4.16)."""
+"""Rendered text with the records (§4.16)."""
 
 from typing import Any
 
@@ -10,23 +10,23 @@ _METHODS = {"template", "model", "none"}
 
 @check("4.16-9", needs="prompt", writes=False)
 def describe_says_what_text_can_be_had(target: Target) -> None:
-    said = _said(target)
+    entry = _entry(target)
     for field, known in (("styles", _STYLES), ("methods", _METHODS)):
-        listed = said.get(field)
+        listed = entry.get(field)
         expect(
             isinstance(listed, list) and bool(listed) and set(listed) <= known,
-            f"memory/describe with prompt declared: expected {field} of {sorted(known)}, got {shown(said)}",
+            f"memory/describe with prompt declared: expected {field} of {sorted(known)}, got {shown(entry)}",
         )
-    expect("template" in said["methods"], f"memory/describe: expected template, the default, among {said['methods']}")
+    expect("template" in entry["methods"], f"memory/describe: expected template, the default, among {entry['methods']}")
 
 
 @check("4.16-10", needs="prompt", writes=False)
 def describe_says_which_model_writes_text(target: Target) -> None:
-    said = _said(target)
-    if "model" in (said.get("methods") or ()):
+    entry = _entry(target)
+    if "model" in (entry.get("methods") or ()):
         expect(
-            isinstance(said.get("model"), str),
-            f"prompt: method model is offered; expected the model's name, got {shown(said)}",
+            isinstance(entry.get("model"), str),
+            f"prompt: method model is offered; expected the model's name, got {shown(entry)}",
         )
 
 
@@ -42,7 +42,7 @@ def text_is_there_when_asked_for_and_only_then(target: Target) -> None:
                 f"memory/{method} with {params}: expected neither prompt nor prompt_ids, got {shown(sorted(result))}",
             )
         for asked in (True, {}, {"style": "facts"}, {"method": "template"}):
-            if isinstance(asked, dict) and asked.get("style") not in (None, *(_said(target).get("styles") or ())):
+            if isinstance(asked, dict) and asked.get("style") not in (None, *(_entry(target).get("styles") or ())):
                 continue
             text, kept = _text(target, method, asked, **query)
             expect(ids[0] in kept, f"memory/{method} with prompt {asked}: no {ids[0]!r} in prompt_ids, {kept}")
@@ -80,7 +80,7 @@ def the_default_is_a_template(target: Target) -> None:
     template, _ = _text(target, "timeline", {"method": "template"})
     expect(
         default == template,
-        f"prompt: true: expected what method template gives, {shown(template)}, got {shown(default)}",
+        f"prompt: true: expected the text of method template, {shown(template)}, got {shown(default)}",
     )
 
 
@@ -89,7 +89,7 @@ def what_is_not_offered_is_refused(target: Target) -> None:
     target.remember(target.note())
     for method in ("recall", "timeline"):
         target.refused(INVALID_PARAMS, method, where=target.mine, prompt={"method": f"no-{target.word()}"})
-        if "model" not in (_said(target).get("methods") or ()):
+        if "model" not in (_entry(target).get("methods") or ()):
             target.refused(INVALID_PARAMS, method, where=target.mine, prompt={"method": "model"})
         target.refused(
             INVALID_PARAMS, method, where=target.mine, prompt={"method": "model", "model": f"no-{target.word()}"}
@@ -133,12 +133,12 @@ def an_undeclared_prompt_is_ignored(target: Target) -> None:
             expect("prompt" not in result, f"memory/{method}: prompt is not declared, and the result has one")
 
 
-def _said(target: Target) -> Record:
+def _entry(target: Target) -> Record:
     return an_object(target.ask("describe").get("prompt"), "memory/describe with prompt declared: prompt")
 
 
 def _text(target: Target, method: str, asked: Any, **params: Any) -> tuple[str, list[str]]:
-    """The text and the ids that are in it."""
+    """Return the text and the ids of its records."""
     result = target.ask(method, **{"where": target.mine, "limit": 20, **params}, prompt=asked)
     text, kept = result.get("prompt"), result.get("prompt_ids")
     expect(

@@ -1,4 +1,4 @@
-"""The profile of a server that takes no writes (§2.1)."""
+"""The read-only profile (§2.1)."""
 
 from a2m_router.conformance.checking import READ_ONLY, Record, Target, check, expect
 

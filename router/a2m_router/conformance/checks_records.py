@@ -1,4 +1,4 @@
-"""What a record is and what comes back of it (§3.1 to §3.3, §4.2)."""
+"""Records, and how they come back (§3.1 to §3.3, §4.2)."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ _METADATA: dict[str, Any] = {
     "": "an empty name",
     "content": "a name that fields have, too",
 }
-# characters: more than a column or a buffer of a usual width takes
+# characters: more than a column or a buffer of a usual width holds
 _LONG_CONTENT = 4000
 _LONG_TEXT = 2000
 
@@ -155,10 +155,10 @@ def no_write_is_refused_as_if_the_server_were_read_only(target: Target) -> None:
     ):
         target.note_written(response := target.call("remember", records=[note]))
         code = response.get("error", {}).get("code")
-        expect(code != READ_ONLY, f"writes are taken, and this one answers READ_ONLY: {shown(note)}")
+        expect(code != READ_ONLY, f"the server accepts writes, but this one answers READ_ONLY: {shown(note)}")
     for selector in ({"ids": ["nobody"]}, {"where": target.mine}):
         code = target.call("forget", **selector).get("error", {}).get("code")
-        expect(code != READ_ONLY, f"writes are taken, and memory/forget with {selector} answers READ_ONLY")
+        expect(code != READ_ONLY, f"the server accepts writes, but memory/forget with {selector} answers READ_ONLY")
 
 
 @check("4.2-2")
@@ -193,11 +193,11 @@ def fields_of_capabilities_that_are_not_declared_are_ignored(target: Target) -> 
 @check("4.2-3", unless="tiers")
 def a_tier_without_tiers_is_refused(target: Target) -> None:
     target.refused(CAPABILITY_NOT_SUPPORTED, "remember", records=[target.note(tier="working")])
-    expect(target.timeline() == [], "a write with tier was refused: expected nothing written")
+    expect(target.timeline() == [], "a write with tier was rejected: expected nothing written")
 
 
 def _long_text(target: Target, length: int) -> str:
-    """Words that nobody has used, of so many characters in all."""
+    """Return new words with that many characters in total."""
     text = target.word()
     while len(text) < length:
         text += f" {target.word()}"
@@ -205,7 +205,7 @@ def _long_text(target: Target, length: int) -> str:
 
 
 def _changed(field: str, written: Any, came: Any) -> str:
-    """The sentence that a field came back as another one; where one of them is long, the place where they differ."""
+    """Return the sentence for a field that came back changed; for long ones, with the place of the difference."""
     one, other = repr(written), repr(came)
     if max(len(one), len(other)) > 300:
         at = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

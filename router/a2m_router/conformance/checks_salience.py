@@ -1,4 +1,4 @@
-"""Salience and what raises it (§3.1, §4.8)."""
+"""Salience and reinforcement (§3.1, §4.8)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from a2m_router.conformance.checking import INVALID_PARAMS, TIMESTAMP, UNKNOWN_R
 def salience_comes_back(target: Target) -> None:
     (id,) = target.remember(target.note(salience=7.5))
     came = target.read(id).get("salience")
-    # it may have decayed a little meanwhile
+    # it may have decayed slightly since
     expect(
         isinstance(came, int | float) and 5 < came <= 7.501, f"salience was written as 7.5 and came back as {came!r}"
     )

@@ -1,4 +1,4 @@
-"""What one agent may see of another's (§6)."""
+"""Scopes: which records of other owners a caller may see (§6)."""
 
 from a2m_router.conformance.checking import SCOPE_DENIED, Agent, NotApplicable, Target, check, expect, ids_of, shown
 
@@ -73,7 +73,7 @@ def nobody_reinforces_another_s_records(target: Target) -> None:
     one, other = target.agents()
     ids = one.remember(target.note(salience=1))
     if one.client is other.client:
-        raise NotApplicable("memory/reinforce has no owner, and a local caller is nobody in particular")
+        raise NotApplicable("memory/reinforce has no owner parameter, and a local caller has no identity")
     _private(target, one)
     response = other.call("reinforce", ids=ids, amount=50)
     came = response.get("result", {}).get("reinforced")
@@ -86,7 +86,7 @@ def nobody_reinforces_another_s_records(target: Target) -> None:
 def an_owner_comes_back(target: Target) -> None:
     one, _ = target.agents()
     if one.owner is None:
-        raise NotApplicable("over a network the owner is not the caller's to name")
+        raise NotApplicable("over a network a caller cannot choose its owner")
     own = {"owner": one.owner}
     ids = target.remember(target.note(), owner=one.owner) + target.remember(target.note(owner=one.owner))
     target.note_written({"result": {"ids": ids}}, owner=one.owner)
@@ -115,7 +115,7 @@ def an_owner_that_is_named_is_not_believed(target: Target) -> None:
             result = response.get("result")
             expect(
                 isinstance(result, dict) and not result.get("records") and not result.get("forgotten"),
-                f"memory/{method} by who claims to be {named!r}: expected nothing or -32005, got {shown(response)}",
+                f"memory/{method} with the foreign owner {named!r}: expected nothing or -32005, got {shown(response)}",
             )
     left = target.records("timeline", by=one.client, where=target.mine)
     expect(
@@ -137,14 +137,14 @@ def what_is_written_belongs_to_who_wrote_it(target: Target) -> None:
             f"written with owner {claimed!r} over a network: expected the writer's own record or -32005, got {owners}",
         )
     found = other.ids("timeline")
-    expect(found == [], f"what one principal wrote: expected another to see nothing of it, got {found}")
+    expect(found == [], f"records of one principal: expected another to see none of them, got {found}")
 
 
 def _private(target: Target, one: Agent) -> None:
-    """Raises NotApplicable where a write goes to a tier that all agents share."""
+    """Raise NotApplicable if writes go to a tier that all agents share."""
     if "tiers" not in target.capabilities:
         return
     shared = {tier.get("name") for tier in target.tiers() if tier.get("shared") is True}
     found = target.records("timeline", by=one.client, **{**one.named, "where": target.mine})
     if any(record.get("tier") in shared for record in found):
-        raise NotApplicable("what is written goes to a tier that all agents share")
+        raise NotApplicable("writes go to a tier that all agents share")

@@ -120,7 +120,7 @@ def closing_destroys_nothing(target: Target) -> None:
     ids = target.remember(*notes)
     result = target.ask("session/close", session=session)
     if result.get("dropped") or result.get("summarized"):
-        raise NotApplicable("a tier's own policy dropped or rewrote what arrived")
+        raise NotApplicable("the policy of a tier dropped or rewrote the records that moved there")
     left = ids_of(target.timeline())
     expect(sorted(left) == sorted(ids), f"{session!r} was closed: expected its records {ids} to be there, got {left}")
     found = ids_of(target.recall(notes[1]["content"]))
@@ -161,7 +161,7 @@ def closing_leaves_procedural_memory_alone(target: Target) -> None:
             procedural = ids_of(target.timeline(tier=name))
             expect(procedural == [id], f"{session!r} was closed: expected only {[id]} in {name!r}, got {procedural}")
             return
-    raise NotApplicable("no tier of kind procedural that takes a write")
+    raise NotApplicable("no tier of kind procedural accepts a write")
 
 
 def _listed(target: Target) -> list[dict[str, Any]]:

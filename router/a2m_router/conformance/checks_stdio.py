@@ -29,7 +29,7 @@ def blank_lines_and_rubbish_do_not_end_it(target: Target) -> None:
             f"memory/describe after the line {line!r}: expected a result, got {shown(target.stdio.arrived[since:])}",
         )
         if line.strip():
-            # it may be refused after that, and must not be taken for the answer to what comes next; or not at all
+            # an error answer to the line may come late, or not at all; it must not count as the next call's answer
             target.stdio.wait_for(lambda came: came.is_response and came.id == "null", since, target.patience)
 
 
@@ -56,7 +56,7 @@ def the_server_asks_nothing(target: Target) -> None:
 @check("8-a", binding="stdio", writes=False)
 def nothing_is_answered_that_is_no_request_and_nothing_twice(target: Target) -> None:
     target.client.notify("memory/describe", {})
-    for _ in range(2):  # whatever comes after the answer before has come by then, if it is sent at once
+    for _ in range(2):  # further answers that are sent at once have arrived after these
         target.ask("describe")
     answers = Counter(came.id for came in target.stdio.arrived if came.is_response)
     beyond = answers - target.stdio.may_be_answered

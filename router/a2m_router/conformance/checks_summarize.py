@@ -16,10 +16,10 @@ from a2m_router.conformance.checking import (
 
 @check("4.15-8", needs="summarize", writes=False)
 def describe_says_with_what_it_summarizes(target: Target) -> None:
-    said = target.ask("describe").get("summarize")
+    entry = target.ask("describe").get("summarize")
     expect(
-        isinstance(said, dict) and "model" in said and isinstance(said["model"], str | None),
-        f"memory/describe with summarize declared: expected summarize with model, a string or null, got {shown(said)}",
+        isinstance(entry, dict) and "model" in entry and isinstance(entry["model"], str | None),
+        f"memory/describe with summarize declared: expected summarize with model, a string or null, got {shown(entry)}",
     )
 
 
@@ -27,7 +27,7 @@ def describe_says_with_what_it_summarizes(target: Target) -> None:
 def summarize_wants_a_selector(target: Target) -> None:
     ids = target.remember(*target.notes(2))
     for params in ({}, {"limit": 5}, {"owner": target.word()}):
-        # an owner selects nothing; over a network it may be refused for being another's
+        # an owner is not a selector; over a network it may be rejected as another principal's
         target.refused((INVALID_PARAMS, SCOPE_DENIED) if params.get("owner") else INVALID_PARAMS, "summarize", **params)
     left = ids_of(target.timeline())
     expect(sorted(left) == sorted(ids), f"memory/summarize without a selector: expected nothing to change, got {left}")
@@ -101,11 +101,11 @@ def a_summary_goes_where_it_is_told(target: Target) -> None:
                 f"summarized into {tier['name']!r}: expected {ids_of(records)}, got {found}",
             )
             return
-    raise NotApplicable("no tier takes a summary")
+    raise NotApplicable("no tier accepts a summary")
 
 
 def _summarized(target: Target, read: int, **params: object) -> list[Record]:
-    """The records of a summary, whose counts are right. Nothing at all is right, too."""
+    """Return the records of a summary after checking its counts. An empty summary is valid, too."""
     result = target.ask("summarize", **params)
     records = result.get("records")
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):

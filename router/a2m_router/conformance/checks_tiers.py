@@ -1,4 +1,4 @@
-"""Tiers: their layout, writing to one, promotion, consolidation, groups that move whole (§3.4, §4.6, §4.7)."""
+"""Tiers: their description, writes, promotion, consolidation, and groups that move together (§3.4, §4.6, §4.7)."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ from a2m_router.conformance.checking import (
 
 _KINDS = ("working", "episodic", "semantic", "procedural")
 
-# a tier is overfilled to see what leaves it only if that takes no more records than this
+# the largest capacity, in records, that a check exceeds to see which records leave
 _MOST_WRITTEN = 200
 
 
@@ -61,7 +61,7 @@ def a_record_goes_to_the_tier_it_names(target: Target) -> None:
         target.note_written(response := target.call("remember", records=[target.note(tier=tier["name"])]))
         if "result" in response:
             (taken[tier["name"]],) = response["result"]["ids"]
-    expect(taken != {}, "expected at least one tier to take a record")
+    expect(taken != {}, "expected at least one tier to accept a record")
     for name, id in taken.items():
         expect(target.read(id).get("tier") == name, f"written to tier {name!r}: {shown(target.read(id))} is elsewhere")
         for method in ("timeline", "recall"):
@@ -179,16 +179,16 @@ def a_busy_session_does_not_push_out_a_quiet_one(target: Target) -> None:
 
 
 def _bounded(target: Target) -> tuple[dict[str, object], int]:
-    """A tier whose capacity is each session's, so that filling it pushes out nothing of anybody else's."""
+    """Return a tier with a capacity per session, so that filling it pushes out no other session's records."""
     for tier in target.tiers():
         capacity = tier.get("capacity")
         if tier.get("per_session") is True and isinstance(capacity, int) and 0 < capacity <= _MOST_WRITTEN:
             return tier, capacity
-    raise NotApplicable("no tier with a small capacity per session; another one's others' records would leave")
+    raise NotApplicable("no tier with a small capacity per session; in any other tier, other records would leave")
 
 
 def _settled(target: Target) -> list[dict[str, object]]:
-    """The timeline once nothing moves any more, as far as can be seen."""
+    """Return the timeline when no record seems to move any more."""
     records = target.timeline()
     for _ in range(20):
         time.sleep(0.05)

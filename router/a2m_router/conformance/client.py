@@ -1,6 +1,6 @@
-"""Two tiny A2M clients: a child process on its pipes, and HTTP. Every wait has a deadline.
+"""Two small A2M clients, for a child process on pipes and for HTTP. Every wait has a deadline.
 
-They hide nothing: what a server sent can be looked at as it came (`Stdio.arrived`, `Http.post`).
+They give access to a server's raw output (`Stdio.arrived`, `Http.post`).
 """
 
 import http.client
@@ -18,22 +18,22 @@ from a2m_router.conformance.process import CannotStart, Process
 PROTOCOL: Final = "a2m/0.1"
 WELL_KNOWN: Final = "/.well-known/a2m-server.json"
 
-# so often a server that dies before it answers is started anew, until it is given up
+# how often a server that dies before it answers is restarted
 _STARTS: Final = 3
 _START_SECONDS: Final = 20.0
 
-# between two looks whether a server over HTTP has come back
+# seconds between two tests whether a server over HTTP answers again
 _LOOK_SECONDS: Final = 0.1
 
 Message = dict[str, Any]
 
 
 class NoAnswer(Exception):
-    """The server did not answer, or not as its binding demands; one sentence."""
+    """The server did not answer, or broke a rule of its binding; the message is one sentence."""
 
 
 class Client(Protocol):
-    """What all checks use; those of one binding use more.
+    """The interface that all checks use; checks of one binding use more of its client.
 
     `binding` is "stdio", "http", or "process" for a server in this process.
     """
@@ -41,34 +41,34 @@ class Client(Protocol):
     binding: str
 
     def request(self, method: str, params: Any = None, id: Any = None) -> Message:
-        """The whole response to one call; without `params` none are sent. Raises NoAnswer."""
+        """Return the whole response to one call; `params` of None are left out. Raises NoAnswer."""
         ...
 
     def raw(self, body: bytes) -> Message:
-        """The response to something that need not be a message. Raises NoAnswer."""
+        """Return the response to any bytes, valid message or not. Raises NoAnswer."""
         ...
 
     def notify(self, method: str, params: Any) -> None:
-        """Sends a call without an id."""
+        """Send a call without an id."""
         ...
 
     def lost(self, *, doubtful: bool) -> str | None:
-        """How the server was lost, so that nothing more can be asked of it, in a sentence; None if it goes on.
+        """Return a sentence on how the server was lost; None if it still works.
 
-        Where it is `doubtful`, since something was not answered, it is asked."""
+        With `doubtful`, after an unanswered call, this calls the server to find out."""
         ...
 
     def restart(self) -> str | None:
-        """Makes a server that was lost answer again; returns None, or why that cannot be, in a sentence."""
+        """Make a lost server answer again; return None, or a sentence on why that failed."""
         ...
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         ...
 
 
 def rendered(method: str, params: Any, id: Any) -> bytes:
-    """One request on one line."""
+    """Return one request on one line."""
     message: Message = {"jsonrpc": "2.0", "id": id, "method": method}
     if params is not None:
         message["params"] = params
@@ -76,12 +76,12 @@ def rendered(method: str, params: Any, id: Any) -> bytes:
 
 
 def notification(method: str, params: Any) -> bytes:
-    """One notification on one line."""
+    """Return one notification on one line."""
     return json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode()
 
 
 class Arrived(NamedTuple):
-    """One line that came, or was sent: its bytes, and the message in it, or None if it holds none."""
+    """One received or sent line: its bytes, and its message, or None if it is not a message."""
 
     line: bytes
     message: Message | None
@@ -105,25 +105,25 @@ class Arrived(NamedTuple):
 
 
 class Stdio:
-    """A server as a child process. `arrived` is all that was read from its stdout, in order.
+    """A server as a child process. `arrived` has all lines of its stdout, in order.
 
-    A server that dies can be started anew; `arrived` goes on then, as do the ids.
+    A server that dies can be restarted; `arrived` and the ids then continue.
 
-    `may_be_answered` counts what was sent, by the ids with which it may be answered, as JSON.
+    `may_be_answered` counts the sent lines by the ids that their answers may have, as JSON.
     """
 
     binding = "stdio"
 
     def __init__(self, command: Sequence[str], timeout: float = 20) -> None:
-        """Starts the server. Raises CannotStart."""
+        """Start the server. Raises CannotStart."""
         self.timeout = timeout
         self.arrived: list[Arrived] = []
         self._command = command
         self._changed = threading.Condition()
         self._ids = itertools.count(1)
         self.may_be_answered: Counter[str] = Counter()
-        self._done: set[str] = set()  # of these nobody expects an answer: they have one, or have been given up
-        self._notified_at: int | None = None  # how many lines had arrived before what was sent without a call after it
+        self._done: set[str] = set()  # ids without an expected answer: answered, or given up
+        self._notified_at: int | None = None  # lines that had arrived before the notifications since the last call
         self._over = False  # its stdin was closed, so that it may end
         self._process = self._started()
 
@@ -139,37 +139,37 @@ class Stdio:
         return self._first(lambda came: came.is_response, since, "what was sent")
 
     def notify(self, method: str, params: Any) -> None:
-        """Sends a call without an id. Were it answered, the next call would find that answer before its own."""
+        """Send a call without an id. If the server answers it, the next call finds that answer before its own."""
         if self._notified_at is None:
             self._notified_at = len(self.arrived)
         self.send(notification(method, params))
 
     def send(self, line: bytes) -> None:
-        """Writes one line, without waiting for anything."""
+        """Write one line, without waiting for anything."""
         self.may_be_answered.update(ids_for(line))
         if not self._process.write(line):
             raise NoAnswer(f"the server no longer reads its stdin{self._last_line()}")
 
     def response(self, id: Any, since: int, asked: str) -> Message:
-        """The response to `id`, which is the next to arrive after the first `since` lines. Raises NoAnswer."""
+        """Return the response to `id`, which must be the next one after the first `since` lines. Raises NoAnswer."""
         done = self._done - {json.dumps(id)}
         self._done.add(json.dumps(id))
         try:
             came = self._first(lambda came: came.is_response and came.id not in done, since, asked)
         except NoAnswer as none:
             passed = [each.id for each in self.arrived[since:] if each.is_response]
-            raise NoAnswer(f"{none}; what came had the ids {', '.join(passed)}" if passed else str(none)) from None
+            raise NoAnswer(f"{none}; responses had the ids {', '.join(passed)}" if passed else str(none)) from None
         if came.get("id") != id or type(came.get("id")) is not type(id):
             raise NoAnswer(f"{asked} was sent with id {id!r} and answered with id {came.get('id')!r}: {came}")
         return came
 
     def responses(self, count: int, since: int) -> list[Message]:
-        """The first `count` responses after the first `since` lines, in their order."""
+        """Return the first `count` responses after the first `since` lines, in their order."""
         self._until(lambda: sum(came.is_response for came in self.arrived[since:]) >= count, f"{count} requests")
         return [came.message for came in self.arrived[since:] if came.is_response and came.message is not None]
 
     def wait_for(self, wanted: Callable[[Arrived], bool], since: int, seconds: float) -> bool:
-        """Whether what is wanted is among what arrived after the first `since` lines, or comes within `seconds`."""
+        """Return whether a wanted line is among those after the first `since` lines, or comes within `seconds`."""
         try:
             self._until(lambda: any(map(wanted, self.arrived[since:])), "", seconds)
         except NoAnswer:
@@ -177,7 +177,7 @@ class Stdio:
         return True
 
     def end_input(self) -> int | None:
-        """Closes stdin; returns the exit code once stdout has ended too, or None if that takes too long."""
+        """Close stdin; return the exit code once stdout has ended, too, or None if that takes too long."""
         self._over = True
         self._process.close_stdin()
         code = self._process.exit_code(self.timeout)
@@ -194,10 +194,10 @@ class Stdio:
             if not doubtful or self._is_answered(self.timeout):
                 return None
             self._process.end()
-            return f"The server answered nothing any more, not within {self.timeout:g} s; it was killed."
+            return f"The server stopped answering: no answer within {self.timeout:g} s; it was killed."
         how = self._process.how_it_ended()
         if self.arrived and not self.arrived[-1].line.endswith(b"\n"):
-            self.arrived.pop()  # that it was cut off is no fault of its own
+            self.arrived.pop()  # an incomplete last line is not a second fault
         return how
 
     def restart(self) -> str | None:
@@ -208,11 +208,11 @@ class Stdio:
                 self._process = self._started()
             except CannotStart as problem:
                 return str(problem)
-            # to start may take longer than to answer
+            # a start may take longer than an answer
             if self._is_answered(max(self.timeout, _START_SECONDS)):
                 return None
             how = self.lost(doubtful=True) or how
-        return f"It was started anew {_STARTS} times, and answered nothing. {how}"
+        return f"It was restarted {_STARTS} times, and did not answer. {how}"
 
     def close(self) -> None:
         if not self._over:
@@ -223,7 +223,7 @@ class Stdio:
         return Process(self._command, self._take, self._wake)
 
     def _is_answered(self, seconds: float) -> bool:
-        """Whether anything is answered within these seconds, be it right or late."""
+        """Return whether any answer comes within these seconds, also a wrong or a late one."""
         id = next(self._ids)
         self._done.add(json.dumps(id))
         since = len(self.arrived)
@@ -234,7 +234,7 @@ class Stdio:
         return self.wait_for(lambda came: came.is_response, since, seconds)
 
     def _before_a_call(self) -> int:
-        """How many lines arrived before the next call, and before the notifications that it is the first call after."""
+        """Return how many lines arrived before the next call, and before the notifications right before it."""
         since, self._notified_at = self._notified_at, None
         return len(self.arrived) if since is None else since
 
@@ -256,10 +256,10 @@ class Stdio:
                 self._changed.wait(left)
 
     def _last_line(self) -> str:
-        """What to say of the last line that came, where that is no message."""
+        """Return a clause about the last line, if it is not a message."""
         if not self.arrived or self.arrived[-1].message is not None:
             return ""
-        return f"; the last line of its stdout is no message: {self.arrived[-1].line[:80]!r}"
+        return f"; the last line of its stdout is not a message: {self.arrived[-1].line[:80]!r}"
 
     def _take(self, line: bytes) -> bool:
         arrived = Arrived(line, message_in(line))
@@ -274,7 +274,7 @@ class Stdio:
 
 
 def ids_for(line: bytes) -> set[str]:
-    """The ids with which a line may be answered, as JSON: none for a notification, two where it is no request."""
+    """Return the ids that the answer to a line may have, as JSON: none for a notification, two for a faulty request."""
     sent = Arrived(line, message_in(line))
     if sent.is_notification or not line.strip():
         return set()
@@ -288,7 +288,7 @@ def ids_for(line: bytes) -> set[str]:
 
 
 def message_in(line: bytes) -> Message | None:
-    """The JSON-RPC message that a line is, or None."""
+    """Return the JSON-RPC message in a line, or None."""
     try:
         message = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -311,7 +311,7 @@ class Reply(NamedTuple):
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def message(self) -> Message:
-        """The JSON object in the body. Raises NoAnswer."""
+        """Return the JSON object in the body. Raises NoAnswer."""
         try:
             message = json.loads(self.body)
         except ValueError:
@@ -322,7 +322,7 @@ class Reply(NamedTuple):
 
 
 class Http:
-    """A server behind an address; one connection for each request."""
+    """A server at an address; one connection for each request."""
 
     binding = "http"
 
@@ -336,7 +336,7 @@ class Http:
         id = next(self._ids) if id is None else id
         reply = self.post(rendered(method, params, id), {"A2M-Protocol-Version": PROTOCOL})
         if reply.status != 200:
-            raise NoAnswer(f"{method} was answered {reply.status} and not 200: {reply.body[:200]!r}")
+            raise NoAnswer(f"{method}: expected status 200, got {reply.status}: {reply.body[:200]!r}")
         message = reply.message()
         if message.get("id") != id or type(message.get("id")) is not type(id):
             raise NoAnswer(f"{method} was sent with id {id!r} and answered with id {message.get('id')!r}: {message}")
@@ -349,11 +349,11 @@ class Http:
         self.post(notification(method, params))
 
     def post(self, body: bytes, headers: Mapping[str, str] | None = None, *, authorized: bool = True) -> Reply:
-        """The answer to a POST on the endpoint. Raises NoAnswer."""
+        """Return the answer to a POST to the endpoint. Raises NoAnswer."""
         return self.send("POST", self._url.path or "/", body, headers, authorized=authorized)
 
     def get(self, path: str | None = None, headers: Mapping[str, str] | None = None) -> Reply:
-        """The answer to a GET, on the endpoint if no path is given. Raises NoAnswer."""
+        """Return the answer to a GET, of the endpoint if no path is given. Raises NoAnswer."""
         return self.send("GET", path or self._url.path or "/", None, headers)
 
     def send(
@@ -383,10 +383,10 @@ class Http:
     def lost(self, *, doubtful: bool) -> str | None:
         if not doubtful or self._is_answered():
             return None
-        return f"The server at {self._url.geturl()} answered no more."
+        return f"The server at {self._url.geturl()} stopped answering."
 
     def restart(self) -> str | None:
-        """It is somebody else's to start: it is given some time to come back."""
+        """Wait for the server to answer again: this client cannot start it."""
         deadline = time.monotonic() + self.timeout
         while not self._is_answered():
             if time.monotonic() >= deadline:
@@ -395,7 +395,7 @@ class Http:
         return None
 
     def _is_answered(self) -> bool:
-        """Whether anything is answered, be it an error."""
+        """Return whether any answer comes, also an error."""
         try:
             self.post(rendered("memory/describe", {"protocol": PROTOCOL}, next(self._ids)))
         except NoAnswer:
@@ -403,11 +403,11 @@ class Http:
         return True
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection stays open."""
 
 
 class InProcess:
-    """A server that is a function of this process: a message in, its answer or None out."""
+    """A server as a function in this process, from a message to its answer or None."""
 
     binding = "process"
 
@@ -441,4 +441,4 @@ class InProcess:
         raise AssertionError("a server in this process is never lost")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection stays open."""

@@ -1,4 +1,4 @@
-"""A server's process: its pipes, how it ended, and the last that it said on stderr."""
+"""A server's process: its pipes, how it ended, and the last lines of its stderr."""
 
 import contextlib
 import os
@@ -11,27 +11,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-# what is longer, or more than this in a row that is no message, is a stream and no server's stdout
+# a longer line, or more lines in a row without a message, cannot be the stdout of a server
 _LONGEST_LINE: Final = 1 << 26
 _MOST_JUNK: Final = 10_000
 
-# of its stderr, the last lines are shown, each up to so many characters
+# how many last lines of stderr are shown, and how many characters of each
 _LAST_WORDS: Final = 5
 _LONGEST_WORDS: Final = 300
 
-# for a process whose pipes have ended to exit, and for its pipes to end once it has: that is a matter of moments
+# seconds from the end of the pipes to the exit of the process, or from the exit to the end of the pipes
 _MOMENT_SECONDS: Final = 2.0
 
 
 class CannotStart(Exception):
-    """There is no such process; one sentence."""
+    """The process cannot be started; the message is one sentence."""
 
 
 class Process:
-    """A process of the command, in a group of its own. Its stderr is passed on.
+    """A process of the command, in its own process group. Its stderr is passed on.
 
-    `took` is given each line of stdout, and says whether it is a message; `on_end` is called when there are no more.
-    Both are called on another thread. Raises CannotStart.
+    `took` gets each line of stdout, and returns whether it is a message; `on_end` is called after the last one. Both
+    run on another thread. Raises CannotStart.
     """
 
     def __init__(self, command: Sequence[str], took: Callable[[bytes], bool], on_end: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class Process:
         self._stdin = self._popen.stdin
         self.ended = False  # its stdout
         self._deaf = False
-        self._left = False  # what comes now comes from others that have its pipes
+        self._left = False  # the process has ended: further lines are from other processes with its pipes
         self._flood: str | None = None
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
         self._threads = [
@@ -65,17 +65,17 @@ class Process:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has died, or is as good as dead: it reads no more, or has closed its stdout."""
+        """Whether it has died, or can no longer be used: it stopped reading, or closed its stdout."""
         return self.ended or self._deaf or self._popen.poll() is not None
 
     def write(self, line: bytes) -> bool:
-        """Whether the line could be written."""
+        """Write a line; return whether that succeeded."""
         try:
             self._stdin.write(line + b"\n")
             self._stdin.flush()
         except (OSError, ValueError):
             self._deaf = True
-            self._threads[0].join(_MOMENT_SECONDS)  # what it has said before it died can be quoted then
+            self._threads[0].join(_MOMENT_SECONDS)  # so that its last output can be quoted
         return not self._deaf
 
     def close_stdin(self) -> None:
@@ -83,14 +83,14 @@ class Process:
             self._stdin.close()
 
     def exit_code(self, seconds: float) -> int | None:
-        """The exit code, or None if it still runs after these seconds."""
+        """Return the exit code, or None if it still runs after these seconds."""
         try:
             return self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self) -> None:
-        """Ends it at once, and what it has started if it still runs; returns when its pipes were read to their end."""
+        """Kill it if it still runs, with its process group; return when its pipes were read to their end."""
         self._kill()
         self.close_stdin()
         for thread in self._threads:
@@ -98,7 +98,7 @@ class Process:
         self._left = True
 
     def how_it_ended(self) -> str:
-        """How it came to be lost, in a sentence, and the last lines of its stderr. It is ended then, if it has not."""
+        """Return a sentence on how it was lost, with the last lines of its stderr; kill it if it still runs."""
         code = None if self._flood else self.exit_code(_MOMENT_SECONDS)
         self.end()
         if self._flood:
@@ -128,9 +128,9 @@ class Process:
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
                     self._flood = f"a line of its stdout is longer than {_LONGEST_LINE:,} bytes"
                 elif junk == _MOST_JUNK:
-                    self._flood = f"the last {junk:,} lines of its stdout are no messages"
+                    self._flood = f"the last {junk:,} lines of its stdout are not messages"
             if self._flood:
-                self._kill()  # before it could find its stdout closed, and complain
+                self._kill()  # before it finds its stdout closed and reports that
         self.ended = True
         on_end()
 

@@ -1,4 +1,4 @@
-"""What a reader is shown: the outcomes by section, the counts, and the list of sentences."""
+"""The text of the report: the outcomes by section, the counts, and the list of sentences."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from a2m_router.conformance.running import ALL_CHECKS, Outcome, State
 from a2m_router.conformance.sentences import SENTENCES
 
-# what a server has said stands below the sentence that quotes it
+# a server's own text, of several lines, is indented below the sentence that quotes it
 _NEWLINE, _INDENTED = "\n", "\n        "
 
 
 def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """One line for each outcome as it comes, with a heading where a section begins."""
+    """Yield a line for each outcome as it comes, with a heading at each new section."""
     section = ""
     for outcome in outcomes:
         if outcome.state is State.NOT_ASKED:
@@ -31,19 +31,19 @@ def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def failed(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Which checks failed, each with its section and on a line of its own; nothing where none did."""
+    """Yield a line for each failed check, with its section."""
     for outcome in outcomes:
         if outcome.state is State.FAILED:
             yield f"failed: {outcome.check.section}: {_title(outcome)}"
 
 
 def counts(outcomes: Sequence[Outcome]) -> str:
-    """The last line."""
+    """Return the last line."""
     counted = Counter(outcome.state for outcome in outcomes)
-    aside = counted[State.NOT_APPLICABLE]
-    before = f"{aside} not applicable to this binding or profile; " if aside else ""
+    inapplicable = counted[State.NOT_APPLICABLE]
+    before = f"{inapplicable} not applicable to this binding or profile; " if inapplicable else ""
     if counted[State.NOT_ASKED]:
-        before += f"{counted[State.NOT_ASKED]} not asked, since the server is gone; "
+        before += f"{counted[State.NOT_ASKED]} not run, since the server is gone; "
     return f"{before}{counted[State.PASSED]} passed, {counted[State.FAILED]} failed, {counted[State.SKIPPED]} skipped"
 
 
@@ -52,7 +52,7 @@ def _title(outcome: Outcome) -> str:
 
 
 def checks_of() -> dict[str, list[str]]:
-    """The names of the checks that test each sentence."""
+    """Return the names of the checks that test each sentence."""
     found: dict[str, list[str]] = {sentence.id: [] for sentence in SENTENCES}
     for check in ALL_CHECKS:
         for sentence in check.sentences:
@@ -61,7 +61,7 @@ def checks_of() -> dict[str, list[str]]:
 
 
 def sentence_lines(*, tested: bool) -> Iterator[str]:
-    """Every sentence with the checks that test it (if `tested`), or with the reason why none does."""
+    """Yield every sentence with its checks (if `tested`), or with the reason why there is none."""
     checks = checks_of()
     for sentence in SENTENCES:
         words = f"{', '.join(sentence.words)}: " if sentence.words else ""

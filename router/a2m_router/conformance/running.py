@@ -1,4 +1,4 @@
-"""Carries out the checks on one server, in their order, and keeps what came of each."""
+"""Runs the checks on one server, in their order, and yields their outcomes."""
 
 from collections.abc import Collection, Iterator
 from enum import Enum
@@ -25,7 +25,7 @@ from a2m_router.conformance import (
 from a2m_router.conformance.checking import CHECKS, Check, Failure, NotApplicable, Skipped, Target
 from a2m_router.conformance.client import NoAnswer, Stdio
 
-# stdio's last checks end the server
+# last of all stdio, whose last checks end the server
 _ORDER = (
     *(checks_core, checks_records, checks_read_only, checks_errors, checks_tiers, checks_salience, checks_scopes),
     *(checks_sessions, checks_keys, checks_embeddings, checks_external, checks_events, checks_summarize),
@@ -44,7 +44,7 @@ class State(Enum):
 
 
 class Outcome(NamedTuple):
-    """What came of a check, and why where it did not pass."""
+    """The outcome of a check; `why` is the reason if it did not pass."""
 
     check: Check
     state: State
@@ -52,14 +52,14 @@ class Outcome(NamedTuple):
 
 
 def outcomes(target: Target, sections: Collection[str] = SECTIONS) -> Iterator[Outcome]:
-    """What comes of every check in these sections, one by one. `target` has been met."""
+    """Yield the outcome of every check in these sections. Call `target.meet()` before."""
     for check in ALL_CHECKS:
         if check.section in sections:
             yield Outcome(check, State.NOT_ASKED) if target.gone else outcome(check, target)
 
 
 def judged(client: Stdio) -> list[Outcome]:
-    """What comes of every check of the server that `client` has started; it is ended then."""
+    """Return the outcomes of all checks of the server that `client` has started, and end the server."""
     try:
         target = Target(client, None)
         target.meet()
@@ -69,32 +69,31 @@ def judged(client: Stdio) -> list[Outcome]:
 
 
 def outcome(check: Check, target: Target) -> Outcome:
-    """What comes of one check. `target` has been met; afterwards what was written is forgotten.
+    """Run one check, and forget its records. Call `target.meet()` before.
 
-    A check during which the server dies fails, and so does one before which it died; what comes after is asked of one
-    that was started anew.
+    If the server died before or during the check, the check fails, and the server is restarted for the next one.
     """
-    elsewhere = _not_for(check, target)
-    if elsewhere:
-        return Outcome(check, State.NOT_APPLICABLE, elsewhere)
+    inapplicable = _not_for(check, target)
+    if inapplicable:
+        return Outcome(check, State.NOT_APPLICABLE, inapplicable)
     missing = [capability for capability in check.needs if capability not in target.capabilities]
     if missing:
         return Outcome(check, State.SKIPPED, f"{' and '.join(missing)} is not declared")
     before = target.recovered(doubtful=False)
     if target.gone:
-        return Outcome(check, State.FAILED, f"This was not asked: {before}")
+        return Outcome(check, State.FAILED, f"This check was not run: {before}")
     came, unanswered = _asked(check, target)
     cleaned = target.clean()
     after = target.recovered(doubtful=unanswered or not cleaned)
     if not before and not after:
         return came
-    passed = "" if came.state is State.FAILED else "What was asked was answered."
-    first = f"Before this was asked: {before}" if before else ""
+    passed = "" if came.state is State.FAILED else "The calls of this check were answered."
+    first = f"Before this check: {before}" if before else ""
     return Outcome(check, State.FAILED, "\n".join(filter(None, [first, came.why or passed, after])))
 
 
 def _asked(check: Check, target: Target) -> tuple[Outcome, bool]:
-    """What comes of a check of a server that is there; whether something was not answered at all."""
+    """Run a check on a running server; return its outcome, and whether a call was not answered at all."""
     target.begin()
     try:
         check.run(target)
@@ -105,8 +104,8 @@ def _asked(check: Check, target: Target) -> tuple[Outcome, bool]:
     except (Failure, NoAnswer) as failure:
         return Outcome(check, State.FAILED, str(failure)), isinstance(failure, NoAnswer)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as surprise:
-        # a check reads answers as the protocol shapes them; one of another shape shows like this
-        why = f"an answer was not of the shape expected: {type(surprise).__name__}: {surprise}"
+        # a check relies on the structure of answers in the protocol; another structure raises these
+        why = f"an answer did not have the expected structure: {type(surprise).__name__}: {surprise}"
         return Outcome(check, State.FAILED, why), False
     return Outcome(check, State.PASSED), False
 
@@ -115,7 +114,7 @@ def _not_for(check: Check, target: Target) -> str:
     if check.binding not in (None, target.client.binding):
         return f"this is the {target.client.binding} binding"
     if check.read_only and not target.read_only:
-        return "the server takes writes"
+        return "the server accepts writes"
     if check.writes and target.read_only:
         return "the server is read-only"
     if check.unless in target.capabilities:

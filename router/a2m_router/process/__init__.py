@@ -1,1 +1,1 @@
-"""What a program needs of its process: standard streams, terminal, paths, and time."""
+"""What a program uses of its process: standard streams, terminal, paths and time."""

@@ -1,6 +1,6 @@
-"""The time that a client's request may take: one deadline, shared by all that the request causes.
+"""The deadline of a client's request, shared by all work that the request causes.
 
-It travels in the context, so that a call deep below need not be handed it. Work that outlives its request has none.
+It is a context variable, so that functions need not pass it down. Work that outlives its request has no deadline.
 """
 
 import math
@@ -16,7 +16,7 @@ _DEADLINE: Final[ContextVar[float | None]] = ContextVar("deadline", default=None
 
 @contextmanager
 def budget(seconds: float | None) -> Iterator[None]:
-    """What is done in the block has so many seconds, all in all; None: as long as it takes, as in the background."""
+    """Limit the block to so many seconds in total; None: no limit, as for background work."""
     outer = _DEADLINE.set(None if seconds is None else anyio.current_time() + seconds)
     try:
         yield
@@ -25,11 +25,11 @@ def budget(seconds: float | None) -> Iterator[None]:
 
 
 def left() -> float:
-    """The seconds that are left of the request, not fewer than none; infinite where nobody waits for an answer."""
+    """Return the remaining seconds of the request, at least 0; infinite for background work."""
     deadline = _DEADLINE.get()
     return math.inf if deadline is None else max(0.0, deadline - anyio.current_time())
 
 
 def is_request() -> bool:
-    """Whether what is being done is a client's request, and not work in the background."""
+    """Return whether the current work belongs to a client's request, rather than to the background."""
     return _DEADLINE.get() is not None

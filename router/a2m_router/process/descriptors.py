@@ -1,8 +1,8 @@
 """Byte streams on file descriptors: the ends of a child's pipes, and this process's own standard streams.
 
-Own pipes are non-blocking. Descriptors that came from elsewhere are left as they are, since O_NONBLOCK would also reach
-every other process that holds them (a shell's terminal, a shared stderr); what they can take without blocking is found
-out in another way for each kind.
+The process's own pipes are non-blocking. Inherited descriptors keep their mode: O_NONBLOCK would also affect every
+other process that holds them (a shell's terminal, a shared stderr). How much they accept without blocking is determined
+differently for each kind.
 """
 
 import os
@@ -20,11 +20,11 @@ import anyio.to_thread
 
 from a2m_router.process.stderr import UnblockedStderr
 
-_CHUNK: Final = 65_536  # what a pipe holds on Linux
+_CHUNK: Final = 65_536  # the capacity of a pipe on Linux
 
 
 class DescriptorSource(anyio.abc.ByteReceiveStream):
-    """Reads a descriptor that can be waited for: a pipe, a socket, a terminal."""
+    """A reader for a descriptor that supports waiting: a pipe, a socket, a terminal."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -37,7 +37,7 @@ class DescriptorSource(anyio.abc.ByteReceiveStream):
             try:
                 data = os.read(self._descriptor, max_bytes)
             except BlockingIOError:
-                continue  # somebody else who holds it was quicker
+                continue  # another process with the same descriptor read first
             except OSError as problem:  # a reset connection, or a terminal that hung up
                 raise anyio.BrokenResourceError from problem
             if not data:
@@ -48,7 +48,7 @@ class DescriptorSource(anyio.abc.ByteReceiveStream):
         self.close()
 
     def close(self) -> None:
-        """Closes the descriptor; whoever waits for it gets ClosedResourceError."""
+        """Close the descriptor; tasks that wait for it get ClosedResourceError."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             anyio.notify_closing(descriptor)
@@ -56,11 +56,11 @@ class DescriptorSource(anyio.abc.ByteReceiveStream):
 
 
 class DescriptorSink(anyio.abc.ByteSendStream):
-    """Writes a descriptor that can be waited for.
+    """A writer for a descriptor that supports waiting.
 
     Args:
-        write: writes as much as can be written at once and returns how much that was; raises BlockingIOError if that is
-            nothing. By default `os.write`, for a non-blocking descriptor.
+        write: writes as many bytes as possible without blocking and returns their number; raises BlockingIOError if
+            there is no space. By default `os.write`, for a non-blocking descriptor.
     """
 
     def __init__(self, descriptor: int, write: Callable[[int, memoryview], int] = os.write) -> None:
@@ -83,7 +83,7 @@ class DescriptorSink(anyio.abc.ByteSendStream):
         self.close()
 
     def close(self) -> None:
-        """Closes the descriptor; whoever waits for it gets ClosedResourceError."""
+        """Close the descriptor; tasks that wait for it get ClosedResourceError."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             anyio.notify_closing(descriptor)
@@ -92,27 +92,27 @@ class DescriptorSink(anyio.abc.ByteSendStream):
 
 @contextmanager
 def standard_streams() -> Iterator[tuple[anyio.abc.ByteReceiveStream, anyio.abc.ByteSendStream]]:
-    """This process's stdin and stdout as byte streams, of whatever kind they are.
+    """Yield this process's stdin and stdout as byte streams, of whatever kind they are.
 
-    Until the end of the block descriptor 1 leads to stderr and descriptor 0 is empty: a stray print, of Python, of a
-    library in C or of a child, cannot get into the stream of messages, and no child can take from it (rule 13).
+    Until the end of the block, descriptor 1 leads to stderr and descriptor 0 is empty. So a stray print (of Python, a C
+    library or a child) cannot get into the stream of messages, and no child can read from it (rule 13).
     """
     with ExitStack() as undo:
         source = _diverted(0, os.open(os.devnull, os.O_RDONLY), undo)
         _flush()
         sink = _diverted(1, os.dup(2), undo)
-        undo.callback(_flush)  # before descriptor 1 is what it was: what was printed belongs to stderr
+        undo.callback(_flush)  # before descriptor 1 is restored: text printed in the block belongs to stderr
         if isinstance(sys.stderr, UnblockedStderr):
-            # nor does a print block where nobody reads stderr
+            # then a print does not block either if stderr is not read
             undo.enter_context(redirect_stdout(sys.stderr))
         yield _source(source), _sink(sink)
 
 
 def open_missing_streams() -> None:
-    """Opens /dev/null for each of stdin, stdout and stderr that this process was started without.
+    """Open /dev/null for each of stdin, stdout and stderr that is closed when the process starts.
 
-    To be called first of all: whatever is opened next, such as the event loop's own descriptors, would take their
-    numbers, and `standard_streams` would divert that.
+    Call this first. Otherwise the next open descriptors, such as those of the event loop, get these numbers, and
+    `standard_streams` would divert them.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -120,12 +120,12 @@ def open_missing_streams() -> None:
 
 
 def _flush() -> None:
-    if sys.stdout is not None:  # as it is in a process that was started with descriptor 1 closed
+    if sys.stdout is not None:  # it is None in a process that was started with descriptor 1 closed
         sys.stdout.flush()
 
 
 def _diverted(descriptor: int, instead: int, undo: ExitStack) -> int:
-    """A duplicate of `descriptor`, which leads to `instead` until `undo`."""
+    """Return a duplicate of `descriptor`; the original leads to `instead` until `undo`."""
     own = os.dup(descriptor)
     undo.callback(os.close, own)
     os.dup2(instead, descriptor)
@@ -151,7 +151,7 @@ def _sink(descriptor: int) -> anyio.abc.ByteSendStream:
 
 
 def _write_pipe(descriptor: int, view: memoryview) -> int:
-    # a pipe that is reported writable takes PIPE_BUF bytes without blocking, and promises no more
+    # a pipe reported as writable is guaranteed to accept PIPE_BUF bytes without blocking, and no more
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     if not poll.poll(0):
@@ -168,7 +168,7 @@ def _write_socket(descriptor: int, view: memoryview) -> int:
 
 
 class _FileSource(anyio.abc.ByteReceiveStream):
-    """Reads what cannot be waited for, and never keeps anybody waiting for long: a file, /dev/null."""
+    """A reader for a descriptor without support for waiting, where a read never blocks for long: a file, /dev/null."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -187,7 +187,7 @@ class _FileSource(anyio.abc.ByteReceiveStream):
 
 
 class _FileSink(anyio.abc.ByteSendStream):
-    """Writes a file, /dev/null or a terminal; a terminal's reader may keep it waiting, so the thread can be left."""
+    """A writer for a file, /dev/null or a terminal. A terminal may block, so cancellation abandons the thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,7 +1,7 @@
-"""Tables and lines for a terminal that is as wide as it is: nothing breaks inside a word.
+"""Tables and lines that fit the width of a terminal without breaking words.
 
-A table for which there is no room becomes a field a line. Only what is longer than a word can be, such as an id or an
-address, is broken where the room for it ends.
+A table that is too wide becomes one field a line. Only text longer than any word, such as an id or an address, is
+broken at the end of its column.
 """
 
 import sys
@@ -14,20 +14,20 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_WORD: Final = 24  # cells that a word takes at most; what takes more is none
+_WORD: Final = 24  # cells of a word, at most; longer text may be broken
 _INDENT: Final = 4
-_PIPE_WIDTH: Final = 160  # where nobody says how wide a line may be
+_PIPE_WIDTH: Final = 160  # cells of a line when stdout is not a terminal
 
 Column = tuple[str, Sequence[str]]  # a title, and a cell for each row
 
 
 def terminal_width() -> int:
-    """The cells in a line of the terminal, by COLUMNS if that is set; 80 without a terminal."""
+    """Return the cells in a line of the terminal; COLUMNS overrides it, and 80 is the default without a terminal."""
     return Console(stderr=True).width
 
 
 def wrapped(line: str, width: int, indent: int = _INDENT) -> str:
-    """The line in as many as it takes; those after the first are indented."""
+    """Return the line, wrapped to the width; the lines after the first are indented."""
     if cell_len(line) <= width:
         return line
     text = line.lstrip()
@@ -37,7 +37,7 @@ def wrapped(line: str, width: int, indent: int = _INDENT) -> str:
 
 
 def print_report(title: str, columns: Sequence[Column], lines: Iterable[str], *, right: Collection[str] = ()) -> None:
-    """Prints a table and the lines that explain it to stdout; see `table`."""
+    """Print a table and the lines that explain it to stdout; see `table`."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
     console.print(title, style="italic")
     drawn = table(columns, console.width, right=right)
@@ -49,12 +49,12 @@ def print_report(title: str, columns: Sequence[Column], lines: Iterable[str], *,
 def table(
     columns: Sequence[Column], width: int, *, whole: Collection[str] = (), right: Collection[str] = ()
 ) -> Table | None:
-    """A table; None if there is no room for it.
+    """Return a table; None if it does not fit the width.
 
     Args:
         columns: at least one. All have the same number of cells.
-        whole: the titles of columns whose cells are broken nowhere.
-        right: those of columns of numbers.
+        whole: the titles of columns whose cells must not be broken.
+        right: the titles of columns of numbers, aligned to the right.
     """
     widths = _widths(columns, width - 3 * len(columns) - 1, whole)
     if widths is None:
@@ -68,7 +68,7 @@ def table(
 
 
 def blocks(columns: Sequence[Column], width: int) -> RenderableType:
-    """What a table would show, a field a line; what is empty is left out."""
+    """Return the content of a table, one field a line, without empty fields."""
     drawn: list[RenderableType] = [Text()]
     for row in zip(*(cells for _, cells in columns), strict=True):
         titles = (title for title, _ in columns)
@@ -76,13 +76,13 @@ def blocks(columns: Sequence[Column], width: int) -> RenderableType:
     return Group(*drawn)
 
 
-def fields(told: Sequence[tuple[str, str]], width: int) -> RenderableType:
-    """A name and a value a line; a value that has no room beside its name, and has beneath it, stands there."""
+def fields(pairs: Sequence[tuple[str, str]], width: int) -> RenderableType:
+    """Return a name and a value a line; a value too wide to stand beside its name goes below it, if it fits there."""
     room = width - 4
-    names, values = ([pair[place] for pair in told] for place in (0, 1))
+    names, values = ([pair[place] for pair in pairs] for place in (0, 1))
     widths = _widths([("", names), ("", values)], room, ())
     drawn: list[RenderableType] = []
-    for name, value in told:
+    for name, value in pairs:
         row = Table(box=None, show_header=False)
         if widths is None or widths[1] < max(map(cell_len, value.split()), default=0) <= width - 2:
             row.add_column(width=max(width - 2, 1), overflow="fold")
@@ -97,7 +97,7 @@ def fields(told: Sequence[tuple[str, str]], width: int) -> RenderableType:
 
 
 def _widths(columns: Sequence[Column], room: int, whole: Collection[str]) -> list[int] | None:
-    """How wide each column is, all together at most `room`; None if words would break."""
+    """Return the width of each column, in total at most `room`; None if words would break."""
     wanted = [_longest_line([title, *cells]) for title, cells in columns]
     widths = [
         wanted[place] if title in whole else _longest_word([title, *cells])
@@ -106,7 +106,7 @@ def _widths(columns: Sequence[Column], room: int, whole: Collection[str]) -> lis
     left = room - sum(widths)
     if left < 0:
         return None
-    # those that lack least come first, so that most are on one line
+    # the columns that lack least first, so that most cells fit on one line
     for place in sorted(range(len(columns)), key=lambda place: wanted[place] - widths[place]):
         more = min(wanted[place] - widths[place], left)
         widths[place] += more

@@ -1,21 +1,24 @@
-"""Paths as people write them: `~` at the head of one is a home directory, also where no shell has had a look at it."""
+"""Paths as people write them: a leading `~` is a home directory, also if no shell has expanded it."""
 
 from pathlib import Path
 
 
 def expanded(text: str) -> Path:
-    """The path, with `~` and `~user` at its head filled in. Raises ValueError, in a sentence, where there is none."""
+    """Return the path with a leading `~` or `~user` expanded; raise ValueError, with a sentence, if there is no such
+    home directory."""
     try:
-        # `./~` is a name like any other, and a Path does not tell it apart
+        # test the text, since Path("./~") is Path("~"), and `./~` names an ordinary file
         return Path(text).expanduser() if text.startswith("~") else Path(text)
     except RuntimeError:
         head = text.partition("/")[0]
-        raise ValueError(f"{text!r}: there is no home directory {head}; write ./{head} for a name like that") from None
+        raise ValueError(
+            f"{text!r}: there is no home directory {head}; write ./{head} for a file of that name"
+        ) from None
 
 
 def path_argument(text: str) -> Path:
-    """`expanded`, for argparse."""
-    # those who read no command line need not load it
+    """Return the expanded path; raise argparse's error instead of ValueError."""
+    # imported here, since programs without a command line do not need it
     from argparse import ArgumentTypeError
 
     try:

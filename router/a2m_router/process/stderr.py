@@ -1,13 +1,13 @@
-"""A stderr that never blocks: what is written waits in a bounded queue, and a thread of its own writes it out.
+"""A stderr that never blocks: text waits in a bounded queue, and a separate thread writes it.
 
-A parent that starts a program with a pipe for stderr and never reads it stops whoever writes there once the pipe is
-full. The descriptor itself stays blocking: O_NONBLOCK would also reach every other process that holds it.
+If a parent starts a program with a pipe for stderr and never reads it, writers block once the pipe is full. The
+descriptor itself stays blocking: O_NONBLOCK would also affect every other process that holds it.
 
 Rules:
-- nobody but the thread waits for stderr; `flush` does not, `drain` does for as long as it is told;
-- the queue keeps the order of all that is written, by the log and by `print`;
-- what does not fit is dropped as whole lines and counted; the log has the count when there is room again;
-- a thread that is stuck does not keep the process from ending.
+- only the thread waits for stderr; `flush` does not wait, and `drain` waits for a limited time;
+- the queue keeps the order of all text, from the log and from `print`;
+- lines that do not fit are dropped whole and counted; the count is logged when there is space again;
+- a blocked thread does not prevent the process from ending.
 """
 
 import logging
@@ -22,13 +22,13 @@ from contextlib import contextmanager, suppress
 from io import TextIOBase
 from typing import Final, TextIO, cast
 
-# characters that wait for somebody to read
+# characters in the queue, at most
 _MOST: Final = 1 << 20
 
-# seconds that the end of a program waits for its last lines to be taken
+# seconds that a program waits at its end for its last lines to be read
 _LAST_LINES: Final = 1.0
 
-# bytes of one write: what a pipe takes at once
+# bytes of one write: the capacity of a pipe
 _PIECE: Final = 65_536
 
 log = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def unblocked_stderr() -> Iterator[None]:
-    """sys.stderr never blocks until the end of the block, which waits up to a second for what is left to be written.
+    """Replace sys.stderr in the block by one that never blocks; its end waits up to a second for the last lines.
 
-    Where that is not taken, sys.stderr stays as it is in the block: whatever writes there later, such as the
-    interpreter as it ends, does not block either.
+    If these are not read in time, sys.stderr stays replaced: later writers, such as the interpreter at its end, do not
+    block either.
     """
     before = sys.stderr
-    if before is None:  # as it is in a process that was started with descriptor 2 closed
+    if before is None:  # in a process that was started with descriptor 2 closed
         yield
         return
     unblocked = UnblockedStderr(before)
@@ -55,18 +55,20 @@ def unblocked_stderr() -> Iterator[None]:
 
 
 def drain_stderr(seconds: float = _LAST_LINES) -> None:
-    """Wait until what was written to stderr is written out: before the process dies, or writes to stdout what belongs
-    after it. Returns after `seconds` in any case."""
+    """Wait until all text for stderr is written, at most `seconds`.
+
+    Call this before the process is killed, or before it prints to stdout text that belongs after stderr's.
+    """
     if isinstance(sys.stderr, UnblockedStderr):
         sys.stderr.drain(seconds)
 
 
 class UnblockedStderr(TextIOBase):
-    """A text stream before another one. Any thread may write.
+    """A queue before a text stream. Any thread may write.
 
     Args:
-        stream: what the lines are written to; its descriptor, where it has one.
-        most: characters that may wait.
+        stream: the target of the lines; they go directly to its descriptor, if it has one.
+        most: characters in the queue, at most.
     """
 
     def __init__(self, stream: TextIO, most: int = _MOST) -> None:
@@ -79,15 +81,15 @@ class UnblockedStderr(TextIOBase):
         # reentrant, since a finalizer may write to stderr while its thread is in here
         self._changed = threading.Condition()
         self._waiting: deque[str] = deque()
-        self._held = 0  # characters of what waits and of what is being written
-        self._begun = ""  # of a line whose end has not come
+        self._held = 0  # characters in the queue and in the current write
+        self._begun = ""  # the beginning of a line without its end
         self._dropped = 0
         self._ended = False
         self._thread = threading.Thread(target=self._write_out, name="stderr", daemon=True)
         self._thread.start()
 
     def write(self, text: str, /) -> int:
-        """Note what is to be written. Never blocks."""
+        """Put text into the queue. Never blocks."""
         with self._changed:
             self._begun += text
             lines, newline, rest = self._begun.rpartition("\n")
@@ -99,21 +101,21 @@ class UnblockedStderr(TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Let the thread write a line whose end has not come, such as a question. Does not wait."""
+        """Let the thread write an unfinished line, such as a prompt. Does not wait."""
         with self._changed:
             if self._begun:
                 text, self._begun = self._begun, ""
                 self._put(text)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all is written out, or for `seconds`; returns whether it is."""
+        """Wait until all text is written, at most `seconds`; return whether it is."""
         deadline = time.monotonic() + seconds
         with self._changed:
             self.flush()
             return self._changed.wait_for(self._is_written, max(0.0, deadline - time.monotonic()))
 
     def end(self, seconds: float) -> bool:
-        """`drain`, after which nothing more is written, and the thread ends as soon as it can."""
+        """`drain`, then discard later text and let the thread end; return whether all earlier text is written."""
         done = self.drain(seconds)
         with self._changed:
             self._ended = True
@@ -143,7 +145,7 @@ class UnblockedStderr(TextIOBase):
     def _put(self, text: str) -> None:
         if self._ended:
             return
-        # there is always room for the count of what was dropped, which the thread itself writes
+        # the thread's own text always fits: it is the count of dropped lines
         if self._held + len(text) > self._most and threading.current_thread() is not self._thread:
             self._dropped += text.count("\n") or 1
             return
@@ -158,10 +160,10 @@ class UnblockedStderr(TextIOBase):
                 text = self._waiting.popleft() if self._waiting else ""
                 dropped = self._dropped
             if text:
-                with suppress(OSError, ValueError):  # nobody need listen
+                with suppress(OSError, ValueError):  # stderr may be closed
                     self._write_text(text)
             elif dropped:
-                # not while the lock is held: a handler has a lock of its own, and writes here while it holds that
+                # without the lock: a log handler has its own lock and writes here while it holds that
                 log.error("%d lines of the log were dropped: stderr was not read", dropped)
             else:
                 return
@@ -176,10 +178,10 @@ class UnblockedStderr(TextIOBase):
             self._stream.write(text)
             self._stream.flush()
             return
-        # not through the stream: a thread that is stuck in it holds a lock that the interpreter takes as it ends
+        # not through the stream: a thread blocked in it would hold a lock that the interpreter takes at its end
         view = memoryview(text.encode(self.encoding or "utf-8", self.errors or "backslashreplace"))
         while view:
             try:
                 view = view[os.write(self._descriptor, view[:_PIECE]) :]
-            except BlockingIOError:  # another process that holds it has made it non-blocking
+            except BlockingIOError:  # another process made the shared descriptor non-blocking
                 select.select([], [self._descriptor], [])

@@ -1,4 +1,4 @@
-"""Waiting: for whichever of several things comes first, and between trials."""
+"""Waiting: for the first of several events, and between retries."""
 
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -6,7 +6,7 @@ import anyio
 
 
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
-    """Returns when the first of `waits` has; the others are cancelled."""
+    """Wait until the first of `waits` returns, and cancel the others."""
     async with anyio.create_task_group() as tasks:
 
         async def until(wait: Callable[[], Awaitable[object]]) -> None:
@@ -18,7 +18,7 @@ async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
 
 
 def doubling(first: float, longest: float) -> Iterator[float]:
-    """Waits between trials, in seconds: each twice the one before, up to the longest. Never ends."""
+    """Yield the waits between retries, in seconds: each twice the one before, up to the longest. Never ends."""
     while True:
         yield first
         first = min(2 * first, longest)

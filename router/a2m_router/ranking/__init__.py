@@ -1,1 +1,1 @@
-"""Candidates in, one order out; pure."""
+"""Ranking candidates into one order; pure functions."""

@@ -1,4 +1,4 @@
-"""The policy: which records are weakest, and which must go. Pure: no I/O, no clock, time comes in as an argument.
+"""The policy: which records are weakest, and which must leave their tier. Pure: no I/O, no clock; time is an argument.
 
 Retention = salience · (1 + access_count) · 2^(-age / half_life). All records of a tier decay by the same factor, so
 their order never changes as time passes: `strength` is retention's logarithm at a fixed moment, and can be indexed.
@@ -10,15 +10,16 @@ from typing import Final
 
 import msgspec
 
-# What has no worth at all sorts below everything; a float's own least, so that it can be stored and compared.
+# The strength of records without any worth: the smallest finite float, so that it can be stored and compared.
 WORTHLESS: Final = -1.7976931348623157e308
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """What moves whole: the records of one group in one tier, or a single record without a group.
+    """Records that move together: one group in one tier, or a single record without a group.
 
-    `newest` is the greatest number of its records: one of these ids that has a greater one is another record, written
-    since. `weight` is how many of its records count against the bucket that it was found in.
+    `newest` is the greatest sequence number of its records. If a record with one of these ids has a greater number, it
+    was written later and is another record. `weight` is how many of its records count against the bucket where the unit
+    was found.
     """
 
     ids: tuple[str, ...]
@@ -30,13 +31,13 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def strength(salience: float, access_count: int, touched: int, half_life: float | None) -> float:
-    """log2 of a record's retention at the epoch: an order that does not age.
+    """Return log2 of a record's retention at the epoch: an order that time does not change.
 
     Args:
-        salience: 0 or more; 0 is worth nothing.
-        access_count: times recalled.
-        touched: when it was last recalled, or written; milliseconds since 1970.
-        half_life: of its tier, in seconds; None where nothing decays.
+        salience: 0 or more; 0 makes the record worthless.
+        access_count: how often the record was recalled.
+        touched: when the record was last recalled or written; milliseconds since 1970.
+        half_life: of its tier, in seconds; None if the tier has no decay.
     """
     if salience <= 0:
         return WORTHLESS
@@ -45,14 +46,15 @@ def strength(salience: float, access_count: int, touched: int, half_life: float 
 
 
 def evictions(units: Iterable[Unit], held: int, capacity: int) -> list[Unit]:
-    """Which units leave a bucket that holds `held` records, weakest first, until it is within `capacity`.
+    """Return the units that must leave a bucket so that it is within `capacity`, weakest first.
 
-    One unit always stays: a bucket that one group alone fills is over its capacity, since a group is never torn (§3.4).
+    One unit always stays, since a group is never split (§3.4): a group larger than the capacity keeps its bucket above
+    it.
 
     Args:
-        units: the bucket's units, weakest first; read no further than needed.
-        held: the records in the bucket.
-        capacity: the records it may hold.
+        units: the bucket's units, weakest first; read only as far as needed.
+        held: how many records are in the bucket.
+        capacity: how many records it may hold.
     """
     leaving: list[Unit] = []
     for unit in units:
@@ -64,13 +66,13 @@ def evictions(units: Iterable[Unit], held: int, capacity: int) -> list[Unit]:
 
 
 def in_batches(units: Sequence[Unit], most: int) -> list[list[Unit]]:
-    """The units in runs of at most `most` records each, in order; a unit larger than that is a run of its own."""
-    runs: list[list[Unit]] = []
+    """Return the units in order, in batches of at most `most` records; a larger unit is its own batch."""
+    batches: list[list[Unit]] = []
     size = 0
     for unit in units:
-        if not runs or size + len(unit.ids) > most:
-            runs.append([])
+        if not batches or size + len(unit.ids) > most:
+            batches.append([])
             size = 0
-        runs[-1].append(unit)
+        batches[-1].append(unit)
         size += len(unit.ids)
-    return runs
+    return batches

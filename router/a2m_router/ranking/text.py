@@ -1,7 +1,7 @@
-"""Text in, tokens and sentences out: the one tokenizer that ranking, storing and summarizing share.
+"""Splits text into tokens and sentences: the one tokenizer that ranking, storing and summarizing share.
 
-Rules: what indexes and what queries goes through the same steps, so a word of a document finds the document;
-time is linear in the length of the text, whatever is in it; no token is empty or longer than `MAX_TOKEN`.
+Rules: documents and queries go through the same steps, so a word of a document finds the document; time is linear in
+the length of any text; no token is empty or longer than `MAX_TOKEN`.
 """
 
 import re
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from snowballstemmer.english_stemmer import EnglishStemmer
 
 MAX_TOKEN = 64
-"""Characters of a token. A longer word is known by its beginning."""
+"""The characters of a token, at most. A longer word is cut to its beginning."""
 
 _STOPS = """
 a about after again all also am an and any are as at be because been before being but by can could d did do does doing
@@ -27,33 +27,33 @@ until up ve very was we were what when where which while who whom whose why will
 yourselves aren couldn didn doesn hadn hasn haven isn shouldn wasn weren wouldn
 """
 STOP_WORDS = frozenset(_STOPS.split())
-"""English words, case folded and not yet stemmed, that hardly tell one text from another; the pieces that contractions
-leave ("it's", "didn't") are among them."""
+"""English words, case folded and not stemmed, that are too common to distinguish texts. The parts of contractions
+("it's", "didn't") are among them."""
 
 
 def tokens(text: str) -> list[str]:
-    """The tokens of `text`, in order, repeats included.
+    """Return the tokens of `text`, in order, with repeats.
 
     A word becomes one token: case folded, stemmed (English), then without its accents. Han, Hiragana, Katakana and
-    Hangul put no spaces between words, so a run of them becomes its overlapping pairs, or itself if it is one long.
-    Underscores, punctuation, symbols and emoji part words and are no tokens.
+    Hangul put no spaces between words, so a run of them becomes its overlapping pairs of characters; a single character
+    is one token. Underscores, punctuation, symbols and emoji separate words and are not tokens.
     """
     return [token for term in _terms(text) if (token := _token(term))]
 
 
 def query_tokens(text: str) -> list[str]:
-    """The distinct tokens to search for, in order of appearance, without stop words.
+    """Return the distinct tokens to search for, in order of appearance, without stop words.
 
-    Empty if `text` holds nothing but stop words; callers then rank by recency.
+    The list is empty if `text` contains only stop words; callers then rank by recency.
     """
     return list(dict.fromkeys(token for term in _terms(text) if term not in STOP_WORDS and (token := _token(term))))
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of `text`, in order: substrings of it, verbatim, stripped of white space and never empty.
+    """Return the sentences of `text`, in order: verbatim substrings, stripped of white space and never empty.
 
-    A sentence ends at a line's end, after 。！？ and their like, and after .!?… when white space follows, unless
-    it is the point of an abbreviation, an initial or a list's number, or the next word begins in lower case.
+    A sentence ends at the end of a line, after 。！？ and similar signs, and after .!?… if white space follows. A point
+    does not end it after an abbreviation, an initial or a list's number, or if the next word begins in lower case.
     """
     pieces = []
     start = 0
@@ -71,37 +71,37 @@ _CJK = (
     "\u3005-\u3007\u3021-\u3029\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"  # Han
 )
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
-# They may stand inside a word and change only how it is drawn: soft hyphen, joiners, variation selectors.
+# Characters inside a word that change only how it is drawn: soft hyphen, joiners, variation selectors.
 _UNSEEN = re.compile("[\u00ad\u034f\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
 def _terms(text: str) -> Iterator[str]:
-    """Case folded words and pairs of CJK characters: tokens but for stemming and accents."""
+    """Yield case folded words and pairs of CJK characters: tokens before stemming and removal of accents."""
     if text.isascii():
         yield from (word[:MAX_TOKEN].lower() for word in _ASCII_WORD.findall(text))
         return
     marked_word, mark_run = _patterns()
-    # Normalizing sorts each run of combining marks by insertion, in quadratic time: first the runs are cut to the
-    # 30 that Unicode's stream-safe format allows.
+    # Normalizing sorts each run of combining marks by insertion, in quadratic time. So runs are first cut to the 30
+    # marks that Unicode's stream-safe format allows.
     text = unicodedata.normalize("NFKC", mark_run.sub(r"\1", _UNSEEN.sub("", text)))
     for match in marked_word.finditer(text):
         if match.lastgroup == "cjk":
             run = match[0]
             yield from (run[at : at + 2] for at in range(max(1, len(run) - 1)))
         else:
-            # Case folding takes some letters apart again.
+            # Case folding decomposes some letters again.
             yield unicodedata.normalize("NFKC", match[0][:MAX_TOKEN].casefold())
 
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    r"""A word or a CJK run, and a run of combining marks that is too long.
+    r"""Return two patterns: a word or a CJK run, and a run of combining marks that is too long.
 
-    `\w` leaves combining marks out, and without them Hindi would fall into single letters. To find them all takes
-    some 50 ms, so it is done when the first text comes that is not ASCII.
+    `\w` does not match combining marks, and without them Hindi would fall into single letters. Finding all marks takes
+    about 50 ms, so it happens at the first text that is not ASCII.
     """
     marks = [code for code in range(0x300, 0x20000) if unicodedata.category(chr(code)) in ("Mn", "Mc")]
-    # As stretches of neighbours, since `re` tries single characters beyond U+FFFF one after the other.
+    # As ranges of neighbours, since `re` tries single characters beyond U+FFFF one after the other.
     stretches = [list(run) for _, run in groupby(enumerate(marks), lambda numbered: numbered[1] - numbered[0])]
     mark = "".join(f"{chr(stretch[0][1])}-{chr(stretch[-1][1])}" for stretch in stretches)
     word = rf"(?P<cjk>[{_CJK}]++)|(?:[^\W_{_CJK}]++[{mark}]*+)+"
@@ -109,13 +109,13 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 class _Stemmer(threading.local):
-    """A stemmer holds the word it works on, so each thread has its own."""
+    """A stemmer for each thread: a stemmer keeps the current word as its state, so threads cannot share one."""
 
     @cached_property
     def english(self) -> "EnglishStemmer":
-        # Loaded for the first word, since it comes with thirty other languages. The Python stemmer by name:
-        # `snowballstemmer.stemmer` would take PyStemmer where it is installed, and an index written with one release
-        # of the English rules would not be found by queries stemmed with another.
+        # Loaded at the first word, since the package contains thirty other languages. The Python stemmer by name:
+        # `snowballstemmer.stemmer` would use PyStemmer if that is installed, and queries stemmed with one release of
+        # the English rules would not match an index written with another.
         from snowballstemmer.english_stemmer import EnglishStemmer
 
         return EnglishStemmer()
@@ -124,13 +124,13 @@ class _Stemmer(threading.local):
 _stemmer = _Stemmer()
 _ENGLISH = re.compile("[a-z]")
 
-# Kana voicing, nukta and virama make another letter of the one they follow; they are no accents.
+# Kana voicing, nukta and virama turn the letter before them into another one; they are not accents.
 _LETTER_MARKS = frozenset((0, 7, 8, 9))
 
 
 @lru_cache(maxsize=1 << 15)
 def _token(term: str) -> str:
-    # the stemmer alters nothing where no English letter is, and is slow at it
+    # the stemmer is slow, and changes nothing in a term without an English letter
     stem: str = _stemmer.english.stemWord(term) if _ENGLISH.search(term) else term
     if stem.isascii():
         return stem
@@ -139,7 +139,7 @@ def _token(term: str) -> str:
     return unicodedata.normalize("NFC", plain)[:MAX_TOKEN]
 
 
-# Every match takes all the stops and closing signs there are, so that none is looked at twice.
+# Every match takes all stops and closing signs at its place, so that none is scanned twice.
 _SENTENCE_END = re.compile(
     "(?P<line>[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]++)"
     "|(?P<wide>[。！？｡．]++[」』）】》〉”’]*+)"
@@ -152,7 +152,7 @@ _LOOK_BACK = 8  # more than the longest of them
 
 
 def _ends_sentence(text: str, start: int, stop: re.Match[str]) -> bool:
-    """Whether the sentence that began at `start` ends with `stop`; looks at a few characters, however long it is."""
+    """Return whether the sentence from `start` ends with `stop`. Reads only a few characters, however long it is."""
     if stop.lastgroup or stop.end() == len(text):
         return True
     if not text[stop.end()].isspace():

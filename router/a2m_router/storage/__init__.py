@@ -1,1 +1,1 @@
-"""One durable SQLite file."""
+"""Durable SQLite files: opening, locking, syncing, copying."""

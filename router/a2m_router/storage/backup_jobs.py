@@ -1,7 +1,7 @@
-"""How `store/backup` is carried out, by a federation and by a store alike: a backup is begun, asked after, called off.
+"""`store/backup` for federations and stores: begin a backup, query it, cancel it.
 
-One backup is made at a time; when its moment is past it goes on by itself. Where it fails, or is called off, nothing of
-it is left.
+One backup runs at a time. Once its snapshot is taken it continues in the background. A failed or cancelled backup is
+removed completely.
 """
 
 import logging
@@ -18,7 +18,7 @@ from a2m_router.storage.snapshots import CannotCopy
 
 METHOD: Final = "store/backup"
 
-# how long a question for a backup that is not whole yet is held, in case it gets so
+# seconds that a query waits for an unfinished backup to finish
 _LOOK: Final = 0.2
 
 
@@ -26,13 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Failed(Exception):
-    """A backup that cannot be made; a sentence."""
+    """A backup cannot be made; the message is one sentence that says why."""
 
 
 class Job:
-    """One backup, from its beginning on, at an absolute path.
+    """One backup at an absolute path.
 
-    `opened` is set when its moment is past, or it is over; `over` when it is whole, which is `done`, or is removed.
+    `opened` is set when the snapshot is taken, or the backup is over. `over` is set when the backup is complete (then
+    `done` is true) or removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +47,7 @@ class Job:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was called off before it was whole."""
+        """Whether it was cancelled before it was complete."""
         return self.over.is_set() and not self.done and self.problem is None
 
 
@@ -59,7 +60,7 @@ class Jobs(Generic[J]):
     Args:
         spawn: starts work that outlives the call.
         make: makes a backup, and sets `opened`. May raise Failed, CannotCopy, OSError.
-        remove: removes what there is of one that does not become whole.
+        remove: removes the files of an incomplete backup.
     """
 
     def __init__(
@@ -74,34 +75,38 @@ class Jobs(Generic[J]):
         self._job: J | None = None
 
     async def begin(self, job: Callable[[], J]) -> J:
-        """The backup that `job` returns, when its moment is past. `job` is called if no other backup is under way.
+        """Start the backup that `job` returns, and return it when its snapshot is taken.
 
-        Raises INTERNAL_ERROR for one that failed, or is under way. Called off if this call is cancelled.
+        `job` is called only if no other backup is in progress. Cancelling this call cancels the backup.
+
+        Raises:
+            A2MError: INTERNAL_ERROR, if this backup failed or another one is in progress.
         """
         if self._job is not None and not self._job.over.is_set():
-            raise failed("another backup is under way; try again when that is done", retry_after=1.0)
+            raise failed("another backup is in progress; try again when it is done", retry_after=1.0)
         begun = job()
         self._spawn(partial(self._run, begun))
         self._job = begun
         try:
             await begun.opened.wait()
         except BaseException:
-            begun.scope.cancel()  # nobody would know of it
+            begun.scope.cancel()  # its id was not returned, so no client could ask for it or cancel it
             raise
         return _checked(begun)
 
     async def look(self, id: str, *, cancel: bool) -> J:
-        """The backup of that name: soon, or when it is over. With `cancel` it is called off, unless it is whole.
+        """Return the backup with that id: when it is over, or after a short wait. `cancel` cancels an incomplete one.
 
-        Raises INVALID_PARAMS for a name that this process has not given, INTERNAL_ERROR for a backup that failed; and
-        for one that was called off by another call.
+        Raises:
+            A2MError: INVALID_PARAMS, if this process has no backup with that id; INTERNAL_ERROR, if the backup failed
+                or another call cancelled it.
         """
         job = self._job
         if job is None or job.id != id:
             raise invalid_params(
                 "backup",
-                "expected what an earlier answer of this process gave as `backup`; a backup ends with the process that "
-                "makes it",
+                "expected the value of `backup` from an earlier answer of this process; a backup ends with the process "
+                "that makes it",
             )
         if cancel:
             job.scope.cancel()
@@ -120,9 +125,9 @@ class Jobs(Generic[J]):
             job.problem = str(problem)
         except OSError as problem:
             job.problem = disk_reason(problem)
-        except Exception:  # whoever serves goes on serving
-            job.problem = "a fault of this program; its log says how"
-            log.exception("the backup in %s failed", job.path)
+        except Exception:  # the server must go on serving
+            job.problem = "an internal error; the log of this program has the details"
+            log.exception("backup=%s failed", job.path)
         finally:
             if not job.done:
                 with anyio.CancelScope(shield=True):
@@ -132,7 +137,7 @@ class Jobs(Generic[J]):
 
 
 def absolute(path: str) -> Path:
-    """A path that a call names. Raises INVALID_PARAMS for what is no absolute one."""
+    """Return the path that a call names; raise INVALID_PARAMS unless it is absolute."""
     if not Path(path).is_absolute():
         raise invalid_params("path", f"expected an absolute path, got {path!r}")
     if "\0" in path:
@@ -141,7 +146,7 @@ def absolute(path: str) -> Path:
 
 
 def failed(sentence: str, **data: Any) -> A2MError:
-    """INTERNAL_ERROR for a backup that cannot be made; the reason is the whole sentence, unless it is given."""
+    """Return INTERNAL_ERROR for a backup that cannot be made; `data` may replace the sentence as the reason."""
     return A2MError(Code.INTERNAL_ERROR, sentence, {"reason": sentence, **data})
 
 
@@ -149,8 +154,8 @@ def _checked(job: J) -> J:
     if not job.over.is_set() or job.done:
         return job
     if job.problem is None:
-        raise failed("the backup was called off, and what there was of it is removed", reason="called off")
+        raise failed("the backup was cancelled, and its files are removed", reason="called off")
     raise failed(
-        f"the backup failed, and what there was of it is removed: {job.problem}",
+        f"the backup failed, and its files are removed: {job.problem}",
         reason=job.problem,
     )

@@ -1,18 +1,17 @@
 """One SQLite file: locked, opened, versioned, migrated, synced.
 
 Rules:
-- a file is used by one process at a time; the lock says by whom, and where that process can be reached if it said so;
-- commits do not wait for the disk. What must outlive a power cut is followed by `sync`, which makes every commit before
-  it durable; it may run on another thread than the one that commits, and one call serves all who wait;
-- a sync that failed is not made good by one that succeeds: what the log holds is written anew first. Until then nothing
-  is confirmed, and nothing goes from the log into the database, which a power cut would leave half new;
-- while another program holds a lock, a change is refused at once: nobody waits in here, since others have to be
-  served meanwhile. `check_writable` tells without a change whether one is worth a trial;
-- a file that is not where it was any more, or is another one, takes no change: what would be acknowledged is gone with
-  the end of this process;
-- that the disk is full, or confirms nothing, that another program holds the file, or that it is gone, is logged when it
-  begins and when it is over, and not with every trial;
-- a schema that is newer than the program is refused, an older one is brought up in one transaction.
+- one process uses a file at a time; the lock names this process, and its address if the process announced one;
+- commits do not wait for the disk. A change that must survive a power cut is followed by `sync`, which makes every
+  earlier commit durable. `sync` may run on another thread than the commits, and one call serves all waiting callers;
+- after a failed sync, a successful one proves nothing until the write-ahead log has been rewritten. Until then no
+  change is confirmed, and no checkpoint runs, since a power cut could leave the database half changed;
+- while another program holds a lock, a change is rejected immediately: waiting here would block all other callers.
+  `check_writable` tests without a change whether one would succeed;
+- if the file was moved, removed or replaced, changes are rejected: they would be lost when this process ends;
+- a full disk, a disk that does not confirm writes, another program's lock and a missing file are each logged once when
+  the condition begins and once when it ends;
+- a newer schema is rejected; an older one is migrated in one transaction.
 """
 
 import contextlib
@@ -37,14 +36,14 @@ from a2m_router.storage.wal import write_all_anew, write_anew
 
 log = logging.getLogger(__name__)
 
-# How long a starting process waits for one that is just ending: a router that is started again at once finds its
-# predecessor's children still closing their files.
+# How long a starting process waits for the lock of one that is just ending: after an immediate restart, the children of
+# the previous router may still be closing their files.
 _HANDOVER_SECONDS: Final = 2.0
 
-# Pages in the log when they go into the database, which is what SQLite does by itself.
+# Pages in the log that trigger a checkpoint; SQLite's own default.
 _CHECKPOINT: Final = 1_000
 
-# How long the start, and a log that is written anew, wait for another program's lock or a commit, milliseconds.
+# How long the start and the rewriting of the log wait for another program's lock or a commit, milliseconds.
 _BUSY: Final = 10_000
 
 _MAGIC: Final = b"SQLite format 3\0"
@@ -52,58 +51,59 @@ _MAGIC: Final = b"SQLite format 3\0"
 Migration = str | Callable[[apsw.Connection], None]
 
 
-# What a process announces that serves its standard streams: nobody else reaches it there.
+# What a process announces if it serves its standard streams, where no other client can reach it.
 STDIO: Final = "stdio"
 
-# The first line of a lock: who has the file. The second, if there is one: where that process is reached.
+# The first line of a lock names the holder. The second, if there is one, is the address of that process.
 _HOLDER: Final = re.compile(r"(?P<name>.*) \(process (?P<pid>\d+)\)")
 _LONGEST_LOCK: Final = 4096
 
 
-# On the brink of being full a disk takes what is small, and not what is large: it is said to have room again when it
-# has taken whatever it was given for so many seconds.
+# An almost full disk accepts small writes and rejects large ones. So it counts as having space again only after so many
+# seconds without a rejected write.
 QUIET: Final = 60.0
 
 
 class DatabaseError(Exception):
-    """A file that cannot be used, in a sentence that names it and says why."""
+    """A file cannot be used; the message is one sentence that names it and says why."""
 
 
 class Damaged(DatabaseError):
-    """What is in the file cannot be used: it is no database, or damaged, or of a newer schema.
+    """The content of the file cannot be used: it is not a database, is damaged, or has a newer schema.
 
     Args:
-        remedy: what can be done about it, for those who know what the file is.
-        detail: SQLite's own words, for those who look further; they stand last, in parentheses.
+        remedy: what the user can do; only callers that know the purpose of the file can say this.
+        detail: SQLite's own message; it comes last, in parentheses.
     """
 
     def __init__(self, sentence: str, *, remedy: str | None = None, detail: str | None = None) -> None:
-        told = sentence if remedy is None else f"{sentence}; {remedy}"
-        # a sentence is one line, and SQLite may say several
-        super().__init__(told if detail is None else f"{told} ({' '.join(detail.split())})")
+        message = sentence if remedy is None else f"{sentence}; {remedy}"
+        # on one line: SQLite's message may have several
+        super().__init__(message if detail is None else f"{message} ({' '.join(detail.split())})")
         self._sentence = sentence
         self._detail = detail
 
     def with_remedy(self, remedy: str) -> "Damaged":
-        """The same, and what can be done about it."""
+        """Return the same error with what the user can do."""
         return Damaged(self._sentence, remedy=remedy, detail=self._detail)
 
 
 class InUse(DatabaseError):
-    """Another process has the file. The sentence says which, and where it is reached if it announced that."""
+    """Another process uses the file. The sentence names the process, and its address if it announced one."""
 
 
 class Database:
     """An open file. Use `connection` from one thread at a time; `sync` and `snapshot` may be called from any.
 
     Args:
-        path: the file; None is a private database in memory, for tests and trials: nothing of it is ever durable.
-        schema: the steps from an empty file to the current version, oldest first. Never edit one that was released.
-        application: four bytes that mark files of this schema, so that another program's file is not taken for one.
-        holder: the name under which the lock tells others who has the file.
-        prepare: called with the new connection before anything else, to load extensions.
+        path: the file; None is a private database in memory, for tests and trials, which is never durable.
+        schema: the steps from an empty file to the current version, oldest first. Never edit a released step.
+        application: four bytes that mark files of this schema, to reject another program's file.
+        holder: the name of this process for the lock.
+        prepare: called with the new connection before its first use, to load extensions.
 
-    Raises DatabaseError when the file is in use, newer, another program's, damaged, or cannot be opened.
+    Raises:
+        DatabaseError: the file is in use, newer, damaged, another program's, or cannot be opened.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Database:
         self._frames = 0  # in the log, with the last commit
         self._checkpoint_at = _CHECKPOINT
         self._syncing = threading.Lock()  # held by the one thread that syncs
-        self._doubtful = False  # since a sync has failed, until the log has been written anew
+        self._doubtful = False  # from a failed sync until the log has been rewritten
         self._writing_anew = False
-        self._snapshots: set[object] = set()  # that are open; whichever thread closes one takes it out
-        self._full_at: float | None = None  # when the disk last had no room for a change, until that is long ago
-        self._held = False  # by another program, when that was last tried
-        self._files: dict[Path, tuple[int, int] | None] = {}  # those that must stay where they are
+        self._snapshots: set[object] = set()  # the open ones; the thread that closes one removes it
+        self._full_at: float | None = None  # when the disk last was full; None after QUIET seconds without that
+        self._held = False  # whether another program held the file at the last attempt
+        self._files: dict[Path, tuple[int, int] | None] = {}  # the files that must stay in place
         self._gone = False
         try:
             if path is not None:
@@ -136,7 +136,7 @@ class Database:
                 self._lock = self._resources.enter_context(locked(path, holder))
                 _refuse_other_files(path)
                 if not path.exists():
-                    # memories are their owner's alone; what SQLite puts beside the file is made like it
+                    # only the owner may read memories; SQLite gives its other files the mode of this one
                     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
                 _renew_log(path)
             self.connection = apsw.Connection(":memory:" if path is None else str(path), statementcachesize=256)
@@ -162,13 +162,14 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
-        """All or nothing; a transaction inside another is a savepoint of it.
+        """Commit the block's changes at its end, or none of them; inside another transaction, as a savepoint.
 
-        Raises OSError when the disk does not take it, another program holds the file, or that is gone: nothing of it is
-        kept then.
+        Raises:
+            OSError: the disk failed or is full, another program holds the file, or the file is gone. No change of the
+                block is kept.
         """
         name = f"level{self._depth}"
-        with self._hearing():
+        with self._reporting():
             if self._depth == 0:
                 self._check_files()
                 self.connection.execute("BEGIN IMMEDIATE")
@@ -177,18 +178,18 @@ class Database:
                 self.connection.execute(f"SAVEPOINT {name}")
         self._depth += 1
         try:
-            with self._hearing():
+            with self._reporting():
                 yield self.connection
         except BaseException:
             self._depth -= 1
-            # some errors (a full disk) have rolled everything back already
+            # after some errors (a full disk) SQLite has already rolled back
             if self.connection.in_transaction:
                 undo = "ROLLBACK" if self._depth == 0 else f"ROLLBACK TO {name}; RELEASE {name}"
                 self.connection.execute(undo)
             raise
         self._depth -= 1
         try:
-            with self._hearing():
+            with self._reporting():
                 self.connection.execute("COMMIT" if self._depth == 0 else f"RELEASE {name}")
         except (OSError, apsw.Error):
             if self._depth == 0 and self.connection.in_transaction:
@@ -197,7 +198,7 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
-        """What is read in the block is of one moment, and nothing can be changed. For when a change cannot be made."""
+        """Read a consistent state in the block, without changes; for use while the file cannot be written."""
         self.connection.execute("BEGIN")
         try:
             yield self.connection
@@ -205,18 +206,19 @@ class Database:
             self.connection.execute("ROLLBACK")
 
     def check_writable(self) -> None:
-        """Raises OSError, as a change would: EBUSY while another program holds the file, ESTALE where it is gone."""
+        """Raise OSError if a change would: EBUSY while another program holds the file, ESTALE if the file is gone."""
         if self.path is not None and self._depth == 0:
-            with self._hearing():
+            with self._reporting():
                 self._check_files()
                 self.connection.execute("BEGIN IMMEDIATE")
                 self.connection.execute("ROLLBACK")
                 self._let_go()
 
     def sync(self) -> None:
-        """Make everything committed so far outlive a power cut. Blocks; may be called on any thread.
+        """Make every commit so far survive a power cut. Blocks; may be called on any thread.
 
-        Raises OSError when the disk does not confirm it: what was committed is there, and may not outlive a power cut.
+        Raises:
+            OSError: the disk does not confirm it. The commits are there, but a power cut may lose them.
         """
         if self._wal is None:
             return
@@ -228,17 +230,21 @@ class Database:
                 os.fdatasync(self._wal)
             except OSError as problem:
                 if not self._doubtful:
-                    log.error("%s: the disk does not confirm what was written: %s", self.path, problem)
+                    log.error("file=%s the disk does not confirm writes: %s", self.path, problem)
                 self._doubtful = True
                 raise
             if self._doubtful:
                 self._doubtful = False
-                log.warning("%s: the disk works again; what it may have dropped has been written anew", self.path)
+                log.warning("file=%s the disk works again; unconfirmed writes have been repeated", self.path)
 
     def snapshot(self) -> Snapshot:
-        """What is committed now, to be copied while writes go on. Raises OSError, ValueError for a database in memory.
+        """Return a snapshot of the committed state, to be copied while writes go on.
 
-        May be called on any thread, also while another one is in a transaction: nothing of that is in it.
+        May be called on any thread, also during another thread's transaction, which the snapshot does not include.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the database is in memory.
         """
         if self.path is None:
             raise ValueError("a database in memory has no file to copy")
@@ -254,10 +260,13 @@ class Database:
         return snapshot
 
     def announce(self, text: str | None) -> None:
-        """Tell those who find the file in use where this process is reached: an address, or STDIO; for as long as it is
-        open, or until it is told anew. None takes it back.
+        """Write this process's address, or STDIO, into the lock, for processes that find the file in use.
 
-        Raises ValueError for more than a line, OSError when the disk does not take it.
+        It stays until the file is closed or the next call; None removes it.
+
+        Raises:
+            ValueError: the text is empty or has more than one line.
+            OSError: the lock cannot be written.
         """
         if text is not None and ("\n" in text or not text):
             raise ValueError(f"expected one line, got {text!r}")
@@ -268,16 +277,20 @@ class Database:
             os.ftruncate(self._lock, len(whole))
 
     def close(self) -> None:
-        """Sync and close the file, then let others have it. Raises OSError as `sync` does, when it is closed, and
-        DatabaseError where the file is gone."""
+        """Sync and close the file, then release its lock.
+
+        Raises:
+            OSError: the sync failed; the file is closed.
+            DatabaseError: the file is gone.
+        """
         self._lock = None
         try:
             self.sync()
         except OSError as problem:
-            # the log stays, for the next one who opens it to write anew
+            # keep the log: the next process that opens the file rewrites it
             self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             if problem.errno == errno.ESTALE:
-                raise DatabaseError(f"{self.path}: {FILE_GONE}; what was written last may be gone with it") from problem
+                raise DatabaseError(f"{self.path}: {FILE_GONE}; the latest writes may be lost with it") from problem
             raise
         finally:
             self._resources.close()
@@ -290,19 +303,19 @@ class Database:
             raise DatabaseError(f"{self.path}: this file belongs to another program")
         if version > len(schema):
             raise Damaged(
-                f"{self.path}: written by a newer version (schema {version}; this one knows {len(schema)}); "
+                f"{self.path}: written by a newer version (schema {version}; this one reads up to {len(schema)}); "
                 "use that version, or another file"
             )
         if self.path is not None:
             self.connection.set_busy_timeout(_BUSY)
-            # in WAL mode NORMAL writes the log without waiting; `sync` waits where it matters
+            # in WAL mode NORMAL writes the log without waiting; `sync` waits if a caller needs durability
             self.connection.pragma("journal_mode", "wal")
             self.connection.pragma("synchronous", "normal")
-            # not before the log's name is durable: what is in the database alone by then would be half of a change
+            # no checkpoint before the log's name is durable: a power cut could leave half a change in the database
             self.connection.wal_autocheckpoint(0)
         self.connection.pragma("foreign_keys", True)
         self.connection.pragma("cache_size", -32_000)
-        # what is deleted is overwritten with zeros: nobody finds it in the file afterwards
+        # overwrite deleted content with zeros, so that it cannot be read from the file
         self.connection.pragma("secure_delete", True)
         if 0 < version < len(schema):
             self._leave_nothing_deleted()
@@ -315,8 +328,8 @@ class Database:
             connection.pragma("user_version", len(schema))
             connection.pragma("application_id", application)
         if self.path is not None:
-            # The log exists since the transaction above, and is the same file for as long as the connection is open.
-            # Its descriptor is for syncing only, so closing it drops no lock: SQLite's locks are on the other files.
+            # The transaction above created the log, which stays the same file while the connection is open. This
+            # descriptor is for syncing only; closing it drops no lock, since SQLite's locks are on the other files.
             self._wal = os.open(f"{self.path}-wal", os.O_RDWR)
             self._resources.callback(os.close, self._wal)
             self.sync()
@@ -326,73 +339,74 @@ class Database:
             self.connection.set_wal_hook(self._committed)
 
     def _leave_nothing_deleted(self) -> None:
-        """An earlier version may have left what it deleted on free pages. They go before the file is brought up to
-        date; without room for a second copy of it they stay until they are used."""
+        """Remove free pages, where an earlier version may have left deleted content, before a migration.
+
+        That needs space for a second copy of the file; without it the pages stay until they are reused."""
         try:
             with _disk_errors():
                 self.connection.execute("VACUUM")
         except OSError as problem:
-            log.warning("%s: what an earlier version deleted may still be found in it: %s", self.path, problem)
+            log.warning("file=%s content deleted by an earlier version may still be in it: %s", self.path, problem)
 
     def _committed(self, connection: apsw.Connection, name: str, frames: int) -> int:
-        """Called by SQLite after each commit. A log that has grown long goes into the database once it is durable."""
+        """Sync and checkpoint a log that has grown long. SQLite calls this after each commit."""
         self._frames = frames
         if self._full_at is not None and time.monotonic() >= self._full_at + QUIET:
             self._full_at = None
-            log.info("%s: there is room on the disk again", self.path)
+            log.info("file=%s the disk has space again", self.path)
         if frames >= self._checkpoint_at:
             try:
                 self.sync()
                 connection.wal_checkpoint(name, apsw.SQLITE_CHECKPOINT_PASSIVE)
-                # what a snapshot sees stays in the log, which is not begun anew before: to try that with each commit
-                # would cost a sync each time
+                # while a snapshot is open the log cannot restart; retrying at each commit would cost a sync each time
                 self._checkpoint_at = frames + _CHECKPOINT if self._snapshots else _CHECKPOINT
             except (OSError, apsw.Error) as problem:
-                # the commit stands, and the log can take more of them
+                # the commit is valid, and the log can still grow
                 self._doubtful |= not isinstance(problem, apsw.FullError)
                 self._checkpoint_at = frames + _CHECKPOINT
-                log.warning("%s: the log of changes grows, it cannot be emptied: %s", self.path, problem)
+                log.warning("file=%s write-ahead log keeps growing, checkpoint failed: %s", self.path, problem)
         return apsw.SQLITE_OK
 
     def _check_files(self) -> None:
-        """Raises OSError if the file, or its log, is not where it was opened: SQLite would go on with what nobody can
-        open again. Two looks at folders; no descriptor, since to close one of a database's file drops its locks."""
+        """Raise OSError if the file or its log is no longer at its path: SQLite would go on writing to a removed file.
+
+        This uses `stat` and opens no descriptor, since closing one of a database's file drops SQLite's locks."""
         gone = any(_identity(file) != was for file, was in self._files.items())
         if gone != self._gone:
             self._gone = gone
             if gone:
-                log.error("%s: %s; nothing is written until it is back", self.path, FILE_GONE)
+                log.error("file=%s writes rejected until the file is back: %s", self.path, FILE_GONE)
             else:
-                log.warning("%s: the file is back", self.path)
+                log.warning("file=%s the file is back", self.path)
         if gone:
             raise OSError(errno.ESTALE, FILE_GONE)
 
     def _let_go(self) -> None:
         if self._held:
             self._held = False
-            log.info("%s: no other program holds the file any more", self.path)
+            log.info("file=%s no other program holds the file any more", self.path)
 
     @contextlib.contextmanager
-    def _hearing(self) -> Iterator[None]:
-        """`_disk_errors`, of which a full disk, and another program's lock, are told when they begin."""
+    def _reporting(self) -> Iterator[None]:
+        """Translate errors as `_disk_errors` does; log a full disk and another program's lock when they begin."""
         try:
             with _disk_errors():
                 yield
         except OSError as problem:
             if isinstance(problem.__cause__, apsw.BusyError):
                 if self._writing_anew:
-                    raise OSError(errno.EBUSY, "what the disk may have dropped is still being written anew") from None
+                    raise OSError(errno.EBUSY, "unconfirmed writes are still being repeated") from None
                 if not self._held:
-                    log.error("%s: %s; nothing is written until it lets go", self.path, FILE_HELD)
+                    log.error("file=%s writes rejected until the lock is released: %s", self.path, FILE_HELD)
                 self._held = True
             if isinstance(problem.__cause__, apsw.FullError):
                 if self._full_at is None:
-                    log.error("%s: the disk is full; nothing is written until there is room", self.path)
+                    log.error("file=%s writes rejected until the disk has space: disk full", self.path)
                 self._full_at = time.monotonic()
             raise
 
     def _write_log_anew(self, wal: int) -> None:
-        """What the disk may have dropped, it is given again. Nobody commits meanwhile, on whatever thread."""
+        """Repeat the writes that the disk may have dropped. The lock keeps all threads from committing meanwhile."""
         with _disk_errors(), contextlib.closing(apsw.Connection(str(self.path))) as other:
             other.set_busy_timeout(_BUSY)
             other.execute("BEGIN IMMEDIATE")
@@ -404,18 +418,19 @@ class Database:
 
 
 def real(path: Path) -> Path:
-    """Where the file at `path` lies, behind symbolic links: it has one lock and one log, by whatever name it is opened.
+    """Return the path without symbolic links, so that a file has one lock and one log under all its names.
 
-    Raises DatabaseError for a path that leads nowhere, and for one that SQLite cannot take.
+    Raises:
+        DatabaseError: the path cannot be resolved, or is not valid UTF-8, which SQLite requires.
     """
     try:
         found = path.resolve()
         str(found).encode()
     except UnicodeEncodeError:
         raise DatabaseError(
-            f"{found}: the path is not valid UTF-8, and SQLite takes no other; rename the folder, or name another file"
+            f"{found}: the path is not valid UTF-8, which SQLite requires; rename the folder, or name another file"
         ) from None
-    except RuntimeError:  # newer versions of Python say it with an OSError
+    except RuntimeError:  # newer versions of Python raise an OSError
         raise DatabaseError(f"{path}: cannot be opened: a symbolic link leads back to itself") from None
     except OSError as problem:
         raise DatabaseError(f"{path}: cannot be opened: {problem.strerror}") from problem
@@ -423,19 +438,18 @@ def real(path: Path) -> Path:
 
 
 def damaged(path: Path | None, detail: str) -> Damaged:
-    """A file of ours that does not hold what it should any more; `detail` is what SQLite says of it."""
+    """Return the error for a damaged file of this program; `detail` is SQLite's message."""
     return Damaged(f"{path}: damaged: some of what was written to this file cannot be read from it", detail=detail)
 
 
 def announced(path: Path) -> str | None:
-    """The address that the process announced that has the file at `path`; None if it announced none, or nobody has the
-    file."""
+    """Return the address announced by the process that uses the file at `path`; None if there is none."""
     try:
         lock = os.open(f"{real(path)}.lock", os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, DatabaseError):
         return None
     try:
-        # a shared lock, given back at once: a process that starts meanwhile waits longer than that
+        # a shared lock, released immediately: a starting process waits longer than that for the lock
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         where = _holder(lock)[1]
@@ -447,10 +461,10 @@ def announced(path: Path) -> str | None:
 
 
 def _holder(lock: int) -> tuple[str | None, str | None]:
-    """Who has a lock that is held, and where that process said that it is reached; None for what is not known."""
+    """Return the holder of a lock and its announced address; None for each that is unknown."""
     first, *more = os.pread(lock, _LONGEST_LOCK, 0).decode("utf-8", "replace").split("\n")
     holder = _HOLDER.fullmatch(first)
-    # a process that has just taken the lock has not cleared yet what the last one left, if that was killed
+    # a process that has just taken the lock may not have cleared the text of a killed predecessor yet
     if holder is None or not _is_alive(int(holder["pid"])):
         return None, None
     return first, more[0] if len(more) > 1 else None
@@ -458,15 +472,16 @@ def _holder(lock: int) -> tuple[str | None, str | None]:
 
 def _in_use(path: Path, lock: int) -> InUse:
     who, where = _holder(lock)
-    said = f"{path}: in use by {who or 'another process'}. One process has a file at a time"
+    used = f"{path}: in use by {who or 'another process'}. Only one process can use a file"
     sharing = (
-        "a router on HTTP (a2m-router --config … --http 127.0.0.1:8778) is how several clients share one federation"
+        "to share one federation between several clients, run a router on HTTP "
+        "(a2m-router --config … --http 127.0.0.1:8778)"
     )
     if where is None:
-        return InUse(f"{said}; {sharing}")
+        return InUse(f"{used}; {sharing}")
     if where == STDIO:
-        return InUse(f"{said}, and that one serves its own stdin and stdout; {sharing}")
-    return InUse(f"{said}, and that one listens on {where}: call it there (a2m --http {where} …), or end it first")
+        return InUse(f"{used}, and that process serves its own stdin and stdout; {sharing}")
+    return InUse(f"{used}, and that process listens on {where}: call it there (a2m --http {where} …), or end it first")
 
 
 def _is_alive(pid: int) -> bool:
@@ -475,13 +490,13 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's
+        pass  # it runs, as another user
     return True
 
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """SQLite's words for a disk that fails, in Python's."""
+    """Translate SQLite's errors for a failing disk into OSError."""
     try:
         yield
     except apsw.FullError as problem:
@@ -494,8 +509,13 @@ def _disk_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path, holder: str) -> Iterator[int]:
-    """The file at `path` is this process's alone; yields the descriptor of the lock beside it, in which its holder
-    may write from the second line on. Raises InUse."""
+    """Lock the file at `path` for this process; yield the descriptor of the lock file beside it.
+
+    The holder may write to the lock file from its second line on.
+
+    Raises:
+        InUse: another process uses the file.
+    """
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + _HANDOVER_SECONDS
@@ -513,15 +533,15 @@ def locked(path: Path, holder: str) -> Iterator[int]:
         try:
             yield lock
         finally:
-            with contextlib.suppress(OSError):  # a disk that fails must not keep the lock from being given back
+            with contextlib.suppress(OSError):  # a failing disk must not prevent the release of the lock
                 os.ftruncate(lock, 0)
     finally:
         os.close(lock)
 
 
 def _close_to_others(lock: int, path: Path) -> None:
-    """The lock says where the memory is reached: nobody may read it who may not read the file."""
-    with contextlib.suppress(OSError):  # there is no file yet, or the lock is another user's
+    """Restrict the lock, which contains the router's address, to users who may read the file."""
+    with contextlib.suppress(OSError):  # there is no file yet, or the lock belongs to another user
         mode = stat.S_IMODE(os.fstat(lock).st_mode)
         allowed = stat.S_IMODE(path.stat().st_mode) | 0o600
         if mode & ~allowed:
@@ -529,7 +549,7 @@ def _close_to_others(lock: int, path: Path) -> None:
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """Which file is at a path; None if none is. Its number is given to no other file as long as it is open."""
+    """Return device and inode of the file at a path; None without one. An open file's inode number is not reused."""
     try:
         found = file.stat()
     except OSError:
@@ -538,7 +558,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _refuse_other_files(path: Path) -> None:
-    # SQLite would take a file of a few bytes for an empty database and write over it
+    # SQLite treats a file of a few bytes as an empty database and would overwrite it
     if path.is_file() and path.stat().st_size > 0:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
@@ -546,7 +566,7 @@ def _refuse_other_files(path: Path) -> None:
 
 
 def _renew_log(path: Path) -> None:
-    # left by a process that died; the disk may have refused to write some of it, and would never say so again
+    # A process that died left this log. The disk may have failed to write parts of it, and would not report that again.
     try:
         wal = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -562,11 +582,11 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except FileExistsError:
-        raise DatabaseError(f"{folder}: a file stands where a folder is needed") from None
+        raise DatabaseError(f"{folder}: expected a folder, this is a file") from None
 
 
 def sync_folder(folder: Path) -> None:
-    """What the files in a folder are called outlives a power cut: a new name is durable only once its folder is."""
+    """Make the names in a folder survive a power cut: a new file is durable only once its folder is synced."""
     if sys.platform != "win32":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

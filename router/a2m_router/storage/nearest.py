@@ -1,7 +1,7 @@
-"""An index of vectors in an SQLite file: the table `nearest`, whose rows are numbered by what they belong to.
+"""An index of vectors in an SQLite file: the table `nearest`; a row has the number of the record it belongs to.
 
-It holds 32-bit floats and finds candidates; `a2m_router.protocol.wire.vectors` says what it holds of a vector, and how
-near two are.
+The index holds 32-bit floats and finds candidates. `a2m_router.protocol.wire.vectors` prepares vectors for it and
+computes exact similarities.
 """
 
 from functools import cache
@@ -11,15 +11,15 @@ from typing import Final
 
 import apsw
 
-# how many nearest vectors the index gives at most
+# how many nearest vectors the index returns at most
 MAX_NEAREST: Final = 4096
 
-# the comparisons it can be made for
+# the metrics that it supports
 METRICS: Final = ("cosine", "l2")
 
 
 def load(connection: apsw.Connection) -> None:
-    """Teaches a connection to read and write such tables; once, before anything else."""
+    """Load the extension for such tables into a connection; call this once, before any other use."""
     connection.enable_load_extension(True)
     connection.load_extension(_extension())
     connection.enable_load_extension(False)
@@ -27,8 +27,10 @@ def load(connection: apsw.Connection) -> None:
 
 @cache
 def _extension() -> str:
-    """Where sqlite-vec is. Its package is found and not imported: it would import numpy, where that is installed, and a
-    store would take twice as long to start for what it never uses."""
+    """Return the path of sqlite-vec.
+
+    The package is located without an import: it would import numpy, if installed, and double the start time of a store.
+    """
     package = find_spec("sqlite_vec")
     assert package is not None
     assert package.origin is not None
@@ -36,7 +38,7 @@ def _extension() -> str:
 
 
 def create(connection: apsw.Connection, dimensions: int, metric: str) -> None:
-    """`nearest`, empty, for vectors of one width (§3.7); one that was there is dropped."""
+    """Create an empty `nearest` for vectors of one width (§3.7); drop an existing one."""
     connection.execute("DROP TABLE IF EXISTS nearest")
     connection.execute(
         f"CREATE VIRTUAL TABLE nearest USING vec0(vector float[{dimensions:d}] distance_metric={metric})"

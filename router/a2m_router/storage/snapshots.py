@@ -1,11 +1,11 @@
-"""What a database held at one moment, copied into a file of its own while writes to the database go on.
+"""Snapshots: the state of a database at one moment, copied into another file while writes to the database go on.
 
 Rules:
-- a snapshot is a read transaction of a second connection: it keeps what it sees for as long as it is open, and the log
-  of changes grows meanwhile. So it is copied at once, and closed;
-- the copy is page by page, so that what is deleted in the database is not in the copy either;
-- a copy is new, readable by its owner alone, and synced when it is whole. One that does not become whole is removed;
-  one that somebody removes is given up.
+- a snapshot is a read transaction of a second connection. The write-ahead log grows while it is open, so it is copied
+  immediately and closed;
+- the copy is page by page. Deleted content is zeroed in the database, so the copy does not contain it either;
+- a copy is a new file, readable only by its owner, and synced when it is complete. An incomplete copy is removed. If
+  another process removes the file, copying stops.
 """
 
 import contextlib
@@ -19,33 +19,38 @@ import anyio.lowlevel
 import anyio.to_thread
 import apsw
 
-# what is copied in one step, about 4 MiB: short enough to be called off soon
+# pages copied in one step, about 4 MiB: short enough to react to a cancellation soon
 _PAGES: Final = 1024
 
-# How long is waited for whoever has the log for a moment, milliseconds.
+# How long to wait for a short lock on the log, milliseconds.
 _BUSY: Final = 1_000
 
 
 class CannotCopy(Exception):
-    """A snapshot that cannot be written to its file; a sentence that names it."""
+    """A snapshot cannot be written to its file; the message is one sentence that names the file."""
 
 
 def told(path: Path) -> str:
-    """A path as an answer can tell it. Raises CannotCopy where it is no UTF-8."""
+    """Return a path as JSON can carry it; raise CannotCopy if it is not UTF-8."""
     try:
         path.as_posix().encode()
     except UnicodeEncodeError:
-        raise CannotCopy(f"{os.fsencode(path)!r} is not UTF-8, and so cannot be told; move it elsewhere") from None
+        raise CannotCopy(
+            f"the path {os.fsencode(path)!r} is not UTF-8, so no answer can contain it; use another folder"
+        ) from None
     return str(path)
 
 
 class Snapshot:
-    """What was committed in the file at `path` when this was made.
+    """The committed state of the file at `path` at the moment of construction.
+
+    `size` is in bytes; `schema` is its schema version. Use it from one thread at a time.
 
     Args:
-        closed: called once, when the snapshot does not hold back the log of changes any more.
+        closed: called once, when the snapshot no longer keeps the write-ahead log from restarting.
 
-    `size` is in bytes, `schema` the version of what is in it. One thread at a time may use it. Raises apsw.Error.
+    Raises:
+        apsw.Error: the file cannot be read.
     """
 
     def __init__(self, path: Path, closed: Callable[[], None] = lambda: None) -> None:
@@ -56,19 +61,20 @@ class Snapshot:
             resources.callback(self._source.close)
             self._source.set_busy_timeout(_BUSY)
             self._source.execute("BEGIN")
-            self.schema: int = self._source.pragma("user_version")  # the first read is what opens the snapshot
+            self.schema: int = self._source.pragma("user_version")  # the first read fixes the state that is seen
             self.size: int = self._source.pragma("page_count") * self._source.pragma("page_size")
             resources.callback(closed)
             self._resources = resources.pop_all()
 
     def close(self) -> None:
-        """Let go of it; more than once is as good as once."""
+        """Close the snapshot; further calls do nothing."""
         self._resources.close()
 
     async def copy_to(self, target: Path, *, threads: bool = True) -> "Copying":
-        """Begin a copy in a new file. The snapshot is the copy's from here on.
+        """Begin a copy in a new file. The copy takes over the snapshot and closes it.
 
-        Raises CannotCopy, when the snapshot is closed.
+        Raises:
+            CannotCopy: the file cannot be made; the snapshot is closed.
         """
         try:
             begin = partial(Copying, self, self._source, target)
@@ -79,7 +85,7 @@ class Snapshot:
 
 
 class Copying:
-    """A snapshot on its way into a file. `copied` of `size` bytes are there. `run` must be called, or `abandon`."""
+    """A copy in progress: `copied` of `size` bytes are written. The caller must call `run` or `abandon`."""
 
     def __init__(self, snapshot: Snapshot, source: apsw.Connection, target: Path) -> None:
         self.size = snapshot.size
@@ -95,7 +101,7 @@ class Copying:
             resources.callback(self._unlink)
             file = apsw.Connection(str(target), flags=apsw.SQLITE_OPEN_READWRITE)
             resources.callback(file.close)
-            # half a copy is worth nothing, and a whole one is synced at its end
+            # no journal: an incomplete copy is removed, and a complete one is synced at its end
             file.pragma("journal_mode", "off")
             file.pragma("synchronous", "off")
             self._backup: apsw.Backup = file.backup("main", source, "main")
@@ -105,7 +111,7 @@ class Copying:
             self._resources = resources.pop_all()
 
     async def run(self, *, threads: bool = True) -> None:
-        """Copy it to its end. Raises CannotCopy; without an end nothing is left of it."""
+        """Copy the rest. Raise CannotCopy on failure; after any exception the file is removed."""
         try:
             more = True
             while more:
@@ -119,7 +125,7 @@ class Copying:
             raise
 
     def abandon(self) -> None:
-        """Remove what there is of the copy, unless it is whole."""
+        """Remove the file, unless the copy is complete."""
         self._resources.close()
 
     def _is_there(self) -> bool:
@@ -129,14 +135,14 @@ class Copying:
             return False
 
     def _unlink(self) -> None:
-        if self._is_there():  # and not what somebody else has put there since
+        if self._is_there():  # never a file that another program put there meanwhile
             self._target.unlink(missing_ok=True)
 
     def _step(self) -> bool:
-        """Copies some of it; whether there is more."""
+        """Copy the next pages; return whether there are more."""
         with _disk(self._target):
             if not self._is_there():
-                raise CannotCopy(f"{self._target}: it was removed before it was whole")
+                raise CannotCopy(f"{self._target}: removed by another program before the copy was complete")
             self._backup.step(_PAGES)
             pages = max(1, self._backup.page_count)
             self.copied = self.size * (pages - self._backup.remaining) // pages
@@ -149,7 +155,7 @@ class Copying:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            self._resources.pop_all()  # it stays
+            self._resources.pop_all()  # keep the file
             self._snapshot.close()
             return False
 

@@ -1,11 +1,11 @@
-"""SQLite's write-ahead log as a file: written anew, so that a sync that succeeds proves something again.
+"""Rewriting of SQLite's write-ahead log, so that a successful sync proves its content durable again.
 
-When a sync fails, the system may have dropped what it should have written and still show it to whoever reads, and the
-next sync then succeeds without it. Only what is written once more after that can be trusted to a sync. Written over
-itself, a log is never worse than it was, whenever the power ends.
+When a sync fails, the system may drop the unwritten data and still return it to readers; the next sync then succeeds
+without that data. Only data written again after the failure is covered by a later sync. Rewriting a log with its own
+content is safe: a power cut at any moment leaves it no worse than before.
 
-How a log is laid out stands in SQLite's file format, "The Write-Ahead Log": a header of 32 bytes, then frames of a
-header of 24 bytes and a page; each frame carries a checksum over all that is before it.
+SQLite's file format describes the log under "The Write-Ahead Log": a header of 32 bytes, then frames of a header of 24
+bytes and a page. Each frame has a checksum over everything before it.
 """
 
 import errno
@@ -17,17 +17,18 @@ from typing import Final
 
 _HEADER: Final = 32
 _FRAME_HEADER: Final = 24
-_MAGIC: Final = (0x377F0682, 0x377F0683)  # the second says that checksums take words in big-endian order
+_MAGIC: Final = (0x377F0682, 0x377F0683)  # with the second, checksums use big-endian words
 _PIECE: Final = 1 << 20
 
 
 def write_anew(log: int, frames: int) -> None:
-    """Write the first `frames` frames of a log over themselves, and what is before them. Nobody else writes meanwhile.
+    """Rewrite the header and the first `frames` frames of a log in place. No other writer may be active meanwhile.
 
     Args:
         log: a descriptor to read and write.
 
-    Raises OSError, also where the frames are not all there any more: then they are lost, and nothing is written.
+    Raises:
+        OSError: the disk failed, or some of the frames are lost; in the second case nothing is written.
     """
     header = os.pread(log, _HEADER, 0)
     if frames == 0 and len(header) < _HEADER:
@@ -37,13 +38,13 @@ def write_anew(log: int, frames: int) -> None:
     for _ in range(frames):
         frame = os.pread(log, whole.frame_size, at)
         if not whole.continues_with(frame):
-            raise OSError(errno.EIO, "the disk has lost what was committed since it last confirmed a write")
+            raise OSError(errno.EIO, "the disk has lost commits that it had not confirmed")
         at += whole.frame_size
     _copy_onto_itself(log, at)
 
 
 def write_all_anew(log: int) -> None:
-    """Write a log over itself that nobody has open; whoever opens it next finds out how far it holds together."""
+    """Rewrite a whole log that no process has open; SQLite finds its valid part at the next opening."""
     _copy_onto_itself(log, os.fstat(log).st_size)
 
 
@@ -51,11 +52,11 @@ def _copy_onto_itself(log: int, size: int) -> None:
     for at in range(0, size, _PIECE):
         piece = os.pread(log, min(_PIECE, size - at), at)
         if os.pwrite(log, piece, at) != len(piece):
-            raise OSError(errno.EIO, "the disk took a part of a write only")
+            raise OSError(errno.EIO, "the disk wrote only a part of the data")
 
 
 class _Checksums:
-    """The running checksum of one log, from its header on."""
+    """The running checksum of one log, starting with its header."""
 
     def __init__(self, header: bytes) -> None:
         if len(header) < _HEADER:
@@ -71,7 +72,7 @@ class _Checksums:
             raise OSError(errno.EIO, "the log has lost its header")
 
     def continues_with(self, frame: bytes) -> bool:
-        """Whether this is the frame that was written next."""
+        """Return whether this is a valid next frame."""
         if len(frame) < self.frame_size or frame[8:16] != self._salt:
             return False
         self._sums = self._added(self._added(self._sums, frame[:8]), frame[_FRAME_HEADER:])

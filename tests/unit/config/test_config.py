@@ -197,7 +197,7 @@ def test_a_tiers_environment_names_the_tokens_that_it_alone_gets() -> None:
     assert got.child_environment(got.tier("two"), environ) == {"PATH": "/bin"}
     with pytest.raises(ConfigError, match=r"^tiers\.one\.env\.T: the environment variable NONE is not set$"):
         settings(tier("one", 'env = { T = "${NONE}" }'))
-    with pytest.raises(ConfigError, match=r"^tiers\.one\.env\.T: after "):
+    with pytest.raises(ConfigError, match=r"^tiers\.one\.env\.T: expected "):
         settings(tier("one", 'env = { T = "${" }'))
 
 
@@ -224,7 +224,7 @@ def test_a_file_of_nothing_but_revocations_certifies_nobody(tmp_path: Path) -> N
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "nobody")])
     revoked = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(days=1)).sign(key, hashes.SHA256())
     (tmp_path / "crl.pem").write_bytes(revoked.public_bytes(serialization.Encoding.PEM))
-    with pytest.raises(ConfigError, match=r"^tiers\.a\.ca_file: .*/crl\.pem\": there is no certificate in it"):
+    with pytest.raises(ConfigError, match=r"^tiers\.a\.ca_file: .*/crl\.pem\": contains no certificate"):
         parse(tier("a", 'ca_file = "crl.pem"', server='url = "https://h"'), base=tmp_path, environ={})
 
 
@@ -337,7 +337,10 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "a string without a unit": (tier("a", 'timeout = "2"'), 'tiers.a.timeout: "2" has no unit; write for example "2s"'),
     "an unknown unit": (tier("a", 'timeout = "2M"'), 'tiers.a.timeout: "2M" has an unknown unit; the units are ms, s,'),
-    "no duration": (tier("a", 'timeout = "soon"'), 'tiers.a.timeout: "soon" is no duration; write for example "5m"'),
+    "no duration": (
+        tier("a", 'timeout = "soon"'),
+        'tiers.a.timeout: "soon" is not a valid duration; write for example "5m"',
+    ),
     "a negative duration": (tier("a", 'timeout = "-2s"'), 'tiers.a.timeout: "-2s" must be longer than zero'),
     "no time at all": ('[policy]\nforgotten_for = "0d"\n' + ONE_TIER, 'policy.forgotten_for: "0d" must be longer than'),
     "an age": (tier("a", f'half_life = "{"9" * 400}d"'), "is longer than 1000 years"),
@@ -346,7 +349,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "a size of an unknown unit": ('[limits]\nmax_message = "64m"\n' + ONE_TIER, '"64m" has an unknown unit; the units'),
     "a size that is none": (
         '[limits]\nmax_message = "big"\n' + ONE_TIER,
-        '"big" is no size; write for example "64MiB"',
+        '"big" is not a valid size; write for example "64MiB"',
     ),
     "a size of nothing": ('[limits]\nmax_message = "0.5B"\n' + ONE_TIER, "must be at least one byte"),
     "a size of zero": ("[limits]\nmax_message = 0\n" + ONE_TIER, "limits.max_message: must be at least 1, got 0"),
@@ -414,7 +417,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "no certificates": (
         tier("a", f'ca_file = "{Path(__file__).resolve()}"', server='url = "https://h"'),
-        "there is no certificate in it; expected PEM",
+        "contains no certificate; expected PEM",
     ),
     "headers for a program": (tier("a", 'headers = { A = "b" }'), "tiers.a.headers: is only for a tier with a url"),
     "env for an address": (
@@ -428,15 +431,15 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "a variable without a name": (tier("a", 'env = { "A=B" = "c" }'), 'tiers.a.env."A=B": a variable\'s name must not'),
     "a header that is none": (
         tier("a", 'headers = { "a b" = "c" }', server='url = "http://h"'),
-        'tiers.a.headers."a b": this is no name for an HTTP header',
+        'tiers.a.headers."a b": is not a valid name for an HTTP header',
     ),
     "a header of the router's own": (
         tier("a", 'headers = { content-TYPE = "a/b" }', server='url = "http://h"'),
-        "tiers.a.headers.content-TYPE: the router says this itself; leave it out",
+        "tiers.a.headers.content-TYPE: the router sets this header itself; leave it out",
     ),
     "a header twice": (
         tier("a", 'headers = { A = "b", a = "b" }', server='url = "http://h"'),
-        "tiers.a.headers.a: this header is given twice; upper and lower case make no difference",
+        "tiers.a.headers.a: this header is given twice; header names ignore upper and lower case",
     ),
     "a header of two lines": (
         tier("a", 'headers = { A = "b\\r\\nc" }', server='url = "http://h"'),
@@ -448,7 +451,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "an open brace": (
         tier("a", 'headers = { A = "Bearer ${TOKEN" }', server='url = "http://h"'),
-        "tiers.a.headers.A: after ${ comes a variable's name and }",
+        "tiers.a.headers.A: expected a variable's name and } after ${",
     ),
     # Moves
     "a spill to nowhere": (
@@ -469,29 +472,29 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "a spill into procedural": (
         tier("a", 'spill_to = "p"') + tier("p", kind="procedural"),
-        'tiers.a.spill_to: nothing spills into a procedural tier, and "p" is one',
+        'tiers.a.spill_to: "p" is a procedural tier, and nothing may spill into one',
     ),
     "a spill that publishes": (
         tier("a", 'spill_to = "b"') + tier("b", "shared = true"),
-        'tiers.a.spill_to: "b" is shared and "a" is private, so this would publish what is in it; if that is meant, '
+        'tiers.a.spill_to: "b" is shared and "a" is private, so this would publish its records; to allow that, '
         "set may_publish = true in [tiers.a]",
     ),
     "a promotion that publishes": (
         tier("a", 'promote_to = "b"') + tier("b", "shared = true", "may_publish = true"),
         'tiers.a.promote_to: "b" is shared and "a" is private',
     ),
-    "a capacity with nowhere to spill": (tier("a", "capacity = 5"), "tiers.a.capacity: says nowhere to spill to; add"),
+    "a capacity with nowhere to spill": (tier("a", "capacity = 5"), "tiers.a.capacity: needs a target for spills; add"),
     "a promotion without a target": (
         tier("a", "promote_after = 3"),
-        "tiers.a.promote_after: says nowhere to promote to; add promote_to",
+        "tiers.a.promote_after: needs a target for promotions; add promote_to",
     ),
     "a spill into a mount": (
         tier("a", 'spill_to = "m"') + mount("m"),
-        'tiers.a.spill_to: "m" is a mount, and nothing is written to a mount',
+        'tiers.a.spill_to: "m" is a mount, and mounts are read-only',
     ),
     "a promotion into a mount": (
         tier("a", 'promote_to = "m"') + mount("m"),
-        'tiers.a.promote_to: "m" is a mount, and nothing is written to a mount',
+        'tiers.a.promote_to: "m" is a mount, and mounts are read-only',
     ),
     "two working tiers": (
         tier("a", kind="working") + tier("b") + tier("c", kind="working"),
@@ -499,17 +502,17 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "distilling what goes nowhere": (
         tier("a", "distil = true"),
-        "tiers.a.distil: says nowhere to spill to, and what spills is what it rewrites; add spill_to",
+        "tiers.a.distil: rewrites the records that spill, and needs a target for them; add spill_to",
     ),
     "distilling what is dropped": (
         tier("a", "distil = true", 'overflow = "drop"'),
-        'tiers.a.distil: overflow = "drop" loses what would be rewritten; leave one of the two out',
+        'tiers.a.distil: overflow = "drop" deletes the records that distil rewrites; leave one of the two out',
     ),
     # Mounts
     **{
         f"{line} on a mount": (
             mount("m", line),
-            f"tiers.m.{line.split()[0]}: a mount is only read, so this cannot apply",
+            f"tiers.m.{line.split()[0]}: does not apply to a mount, which is read-only",
         )
         for line in (
             "capacity = 5",
@@ -549,7 +552,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     **{
         f"a summarizer at {url}": (
             summarizer(server=f'url = "{url}"\nmodel = "small"'),
-            "summarizer.url: must not hold a user or a password; put a token into the environment, and name it: token",
+            "summarizer.url: must not hold a user or a password; put a token into an environment variable; token_env",
         )
         for url in ("http://u:p@h/v1", "http://u@h/v1", "http://@h/v1")
     },
@@ -594,7 +597,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "no port to listen on": ('[serve]\nhttp = "127.0.0.1"\n' + ONE_TIER, "serve.http: expected host:port with a port"),
     "open to all": (
         '[serve]\nhttp = "0.0.0.0:80"\n' + ONE_TIER,
-        'serve.http: "0.0.0.0:80" can be reached from other machines, and no one is asked who they are; add [[serve',
+        'serve.http: "0.0.0.0:80" can be reached from other machines, and no token is required; add [[serve',
     ),
     "every origin": (
         '[serve]\norigins = ["*"]\n' + ONE_TIER,
@@ -615,15 +618,15 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "a right to write into what is private": (
         principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = ["all"]'),
-        'serve.principals[0].write[0]: "all" is not shared; what a principal owns in such tiers is meant by "private"',
+        'serve.principals[0].write[0]: "all" is not shared; write "private" for the principal\'s own records',
     ),
     "a right to write into a mount": (
         principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = ["book"]') + mount("book"),
-        'serve.principals[0].write[0]: "book" is a mount, and nothing is written to a mount',
+        'serve.principals[0].write[0]: "book" is a mount, and mounts are read-only',
     ),
     "a right to write that is given twice": (
         principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = ["pools", "pools"]') + SHARED_TIER,
-        'serve.principals[0].write[1]: names "pools" once more',
+        'serve.principals[0].write[1]: "pools" is listed twice; leave one out',
     ),
     "a right to write that is no list": (
         principal('owner = "a"', f'token_sha256 = "{DIGEST}"', 'write = "private"'),
@@ -635,7 +638,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     ),
     "a tier with the name of what is private": (
         tier("private"),
-        'tiers.private: "private" is what a principal owns, where its `write` says so; choose another name',
+        'tiers.private: "private" is reserved: in a principal\'s `write` it stands for its own records; choose',
     ),
     "a principal without an owner": (
         principal(f'token_sha256 = "{DIGEST}"'),
@@ -660,7 +663,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
     "one token for two": (
         principal('owner = "a"', f'token_sha256 = "{DIGEST}"').removesuffix(ONE_TIER)
         + principal('owner = "b"', f'token_sha256 = "{DIGEST.upper()}"'),
-        "serve.principals[1]: another principal has the same token; whose would a call be?",
+        "serve.principals[1]: another principal has the same token; each principal needs its own",
     ),
 }
 ALONGSIDE = {  # refusals that rightly come with a second one
@@ -747,8 +750,8 @@ HOLDERS: Final = {
 def test_a_token_that_no_header_can_carry_is_refused_at_its_variable(token: str, at: str) -> None:
     """A token that no header can carry is refused at the variable that holds it."""
     assert mistakes(HOLDERS[at], HOLDER=token) == [
-        f"{at}.token_env: a token is printable ASCII without spaces and line ends; the one in the environment variable "
-        "HOLDER is not"
+        f"{at}.token_env: a token must be printable ASCII without spaces and line ends; "
+        "the one in the environment variable HOLDER is not"
     ]
 
 

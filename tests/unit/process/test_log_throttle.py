@@ -39,4 +39,4 @@ def test_what_is_remembered_does_not_grow_with_what_was_said(monkeypatch: pytest
     for number in range(10_000):
         clock.now += 1.0
         log.say(logging.DEBUG, f"sentence {number}")
-    assert len(log._said) <= 1000
+    assert len(log._last) <= 1000

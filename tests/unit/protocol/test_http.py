@@ -92,7 +92,7 @@ async def test_other_methods_are_not_allowed(method: str) -> None:
     async with served(app()) as client:
         refused = await client.request(method, "/")
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
-        assert method == "HEAD" or refused.text == "this address takes POST only\n"
+        assert method == "HEAD" or refused.text == "this address accepts only POST\n"
 
 
 async def test_the_profile_is_only_read() -> None:
@@ -118,7 +118,7 @@ async def test_a_fault_is_one_sentence_and_the_server_goes_on() -> None:
     async with served(app(answer=faulty)) as client:
         for _ in range(2):
             failed = await client.post("/", json=CALL)
-            assert (failed.status_code, failed.text) == (500, "the server failed; its log says how\n")
+            assert (failed.status_code, failed.text) == (500, "the server failed; its log has the details\n")
 
 
 async def test_no_answer_says_what_it_is_served_by() -> None:
@@ -269,12 +269,12 @@ async def test_a_refused_client_is_logged_by_its_address_without_its_token(
     headers: dict[str, str], word: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is refused is in the log with its address and without its token."""
-    monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
+    monkeypatch.setattr(f"{HTTP}._throttle", LogThrottle(logging.getLogger(HTTP)))
     async with served(app(principals=[ALICE])) as client:
         for _ in range(9):
             await client.post("/", json=CALL, headers=headers)
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert record.getMessage().startswith(f"a request from 127.0.0.1 was refused: {word}: ")
+    assert record.getMessage().startswith(f"client=127.0.0.1 request rejected: {word}: ")
     assert "s3cret" not in caplog.text
 
 
@@ -282,7 +282,7 @@ async def test_a_liveness_check_is_logged_only_with_a_wrong_token(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks whether it is alive is in the log only with a wrong token."""
-    monkeypatch.setattr(f"{HTTP}._repeats", LogThrottle(logging.getLogger(HTTP)))
+    monkeypatch.setattr(f"{HTTP}._throttle", LogThrottle(logging.getLogger(HTTP)))
     page = {"Origin": "https://app.example"}
     async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
         for path in ("/healthz", "/readyz"):
@@ -393,7 +393,7 @@ async def test_a_client_from_before_there_were_hosts_is_answered() -> None:
 def as_to_a_proxy(method: str, target: str, host: str = "localhost", more: str = "", body: str = "") -> bytes:
     length = f"Content-Length: {len(body)}\r\n" if body else ""
     head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{length}{more}"
-    return f"{head}HttpConnection: close\r\n\r\n{body}".encode()
+    return f"{head}Connection: close\r\n\r\n{body}".encode()
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ async def test_two_lengths_of_a_body_are_refused_and_end_the_connection(lengths:
 async def test_http_1_0_has_no_chunks() -> None:
     head = b"POST / HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
     async with served(app()) as client:
-        came = await answered(client, head + b"HttpConnection: keep-alive\r\n\r\n0\r\n\r\n" + SMUGGLED)
+        came = await answered(client, head + b"Connection: keep-alive\r\n\r\n0\r\n\r\n" + SMUGGLED)
         assert (status_of(came), came.count(b"HTTP/1.1 ")) == (400, 1)
 
 
@@ -486,7 +486,7 @@ async def test_a_name_is_listened_on() -> None:
 async def test_an_address_in_use_is_one_sentence(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"^cannot listen on {host}:{port}: another program is listening"):
+        with pytest.raises(CannotListen, match=f"^cannot listen on {host}:{port}: another program already listens"):
             await serve_http(app(), host, port)
 
 

@@ -601,7 +601,7 @@ async def test_a_client_that_does_not_take_the_last_of_its_answer_is_cut_off_too
     state, stuck = ServerState(), Stuck()
     connection = HttpConnection(ConnectionConfig(app, HttpLimits(idle_timeout=SOON), lifespan="off"), state, {})
     connection.connection_made(stuck)
-    connection.data_received(posted(CALL, b"HttpConnection: close\r\n"))
+    connection.data_received(posted(CALL, b"Connection: close\r\n"))
     with anyio.fail_after(PATIENCE):
         await stuck.aborted.wait()
     assert stuck.is_closing()
@@ -834,7 +834,7 @@ async def test_garbage_after_an_early_refusal_only_closes_the_connection(caplog:
 
 FRAGMENTS = (
     *(POST, CHUNKED, announced(5), posted(CALL), posted(b"x" * 2000), b"\r\n", b"\r\n\r\n", b"x" * 700, b"0\r\n\r\n"),
-    *(chunk(b"abc"), b"ffffffffff\r\n", b"Expect: 100-continue\r\n", b"HttpConnection: close\r\n", b"Upgrade: h2c\r\n"),
+    *(chunk(b"abc"), b"ffffffffff\r\n", b"Expect: 100-continue\r\n", b"Connection: close\r\n", b"Upgrade: h2c\r\n"),
     *(
         b"HEAD / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",

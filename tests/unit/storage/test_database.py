@@ -84,7 +84,7 @@ def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
     database(path).close()
     told = refusal(path, STEPS[:1])
     assert str(path) in told
-    assert "newer version (schema 2; this one knows 1)" in told
+    assert "newer version (schema 2; this one reads up to 1)" in told
     with closing(database(path)) as again:
         assert rows(again, "second") == []
 
@@ -148,7 +148,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert refusal(tmp_path / "file" / "catalog.db") == f"{tmp_path / 'file'}: a file stands where a folder is needed"
+    assert refusal(tmp_path / "file" / "catalog.db") == f"{tmp_path / 'file'}: expected a folder, this is a file"
     assert "Not a directory" in refusal(tmp_path / "file" / "deeper" / "catalog.db")
 
 
@@ -356,6 +356,6 @@ def test_a_full_disk_is_told_once_and_so_is_its_end(
                 with store.transaction():
                     store.connection.execute("INSERT INTO first VALUES (?)", (value,))
             assert caplog.messages == [
-                f"{path}: the disk is full; nothing is written until there is room",
-                f"{path}: there is room on the disk again",
+                f"file={path} writes rejected until the disk has space: disk full",
+                f"file={path} the disk has space again",
             ]

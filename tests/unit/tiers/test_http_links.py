@@ -573,7 +573,7 @@ async def test_a_server_that_speaks_no_tls_is_told_nothing() -> None:
 
 async def test_a_file_of_certificates_that_is_none_any_more_is_named(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
-    for name, why in (("ca.pem", "there is no certificate in it"), ("gone.pem", "No such file or directory")):
+    for name, why in (("ca.pem", "it contains no certificate"), ("gone.pem", "No such file or directory")):
         with pytest.raises(OSError, match=f"{name} cannot be used as ca_file: {why}"):
             async with connect_http("https://127.0.0.1/", ca_file=tmp_path / name):
                 pass

@@ -1,1 +1,1 @@
-"""Calling an A2M server."""
+"""Calling A2M servers."""

@@ -1,8 +1,8 @@
 """The client end of the stdio binding (§8.2): a server that is a child process.
 
-The child leads a session of its own, so that a terminal's Ctrl-C reaches it only as the end of its input. When the
-block ends, so does the child: its input is closed, it is given time, then its process group is told to end, then
-killed; it is waited for in every case, also when the block was cancelled, and what it still says meanwhile is read.
+The child leads its own session, so that a terminal's Ctrl-C does not signal it; it sees only the end of its input. When
+the block ends, or is cancelled, the child is shut down: its input is closed; after a grace period its process group
+gets SIGTERM, then SIGKILL. Its output is read meanwhile, and its end is always awaited.
 """
 
 import logging
@@ -25,27 +25,29 @@ from a2m_router.protocol.wire.errors import cut
 from a2m_router.protocol.wire.jsonrpc import Notification
 from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE
 
-# for the child to answer what is under way and to end by itself once its input has ended
+# seconds after the end of its input for the child to answer calls in progress and to end by itself
 _CLOSED: Final = 5.0
-# for what does not look at its input, to end in good order after SIGTERM
+# seconds after SIGTERM for a child that ignores the end of its input
 _TERMINATED: Final = 2.0
-# after SIGKILL only the kernel can be slow; a child stuck in it is left, and the log says so
+# seconds after SIGKILL, when only the kernel can be slow; a child blocked there is left running, and the log says so
 _KILLED: Final = 10.0
-# bytes of a line of stderr; the rest follows as lines of their own
+# bytes of a line of stderr; the rest follows as further lines
 _STDERR_LINE: Final = 8192
 
 log = logging.getLogger(__name__)
 
 
 class CannotStart(Exception):
-    """The command cannot be started; the message is one sentence that says why."""
+    """A command cannot be started; the message is one sentence that says why."""
 
 
 def executable(program: str, cwd: Path) -> str:
-    """Where a command's program is: one without a slash is looked for beside this interpreter's programs first, so that
-    what runs from a virtual environment starts the servers that were installed with it; then on PATH."""
+    """Return the path of a command's program.
+
+    A name without a slash is searched beside this interpreter first, then on PATH: a router in a virtual environment
+    then starts the servers that are installed there."""
     if os.sep in program:
-        with suppress(ValueError):  # whoever has no home has no program there either
+        with suppress(ValueError):  # there is no such home directory, so no program in it
             program = str(expanded(program))
         return str(cwd / program)
     beside = Path(sys.executable).parent / program
@@ -63,15 +65,16 @@ async def connect_process(
     max_message: int = DEFAULT_MAX_MESSAGE,
     on_notification: Callable[[Notification], None] | None = None,
 ) -> AsyncIterator[Connection]:
-    """Starts `command` and talks to it over its standard streams.
+    """Start `command` and yield a connection over its standard streams.
 
     Args:
-        name: what the log calls it.
-        on_stderr: is told of each line of its stderr, without the newline, undecodable bytes replaced.
-        env: its whole environment; None hands on this process's own.
+        name: the server's name in the log.
+        on_stderr: is called with each line of its stderr, without the newline, with undecodable bytes replaced.
+        env: its whole environment; None passes on this process's own.
         cwd: the folder it starts in.
 
-    Raises CannotStart.
+    Raises:
+        CannotStart: the command cannot be started.
     """
     connection = Connection(name, max_message=max_message, on_notification=on_notification)
     child = await _Child.start(command, env, cwd, on_stderr)
@@ -81,7 +84,7 @@ async def connect_process(
         async with tending() as tasks:
 
             async def pump() -> None:
-                # shielded: what the child says while it is shut down must be read, or it would never get to its end
+                # shielded: the child's output must be read during shutdown, or the child would block and never end
                 with pumps:
                     async with anyio.create_task_group() as pumping:
                         pumping.start_soon(child.watch, connection)
@@ -103,10 +106,10 @@ async def connect_process(
 
 
 class StderrLines:
-    """A child's stderr, passed on line by line. Mutable state: the last line, and whether there will be more.
+    """A child's stderr, passed on line by line. Mutable state: the last line, and whether stderr has ended.
 
     Args:
-        on_line: is told of each line, without the newline, undecodable bytes replaced.
+        on_line: is called with each line, without the newline, with undecodable bytes replaced.
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
@@ -116,7 +119,7 @@ class StderrLines:
         self.ended = anyio.Event()
 
     async def relay(self, stderr: anyio.abc.ByteReceiveStream) -> None:
-        """Reads it to its end."""
+        """Read stderr to its end."""
         held = b""
         try:
             async for chunk in stderr:
@@ -152,7 +155,7 @@ class _Child:
         self._stdin = stdin
         self._stdout = stdout
         self._stderr = stderr
-        self._said = StderrLines(on_stderr)
+        self._stderr_lines = StderrLines(on_stderr)
 
     @classmethod
     async def start(
@@ -164,14 +167,14 @@ class _Child:
     ) -> Self:
         with ExitStack() as theirs, ExitStack() as ours:
             ends: list[int] = []
-            for own in (1, 0, 0):  # we write its stdin, and read its stdout and stderr
+            for own in (1, 0, 0):  # this process writes the child's stdin, and reads its stdout and stderr
                 pipe = os.pipe()
                 ours.callback(os.close, pipe[own])
                 theirs.callback(os.close, pipe[1 - own])
                 os.set_blocking(pipe[own], False)
                 ends += pipe[own], pipe[1 - own]
             try:
-                with anyio.CancelScope(shield=True):  # a process must not come to be without anybody to know of it
+                with anyio.CancelScope(shield=True):  # a cancellation here would leave a process that nothing ends
                     process = await anyio.open_process(
                         list(command),
                         stdin=ends[1],
@@ -188,50 +191,51 @@ class _Child:
             return cls(process, stdin, stdout, stderr, on_stderr)
 
     async def carry(self, connection: Connection) -> None:
-        """Carries calls until the connection has ended, then says why as well as can be known."""
+        """Carry calls until the connection has ended, then report the most precise reason."""
         reason = await connection.run(self._stdout, self._stdin)
         with anyio.move_on_after(LAST_WORDS):
             await self.process.wait()
-            await self._said.ended.wait()
+            await self._stderr_lines.ended.wait()
         connection.lose(self._ending() or reason)
-        # what nobody reads would keep it from coming to its end
+        # discard further output: the child would block on a full pipe and never end
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             while True:
                 await self._stdout.receive()
 
     async def watch(self, connection: Connection) -> None:
-        """Ends the connection when the child has ended, even if a process of its own still holds its output."""
+        """End the connection when the child has ended, even if a process that it started still holds its stdout."""
         await self.process.wait()
         with anyio.move_on_after(2 * LAST_WORDS):
             await connection.lost.wait()
         connection.lose(self._ending() or "it has ended")
 
     async def relay(self) -> None:
-        """Passes stderr on, line by line, until it ends."""
-        await self._said.relay(self._stderr)
+        """Pass on stderr, line by line, until it ends."""
+        await self._stderr_lines.relay(self._stderr)
 
     def _ending(self) -> str | None:
         status = self.process.returncode
         if status is None:
             return None
         ending = f"it was killed by {signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}"
-        return f"{ending}; the last it said: {cut(self._said.last)}" if self._said.last else ending
+        last = self._stderr_lines.last
+        return f"{ending}; its last line on stderr: {cut(last)}" if last else ending
 
     async def shut_down(self, name: str) -> None:
-        """Ends the child and whatever is left of its process group, and waits for it."""
+        """End the child and the rest of its process group, and wait for the child."""
         self._stdin.close()
         if not await self._ends_within(_CLOSED):
             self._signal(signal.SIGTERM)
             if not await self._ends_within(_TERMINATED):
                 self._signal(signal.SIGKILL)
                 if not await self._ends_within(_KILLED):
-                    log.error("%s (process %d) does not end, not even when killed", name, self.process.pid)
+                    log.error("peer=%s process %d not ended, SIGKILL has had no effect", name, self.process.pid)
                     return
-        # what it started and left behind, such as the server behind a shell that has ended
+        # kill processes that it left behind, such as a server whose shell has ended
         self._signal(signal.SIGKILL)
         await self.process.aclose()
         with anyio.move_on_after(LAST_WORDS):
-            await self._said.ended.wait()
+            await self._stderr_lines.ended.wait()
 
     async def _ends_within(self, seconds: float) -> bool:
         with anyio.move_on_after(seconds):
@@ -239,13 +243,13 @@ class _Child:
         return self.process.returncode is not None
 
     def _signal(self, number: signal.Signals) -> None:
-        # it leads its session, hence a group; if nobody is left of that, some systems say the first, some the second
+        # the child leads its session, so its pid is the group's; for an empty group, systems raise one or the other
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
         if self.process.returncode is None:
-            # asyncio's own cancellation, which knows no shield, has cut the shutdown short
+            # asyncio's own cancellation ignores shields and has interrupted the shutdown
             self._signal(signal.SIGKILL)
         self._stdin.close()
         self._stdout.close()

@@ -1,11 +1,11 @@
-"""The client end of the line framing (§8.1, §8.2): many calls under way on one stream, matched by id.
+"""The client end of the line framing (§8.1, §8.2): many calls at once on one stream, matched by id.
 
-- One task writes, in the order of the calls; nobody else touches the sink. A line that has been begun is finished, also
-  when its caller has given up: half a line would spoil the next one.
-- A call that is given up before its line was taken to be written never reached the peer.
-- A call that is given up after that may still be carried out. It is *settled* once that can no longer happen: when its
-  own late answer comes, when a call made after it was given up is answered (the peer works in order), or when the
-  connection has ended.
+- One task writes, in the order of the calls; no other task uses the sink. A line that was begun is finished, even if
+  its caller gave up: half a line would corrupt the next one.
+- If a caller gives up before the writer takes its line, the call never reaches the peer.
+- If a caller gives up later, the peer may still carry out the call; it is in doubt. It is *settled* when that can no
+  longer happen: its late answer arrives, or a call made after the caller gave up is answered (the peer works in order),
+  or the connection has ended.
 """
 
 import logging
@@ -27,25 +27,25 @@ from a2m_router.protocol.wire.errors import unanswered_in
 from a2m_router.protocol.wire.jsonrpc import MalformedMessage, Notification, Reply, parse_reply, render_call
 from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE, LineSplitter
 
-# when one direction of a connection has ended, this long is waited for the other: it may hold answers, and the reason
+# seconds of grace for the other direction when one has ended: it may still carry answers, and the reason
 LAST_WORDS: Final = 0.5
-# how long a server in this process may take to finish what is under way when its connection is closed
+# seconds for a server in this process to finish its calls when the connection is closed
 _GRACE: Final = 5.0
-# lines are taken to be written in groups of about this size: the fewer are taken, the more can still be taken back
+# bytes of the lines written in one group: a smaller group leaves more calls in the queue, where they can be withdrawn
 _GROUP: Final = 65_536
 
 log = logging.getLogger(__name__)
 
 
 class Settled(Protocol):
-    """Is set when it is certain that a call cannot land any more. `anyio.Event` is one."""
+    """An event that is set when a call can certainly no longer be carried out; `anyio.Event` fits."""
 
     def is_set(self) -> bool: ...
     async def wait(self) -> None: ...
 
 
 class Unanswered(Exception):
-    """A call that got no answer: why, and when it can no longer be carried out."""
+    """A call got no answer. `settled` is set when the call can no longer be carried out."""
 
     def __init__(self, reason: str, settled: Settled) -> None:
         super().__init__(reason)
@@ -54,35 +54,36 @@ class Unanswered(Exception):
 
 
 class NoAnswer(Unanswered):
-    """What came cannot be read, or nothing came. The connection may be well."""
+    """No answer came, or one that cannot be read. The connection may still work."""
 
 
 class TooLate(NoAnswer):
-    """The call's deadline has passed. The server may be well, and slow."""
+    """The call's deadline has passed. The server may only be slow."""
 
 
 class AnswerTooLong(NoAnswer):
-    """The answer is longer than a message may be; asking for less may help. The connection is well."""
+    """The answer exceeds the limit of a message; a smaller request may help. The connection still works."""
 
 
 class ConnectionLost(Unanswered):
-    """The connection has ended or broken, before the call or during it."""
+    """The connection ended or broke, before or during the call."""
 
 
 class Peer(Protocol):
-    """A server as its client sees it, whatever the binding."""
+    """A server as its client sees it, over any binding."""
 
     @property
     def lost(self) -> anyio.Event:
-        """Set when no call can succeed any more; `reason` then says why."""
+        """Set when no further call can succeed; `reason` then says why."""
 
     @property
     def reason(self) -> str | None: ...
 
     @property
     def heard(self) -> float:
-        """When the server last answered anything, also what nobody waited for any more, in the event loop's time; -inf
-        before the first time. That the service behind it does not answer is no answer, however late it is told."""
+        """The event loop's time of the server's last answer, late ones included; -inf before the first one.
+
+        An error saying that the service behind the server does not answer does not count as an answer."""
 
     async def call(
         self,
@@ -92,14 +93,17 @@ class Peer(Protocol):
         timeout: float | None,
         on_unsettled: Callable[[Settled], None] | None = None,
     ) -> Raw:
-        """The result of one call, on one line.
+        """Return the result of one call, on one line.
 
         Args:
-            timeout: seconds; None waits for ever.
-            on_unsettled: is told, before the call ends without an answer in whichever way (a cancellation, too), when
-                the call will be settled, unless it already is.
+            timeout: seconds; None waits forever.
+            on_unsettled: is called with the call's `Settled` event before the call ends without an answer (also by
+                cancellation), unless the event is already set.
 
-        Raises A2MError for an answer that is an error, NoAnswer (TooLate, AnswerTooLong) and ConnectionLost for none.
+        Raises:
+            A2MError: the answer is an error.
+            NoAnswer: there is no usable answer (TooLate, AnswerTooLong).
+            ConnectionLost: the connection ended.
         """
 
 
@@ -107,9 +111,10 @@ class Connection:
     """The client end of one stream of lines; a `Peer`.
 
     Args:
-        name: what the log calls the peer.
-        max_message: bytes in a line of the peer's; a longer one ends the connection.
-        on_notification: is told of each notification (§4.13).
+        name: the peer's name in the log.
+        max_message: bytes in a line from the peer. A longer answer fails its call; any other longer line ends the
+            connection.
+        on_notification: is called with each notification (§4.13).
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class Connection:
         self._on_notification = on_notification
         self._ids = count(1)
         self._last_id = 0
-        self._queue: OrderedDict[int, bytes] = OrderedDict()  # lines not yet taken to be written
+        self._queue: OrderedDict[int, bytes] = OrderedDict()  # lines that the writer has not taken yet
         self._more = anyio.Event()
         self._waiting: dict[int, _Waiting] = {}
         self._unsettled: dict[int, _GivenUp] = {}
@@ -148,7 +153,7 @@ class Connection:
         if self.reason is not None:
             raise ConnectionLost(self.reason, settled())
         id = self._last_id = next(self._ids)
-        # raw JSON in the parameters may have line breaks between its tokens, and nowhere else
+        # raw JSON in the parameters may contain line breaks, but only between tokens
         self._queue[id] = render_call(id, method, params).replace(b"\n", b" ") + b"\n"
         self._more.set()
         waiting = self._waiting[id] = _Waiting()
@@ -177,15 +182,15 @@ class Connection:
                 return result
 
     async def run(self, source: anyio.abc.AnyByteReceiveStream, sink: anyio.abc.AnyByteSendStream) -> str:
-        """Carries calls until the stream has ended; returns why. The owner then calls `lose`, and `end`."""
+        """Carry calls until the stream has ended; return why. The owner then calls `lose`, and `end`."""
         reasons: list[str] = []
         async with anyio.create_task_group() as tasks:
 
             async def write() -> None:
                 if await self._write(sink):
-                    # what the peer said before it stopped to listen may still be on its way
+                    # answers that the peer sent before it stopped reading may still arrive
                     await anyio.sleep(LAST_WORDS)
-                    reasons.append("it does not take calls any more")
+                    reasons.append("it stopped reading calls")
                     tasks.cancel_scope.cancel()
 
             tasks.start_soon(write)
@@ -194,7 +199,7 @@ class Connection:
         return reasons[0]
 
     def lose(self, reason: str) -> None:
-        """No call can succeed any more: those under way fail with ConnectionLost. The first reason stays."""
+        """Fail all calls, those in progress and later ones, with ConnectionLost. The first reason is kept."""
         if self.reason is None:
             self.reason = reason
             self.lost.set()
@@ -203,7 +208,7 @@ class Connection:
                 waiting.over.set()
 
     def end(self) -> None:
-        """The peer is gone for good, and with it every call that was given up."""
+        """Settle every call in doubt: the peer has ended and will not return."""
         self.lose("the connection has ended")
         self._ended = True
         for given_up in self._unsettled.values():
@@ -217,7 +222,7 @@ class Connection:
         return given_up.settled
 
     async def _write(self, sink: anyio.abc.AnyByteSendStream) -> bool:
-        """Writes calls as they come, until the connection is lost; True if it was the sink that broke."""
+        """Write calls as they come, until the connection is lost; return True if the sink broke."""
         while True:
             await self._more.wait()
             self._more = anyio.Event()
@@ -233,7 +238,7 @@ class Connection:
                 return False
 
     async def _read(self, source: anyio.abc.AnyByteReceiveStream) -> str:
-        """Takes what the peer says until it ends; returns why it did."""
+        """Read the peer's messages until the stream ends; return why it ended."""
         splitter = LineSplitter(self._max_message)
         ending: str | None = None
         while ending is None:
@@ -254,7 +259,7 @@ class Connection:
         try:
             message = parse_reply(line)
         except MalformedMessage as malformed:
-            log.warning("%s sent a line that cannot be read: %s: %.200r", self._name, malformed, line)
+            log.warning("peer=%s unreadable line received: %s: %.200r", self._name, malformed, line)
             self._answered(malformed.id, malformed)
             return
         match message:
@@ -264,10 +269,10 @@ class Connection:
             case Reply(id=id, error=error):
                 if not self._answered(id, message):
                     about = "an answer" if error is None else f"an error ({error})"
-                    log.warning("%s sent %s to a call that is not under way: id %.80r", self._name, about, bytes(id))
+                    log.warning("peer=%s %s received for an unknown call: id %.80r", self._name, about, bytes(id))
 
     def _answered(self, raw: Raw, reply: "Reply | MalformedMessage | _TooLong") -> bool:
-        """Hands a reply to its caller and settles what it proves; False if there never was such a call."""
+        """Pass a reply to its caller, and settle calls that it proves over; return False if the id is of no call."""
         text = bytes(raw)
         id = int(text) if text.isdigit() and len(text) < 20 else 0
         if not 0 < id <= self._last_id:
@@ -286,15 +291,15 @@ class Connection:
 
 
 class _TooLong:
-    """Stands for an answer that was longer than a message may be."""
+    """A marker for an answer that was longer than a message may be."""
 
 
 _ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,19})\s*[,}]')
 
 
 def _id_in(beginning: bytes) -> Raw:
-    """The id of the call that a line answers, as far as its beginning tells."""
-    # before the result, which may hold anything that looks like an id
+    """Return the id in the beginning of an answer; null if it is not there."""
+    # only before the result, which may contain text that looks like an id
     found = _ID.search(beginning.partition(b'"result"')[0])
     return Raw(found[1] if found else b"null")
 
@@ -308,9 +313,9 @@ async def connect_local(
     max_message: int = DEFAULT_MAX_MESSAGE,
     on_notification: Callable[[Notification], None] | None = None,
 ) -> AsyncIterator[Connection]:
-    """A server in this process (§8.1), reached as any other: lines of JSON both ways.
+    """Connect to a server in this process (§8.1), with lines of JSON in both directions as for any other server.
 
-    When the block ends, what is under way is given 5 s.
+    When the block ends, calls in progress have 5 s to finish.
     """
     connection = Connection(name, max_message=max_message, on_notification=on_notification)
     to_server, requests = anyio.create_memory_object_stream[bytes](1)
@@ -334,7 +339,7 @@ async def connect_local(
                     finally:
                         connection.lose("the connection was closed")
                         to_server.close()
-                        # a server that is full of calls does not see that nothing more will come
+                        # a server at its limit of calls does not read, so it does not see the end of its input
                         serving.cancel_scope.deadline = anyio.current_time() + _GRACE
                 tasks.cancel_scope.cancel()
     finally:
@@ -343,7 +348,7 @@ async def connect_local(
 
 @asynccontextmanager
 async def tending() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """A task group whose block raises what was raised in it; a bare one raises a group that holds only that."""
+    """Open a task group whose block's exception leaves it unchanged; a plain one would wrap it in a group."""
     problem: Exception | KeyboardInterrupt | SystemExit | None = None
     async with anyio.create_task_group() as tasks:
         try:
@@ -356,7 +361,7 @@ async def tending() -> AsyncIterator[anyio.abc.TaskGroup]:
 
 
 def settled() -> Settled:
-    """For a call that cannot land any more."""
+    """Return an event that is set, for a call that can no longer be carried out."""
     event = anyio.Event()
     event.set()
     return event
@@ -369,7 +374,7 @@ class _Waiting:
 
 
 class _GivenUp:
-    """A call that was given up when `last_id` was the last one made."""
+    """A call whose caller gave up when `last_id` was the latest call."""
 
     def __init__(self, last_id: int) -> None:
         self.last_id = last_id

@@ -1,7 +1,7 @@
-"""The ways to a memory: over HTTP, and behind a program on its standard streams.
+"""Opens a memory over HTTP, or over the standard streams of a program.
 
-Each is a block: inside it there is a `Memory` whose server has said what it is, and after it nothing is left behind. It
-may be entered in one task and left in another.
+Each function is a context manager. It yields a `Memory` whose server has answered `describe`, and closes everything at
+its end. It may be entered in one task and left in another.
 """
 
 import logging
@@ -20,7 +20,7 @@ from a2m_router.protocol.client.memory import TIMEOUT, Memory
 from a2m_router.protocol.client.own_task import in_own_task
 from a2m_router.protocol.wire.jsonrpc import Notification
 
-# what a header's value may be (RFC 9110 §5.5), without the characters that only look like ASCII's
+# the valid values of a header (RFC 9110 §5.5), without characters outside ASCII
 _TOKEN: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 log = logging.getLogger(__name__)
@@ -39,20 +39,23 @@ async def connect(
     ca_file: Path | None = None,
     few: bool = False,
 ) -> AsyncIterator[Memory]:
-    """The memory at `url`, over HTTP (§8.3).
+    """Connect to the memory at `url`, over HTTP (§8.3).
 
     Args:
-        token: what an `Authorization: Bearer` header shows (§6.1).
+        token: sent as `Authorization: Bearer` (§6.1).
         ca_file: certificates (PEM) to trust instead of the usual authorities.
-        few: whether few calls will be made: it begins sooner, and keeps no connection.
+        few: for only a few calls: the client starts faster, and keeps no connection open.
 
-    Raises ValueError for what is no such URL or token, and what all calls raise.
+    Raises:
+        ValueError: the URL or the token is not valid.
+
+    It also raises what every call raises; see `Memory`.
     """
     headers = None
     if token is not None:
-        # the HTTP library's own complaint would quote it
+        # checked here, since the HTTP library's error would quote the token
         if not _TOKEN.fullmatch(token):
-            raise ValueError("the token holds what no HTTP header can: expected visible ASCII characters")
+            raise ValueError("the token cannot be sent in an HTTP header: expected visible ASCII characters")
         headers = {"Authorization": f"Bearer {token}"}
     async with connect_http(_checked_url(url), headers=headers, ca_file=ca_file, few=few) as peer:
         yield await greeted(Memory(peer, timeout=timeout, owner=owner))
@@ -70,14 +73,17 @@ async def connect_command(
     on_stderr: Callable[[str], None] | None = None,
     on_notification: OnNotification | None = None,
 ) -> AsyncIterator[Memory]:
-    """The memory behind a program that speaks A2M on its standard streams (§8.2); it ends with the block.
+    """Start a program that speaks A2M on its standard streams (§8.2), and connect to it; it ends with the block.
 
     Args:
-        env: the program's whole environment; None hands on this process's own.
-        on_stderr: is told of each line of its stderr; by default the log is.
-        on_notification: is told of each event after `Memory.subscribe`, as `kind`, `at` and what its kind has.
+        env: the program's whole environment; None passes on this process's own.
+        on_stderr: is called with each line of its stderr; by default, lines go to the log.
+        on_notification: is called with each event after `Memory.subscribe`: `kind`, `at` and the fields of its kind.
 
-    Raises CannotStart, and what all calls raise.
+    Raises:
+        CannotStart: the program cannot be started.
+
+    It also raises what every call raises; see `Memory`.
     """
     name = Path(command[0]).name if command else "server"
 
@@ -96,26 +102,26 @@ async def connect_command(
 
 
 async def greeted(memory: Memory) -> Memory:
-    """The memory, after its server has said what it is; so a connection that cannot work fails when it is made."""
+    """Return the memory after calling `describe`, so that a connection that cannot work fails at once."""
     await memory.describe()
     return memory
 
 
 def events_for(on_notification: OnNotification | None) -> Callable[[Notification], None] | None:
-    """Hands the events among a connection's notifications on, as plain values (§4.13)."""
+    """Return a handler that passes on the events among notifications as plain values (§4.13)."""
     if on_notification is None:
         return None
 
-    def hand_on(notification: Notification) -> None:
+    def pass_on(notification: Notification) -> None:
         if notification.method != "memory/event":
             return
         try:
             on_notification(msgspec.json.decode(notification.params, type=dict[str, Any]))
         except Exception:
-            # it is called from the connection's own task, which must go on
-            log.exception("an event could not be handed on")
+            # this runs in the connection's own task, which must continue
+            log.exception("event not delivered: on_notification failed")
 
-    return hand_on
+    return pass_on
 
 
 def _checked_url(url: str) -> str:
@@ -125,6 +131,6 @@ def _checked_url(url: str) -> str:
     except ValueError:
         is_one = False
     if not is_one:
-        # without quoting it, since an address may hold a password
+        # without quoting it, since it may contain a password
         raise ValueError("expected a URL that begins with http:// or https://, such as http://127.0.0.1:8778/")
     return url

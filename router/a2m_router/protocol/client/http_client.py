@@ -1,13 +1,13 @@
 """The HTTP binding's client end (§8.3): one POST for one call.
 
-What carries a POST is an exchange, and there are three, each loaded when it is first wanted:
+An exchange carries the POST. There are three kinds, each loaded at its first use:
 
-- aiohttp's, for HTTP/1.1 on asyncio. It takes a third of the time that httpx does, and with sixteen calls under way an
-  eighth, since httpx looks at each of its connections whenever a call begins or ends;
-- httpcore's, which is what carries httpx, where HTTP/2 is wanted, and on trio;
-- h11's, for a program that is to begin at once and makes few calls, where there is no TLS. It keeps no connection.
+- over aiohttp, for HTTP/1.1 on asyncio. It needs a third of httpx's time, and with sixteen calls at once an eighth,
+  since httpx examines all of its connections whenever a call begins or ends;
+- over httpcore, on which httpx is built, for HTTP/2, and on trio;
+- over h11, for programs that must start fast and make few calls, without TLS. It keeps no connection.
 
-Over all a redirect is an answer like others, the environment's proxies are not used, and no cookie is kept.
+In all three, a redirect is an ordinary answer, proxies from the environment are not used, and cookies are not kept.
 """
 
 import asyncio
@@ -43,19 +43,20 @@ from a2m_router.protocol.wire.errors import A2MError, cut, unanswered_in
 from a2m_router.protocol.wire.jsonrpc import MalformedMessage, Reply, parse_reply, render_call
 from a2m_router.protocol.wire.lines import DEFAULT_MAX_MESSAGE
 
-# when a connection is closed, nothing tells whether the server goes on with the call; this long it may
+# seconds that a server may still work on a call after its connection was closed: over HTTP the client cannot see that
 SETTLING: Final = 30.0
-# an address that needs neither TLS nor another spelling
+# an address without TLS, and without characters that must be encoded
 _PLAIN: Final = re.compile(r"http://[\x21-\x7e]+")
-# bytes of what a server says beside its status, enough for its beginning on one line
+# bytes of a response body that are read for an error text: enough for its beginning on one line
 _SAID: Final = 4096
-# characters of an answer that cannot be read: enough to know it by
+# characters quoted of an answer that cannot be read: enough to recognise it
 _SHOWN: Final = 80
-# said of an address from which no answer to a call has ever come
+# appended to an error while no call has ever been answered from the address
 _NO_SERVER: Final = "; is there an A2M server at this address? `a2m-rag http` puts one before a search service"
-# what such an address may answer to a POST of JSON. Who asks for a token, or for patience, may be one all the same
+# statuses that a server other than A2M's may send for a POST of JSON. Requests for a token (401) or for patience (429,
+# 503) are not among them: an A2M server sends these, too
 _STRANGE: Final = frozenset({400, 404, 405, 406, 410, 411, 415, 422, 426, 501})
-# nothing compressed is asked for: on the way to a neighbour it costs more time than it saves
+# no compression: on a short way it costs more time than it saves
 _HEADERS: Final = {
     "Content-Type": "application/json",
     "Accept": "application/json",
@@ -65,7 +66,7 @@ _HEADERS: Final = {
 
 
 class HttpFailure(ConnectionLost):
-    """The server, or something before it, answered with another HTTP status than the protocol's (§8.3)."""
+    """The server, or a proxy before it, answered with an HTTP status that the protocol does not use (§8.3)."""
 
 
 @asynccontextmanager
@@ -79,18 +80,20 @@ async def connect_http(
     settling: float = SETTLING,
     few: bool = False,
 ) -> AsyncIterator["HttpClient"]:
-    """A client of the server at `url`, with connections of its own; see `HttpClient`. Nothing is sent before a call is.
+    """Yield a client of the server at `url`, with its own connections; see `HttpClient`. It sends nothing by itself.
 
     Args:
-        headers: sent with each call beside those of the protocol, which they do not change. Their values are secrets.
-        ca_file: certificates in PEM; a server's must be by one of these. None trusts the authorities in certifi's list.
-        http2: where the server offers it, which only https can (RFC 9113 §3).
-        few: whether few calls will be made, and soon; then what takes long to load is not loaded, as far as that goes.
+        headers: sent with each call; they cannot replace those of the protocol. Their values are secrets.
+        ca_file: certificates in PEM that the server's must be signed by. None trusts the authorities in certifi's list.
+        http2: use HTTP/2 if the server offers it, which only https can (RFC 9113 §3).
+        few: for a few calls: where possible, libraries that are slow to load are not used.
 
-    Raises ValueError for a URL with a user or a password, OSError for a `ca_file` that cannot be used.
+    Raises:
+        ValueError: the URL contains a user or a password.
+        OSError: the `ca_file` cannot be used.
     """
     if "@" in urlsplit(url).netloc:
-        raise ValueError("the address must not hold a user or a password; they go into a header, Authorization")
+        raise ValueError("the address must not hold a user or a password; send them in the header Authorization")
     given = headers or {}
     ours = {name.lower() for name in _HEADERS}
     sent = {"User-Agent": "a2m-router"}
@@ -101,12 +104,12 @@ async def connect_http(
 
 
 class HttpClient:
-    """A `Peer` over HTTP. It holds no connection that could be lost, so `lost` is never set.
+    """A `Peer` over HTTP. It has no permanent connection, so `lost` is never set.
 
     Args:
-        secrets: what no error may quote, though the server does: the values of headers.
-        max_message: bytes in an answer, which the exchange holds to.
-        settling: seconds after which a call whose answer did not come counts as settled.
+        secrets: values of headers, which no error may quote even if the server repeats them.
+        max_message: bytes in an answer; the exchange enforces it.
+        settling: seconds after which a call without an answer counts as settled.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class HttpClient:
         self._secrets = secrets
         self._max_message = max_message
         self._settling = settling
-        self._speaks = False  # whether an answer to a call has ever come
+        self._speaks = False  # whether any call has ever been answered
         self._ids = count(1)
 
     async def call(
@@ -143,16 +146,16 @@ class HttpClient:
             with anyio.fail_after(timeout):
                 answer = await self._exchange.post(posting)
             body = self._plain(answer)
-            answered = answer.status < 500  # a gateway's 502 or 504 does not end what is behind it
+            answered = answer.status < 500  # after a gateway's 502 or 504, the server behind it may still work
             reply = self._read(answer.status, body)
             if reply.error is None or not unanswered_in(reply.error):
                 self.heard = anyio.current_time()
             if bytes(reply.id) == str(id).encode():
-                answered = self._speaks = True  # whatever its status: only the server itself knows the id
+                answered = self._speaks = True  # with any status: only the server itself can know the id
             elif not answered:
                 raise HttpFailure(_status(answer.status, body, self._secrets), self._later())
             elif reply.error is None or bytes(reply.id) != b"null":
-                # only an error may have no id: one that could not tell whose it was
+                # only an error may have a null id, if the server could not read the call's
                 answered = False
                 reason = f"an answer to another call: id {bytes(reply.id)!r:.80}{self._doubt(answer.status)}"
                 raise NoAnswer(reason, self._certain(posting))
@@ -179,7 +182,7 @@ class HttpClient:
         return reply.result
 
     def _bare(self, data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """An error's detail, without what the server was shown."""
+        """Return an error's details without the secrets that were sent to the server."""
         if data is None:
             return None
         text = msgspec.json.encode(data).decode()
@@ -187,14 +190,14 @@ class HttpClient:
         return data if bare == text else {"detail": bare}
 
     def _plain(self, answer: Answer) -> bytes:
-        """The answer's body, no longer compressed: some servers compress what nobody asked them to."""
+        """Return the answer's body, decompressed: some servers compress unasked."""
         body: bytes | None = answer.body
         if body is not None:
             try:
                 body = unpacked(body, answer.coding, self._max_message)
             except ValueError as problem:
                 if answer.status != 200:
-                    return b""  # what cannot be read of it must not hide the status
+                    return b""  # an unreadable body must not hide the status
                 raise NoAnswer(f"an answer that cannot be read: {problem}", self._settled_by(answer.status)) from None
         if body is None:
             raise AnswerTooLong(f"an answer of more than {self._max_message:,} bytes", self._later())
@@ -214,12 +217,12 @@ class HttpClient:
         raise HttpFailure(_status(status, body, self._secrets) + self._doubt(status), self._settled_by(status))
 
     def _unreadable(self, why: str, body: bytes) -> NoAnswer:
-        came = _said(body, self._secrets)[:_SHOWN]
-        what = f"what came begins with {came!r}" if came else "what came is empty"
+        came = _beginning(body, self._secrets)[:_SHOWN]
+        what = f"it begins with {came!r}" if came else "it is empty"
         return NoAnswer(f"an answer that cannot be read: {why}; {what}{self._doubt(200)}", settled())
 
     def _doubt(self, status: int) -> str:
-        """What is said of what is no answer, where nothing else has ever come."""
+        """Return a hint that the address may have no A2M server, while no call has ever been answered from it."""
         return _NO_SERVER if not self._speaks and (status == 200 or status in _STRANGE) else ""
 
     def _settled_by(self, status: int) -> Settled:
@@ -233,7 +236,7 @@ class HttpClient:
 
 
 class _SettledAt:
-    """Settled by the clock."""
+    """A call that is settled at a given time."""
 
     def __init__(self, moment: float) -> None:
         self._moment = moment
@@ -248,7 +251,7 @@ class _SettledAt:
 def _exchange(
     url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_message: int, *, http2: bool, few: bool
 ) -> AbstractAsyncContextManager[Exchange]:
-    # two of them take long to load, and mostly one will do
+    # imported here, since two of them are slow to load, and mostly one is needed
     if few and _PLAIN.fullmatch(url):
         from a2m_router.protocol.client.http_over_h11 import OverH11
 
@@ -271,11 +274,11 @@ def _on_asyncio() -> bool:
 
 
 def _trusting(ca_file: Path | None) -> ssl.SSLContext:
-    """TLS as a client has it. Raises OSError, in a sentence, for a file that is no PEM with certificates."""
+    """Return a client's TLS context; raise OSError, with a sentence, if the file is not PEM with certificates."""
     try:
         context = ssl.create_default_context(cafile=ca_file or certifi.where())
-    except OSError as problem:  # TLS's own errors are such, too
-        why = "there is no certificate in it" if isinstance(problem, ssl.SSLError) else problem.strerror
+    except OSError as problem:  # ssl.SSLError is a subclass
+        why = "it contains no certificate" if isinstance(problem, ssl.SSLError) else problem.strerror
         raise OSError(f"{ca_file or certifi.where()} cannot be used as ca_file: {why}") from None
     context.set_alpn_protocols(["http/1.1"])  # httpx's transport sets its own
     return context
@@ -288,19 +291,19 @@ def _status(status: int, body: bytes, secrets: Collection[str]) -> str:
         named = str(status)
     if 300 <= status < 400:
         return f"HTTP {named}: redirects are not followed; use the address that it leads to"
-    said = cut(_said(body, secrets))
-    return f"HTTP {named}: {said}" if said else f"HTTP {named}"
+    text = cut(_beginning(body, secrets))
+    return f"HTTP {named}: {text}" if text else f"HTTP {named}"
 
 
-def _said(body: bytes, secrets: Collection[str]) -> str:
-    """The beginning of what a server says, on one line."""
+def _beginning(body: bytes, secrets: Collection[str]) -> str:
+    """Return the beginning of a body, on one line and without secrets."""
     return _without(secrets, " ".join(body[:_SAID].decode("utf-8", "replace").split()))
 
 
 def _without(secrets: Collection[str], text: str) -> str:
-    """The text, where a server has put what it was shown into what it says."""
-    bare = [secret.partition(" ")[2].strip() for secret in secrets]  # behind e.g. Bearer
+    """Return a server's text with the secrets that were sent to it removed."""
+    bare = [secret.partition(" ")[2].strip() for secret in secrets]  # without e.g. "Bearer "
     for secret in sorted([*secrets, *bare], key=len, reverse=True):
-        if len(secret) > 3:  # less keeps nothing secret, and is part of many words
+        if len(secret) > 3:  # a shorter one protects nothing, and is part of many words
             text = text.replace(secret, "…")
     return text

@@ -1,9 +1,9 @@
-"""One POST and its answer, whatever library carries them: what HTTP's client end asks for, and what it is told.
+"""One POST and its answer, over any HTTP library: the interface that HTTP's client end uses.
 
-- A message leaves once or not at all: nothing here sends anything a second time.
-- `Posting.sent` says whether it may have left, and says so before it does. Exceptions do not: one and the same may mean
-  that nobody was there, and that the server hung up with the message in its hands.
-- What is told of a failure is in our words. A library's own may quote the address, which may hold a key.
+- A message is sent once or not at all; an exchange never retries.
+- `Posting.sent` is set before the message may have left. Exceptions cannot show that: the same one may mean that no
+  server was there, or that the server closed the connection after it got the message.
+- Failures are described in our words. A library's own text may quote the address, which may contain a key.
 """
 
 import os
@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-# seconds; a server may close an idle connection just as the next call goes out, and most wait for 5 s or more
+# seconds that an idle connection is kept. Most servers close theirs after 5 s or more; a call sent at that moment fails
 KEPT_ALIVE: Final = 4.0
 
 
 class Posting:
-    """A message on its way. `sent` is set before any of it may have left, and stays set."""
+    """A message to send. `sent` is set before any of it may have left, and stays set."""
 
     def __init__(self, message: bytes) -> None:
         self.message = message
@@ -27,7 +27,7 @@ class Posting:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came back, whatever its status. A body of None was longer than the limit, and was not read on."""
+    """A response with any status. A body of None was longer than the limit and was not read to its end."""
 
     status: int
     body: bytes | None
@@ -35,50 +35,51 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Broken(Exception):
-    """No whole answer came. The text says why, and goes on from "cannot be reached: " or "the connection broke: "."""
+    """No complete answer came. The text says why; it follows "cannot be reached: " or "the connection broke: "."""
 
 
 class Exchange(Protocol):
     async def post(self, posting: Posting) -> Answer:
-        """The answer to the message, redirects too. When it is cancelled, nothing of the message leaves afterwards, and
-        its connection carries nothing else.
+        """Return the answer to the message; a redirect is an answer, too. After a cancellation, nothing more of the
+        message is sent, and its connection is not used again.
 
-        Raises Broken.
+        Raises:
+            Broken: no complete answer came.
         """
 
 
 def reason_of(problem: BaseException, otherwise: str) -> str:
-    """Why an exchange failed: what the system or TLS said, if that is what lies beneath, else `otherwise`."""
-    # the libraries' own exceptions may be subclasses of these, and have nothing to tell
+    """Return why an exchange failed: the reason of the system or TLS, if that is the cause, else `otherwise`."""
+    # only built-in exceptions: the libraries' own may be subclasses of them without a useful text
     beneath = [cause for cause in causes(problem) if type(cause).__module__ in ("builtins", "socket", "ssl")]
     for kind, sentence in _SENTENCES:
         for cause in beneath:
-            if isinstance(cause, kind) and (said := sentence(cause)):
-                return said
+            if isinstance(cause, kind) and (reason := sentence(cause)):
+                return reason
     return otherwise
 
 
-# of those that fit, the first tells the most
+# the most specific first
 _SENTENCES: Final[tuple[tuple[type[BaseException], Callable[[Any], str]], ...]] = (
     (
         ssl.SSLCertVerificationError,
-        lambda problem: f"its certificate is not trusted: {problem.verify_message}; a tier's ca_file can say whose is",
+        lambda problem: f"its certificate is not trusted: {problem.verify_message}; set the tier's ca_file to trust it",
     ),
     (
         ssl.SSLError,
-        lambda problem: f"TLS failed: {str(problem.reason).lower().replace('_', ' ')}; see that it serves https there",
+        lambda problem: f"TLS failed: {str(problem.reason).lower().replace('_', ' ')}; does it serve https there?",
     ),
     (socket.gaierror, lambda problem: f"its host cannot be found: {problem.strerror}"),
-    (UnicodeError, lambda problem: "its host's name is none that can be looked up"),
+    (UnicodeError, lambda problem: "its host is not a valid name"),
     (OSError, lambda problem: os.strerror(problem.errno) if problem.errno else ""),
 )
 
 
 def causes(problem: BaseException | None) -> Iterator[BaseException]:
-    """The exception, and what it was raised from or after, down to the first."""
+    """Yield the exception and its causes, down to the first."""
     while problem is not None:
         yield problem
         if isinstance(problem, BaseExceptionGroup):
             problem = problem.exceptions[0]
         else:
-            problem = problem.__cause__ or problem.__context__  # also where the library would not have it shown
+            problem = problem.__cause__ or problem.__context__  # the context also after `raise … from None`

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on asyncio, by aiohttp: a connection for each call under way, kept for a while for the next one."""
+"""HTTP/1.1 on asyncio, by aiohttp: one connection for each call in progress, kept for a while for the next one."""
 
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -20,17 +20,17 @@ _CLOSING: Final = 1.0
 async def exchange_over_aiohttp(
     url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_message: int
 ) -> AsyncIterator[Exchange]:
-    """Carries messages to `url` while the block lasts; see `connect_http`."""
+    """Yield an exchange with `url` for the block; see `connect_http`."""
     connector = _Connector(
         limit=0,
         keepalive_timeout=KEPT_ALIVE,
         ssl=tls or True,
-        resolver=aiohttp.ThreadedResolver(),  # the system's, whatever else happens to be installed
+        resolver=aiohttp.ThreadedResolver(),  # the system's, even if aiodns is installed
     )
     session = aiohttp.ClientSession(
         connector=connector,
         headers=headers,
-        timeout=aiohttp.ClientTimeout(),  # the caller has deadlines of its own
+        timeout=aiohttp.ClientTimeout(),  # none: the caller has its own deadlines
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
@@ -43,7 +43,7 @@ async def exchange_over_aiohttp(
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Gives no connection out in which something waits: what came unasked would be taken for the next call's answer."""
+    """A connector that never reuses a connection with unread data: that would be read as the next call's answer."""
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
@@ -67,10 +67,10 @@ class _OverAiohttp:
             try:
                 body = await self._read(response)
             finally:
-                # a connection whose answer was read to its end has been given back by now; any other is closed
+                # a connection whose answer was read to its end is already back in the pool; this closes any other
                 response.close()
-        except Exception as problem:  # noqa: BLE001 - whatever goes wrong in there is this tier's trouble, not the router's
-            raise Broken(reason_of(problem, _said(problem))) from None
+        except Exception as problem:  # noqa: BLE001 - any failure of the library is this tier's fault, not the router's
+            raise Broken(reason_of(problem, _reason(problem))) from None
         return Answer(response.status, body, ", ".join(response.headers.getall("Content-Encoding", [])))
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes | None:
@@ -85,10 +85,12 @@ class _OverAiohttp:
 
 
 class _Body(aiohttp.payload.Payload):
-    """A message as aiohttp's writer takes it. It is asked for when there is a connection; with no more than the head of
-    a request nothing can be carried out."""
+    """A message as a payload for aiohttp's writer.
 
-    _autoclose = True  # there is nothing to close
+    The writer calls it once there is a connection. Only the head of the request may be sent before `sent` is set, and a
+    server carries out nothing without the body."""
+
+    _autoclose = True  # it holds nothing that must be closed
 
     def __init__(self, posting: Posting) -> None:
         super().__init__(posting, content_type="application/json")
@@ -103,15 +105,15 @@ class _Body(aiohttp.payload.Payload):
         await writer.write(self._posting.message)
 
 
-def _said(problem: Exception) -> str:
+def _reason(problem: Exception) -> str:
     match problem:
         case aiohttp.ServerDisconnectedError():
             return "it has ended the connection"
         case aiohttp.ClientPayloadError():
             return "its answer broke off"
         case aiohttp.ClientResponseError():
-            return "what it answers is not HTTP"
+            return "its answer is not HTTP"
         case aiohttp.InvalidURL():
-            return "its address is none that can be called"
+            return "its address is not a valid URL"
         case _:
             return type(problem).__name__

@@ -1,6 +1,6 @@
-"""HTTP/1.1 without TLS, by h11 alone, on asyncio and trio: a connection for each call, closed after it.
+"""HTTP/1.1 without TLS, by h11 alone, on asyncio and trio: one connection for each call, closed after it.
 
-The other libraries take longer to load than a call to a neighbour takes: this is for a command that makes a few.
+This is for commands that make a few calls: the other libraries take longer to load than such a call takes.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import h11
 
 from a2m_router.protocol.client.http_exchange import Answer, Broken, Posting, reason_of
 
-_PIECE: Final = 65_536  # bytes that are read at once
+_PIECE: Final = 65_536  # bytes of one read
 _LONGEST_HEAD: Final = 65_536  # bytes of an answer's head
 
 
@@ -22,7 +22,7 @@ class OverH11:
     """An `Exchange`.
 
     Args:
-        url: of the scheme http, and visible ASCII.
+        url: with the scheme http, in visible ASCII.
         max_message: bytes in an answer's body.
     """
 
@@ -40,16 +40,16 @@ class OverH11:
         request = h11.Request(method="POST", target=self._target, headers=[*self._headers, length])
         try:
             stream = await anyio.connect_tcp(*self._address)
-        except Exception as problem:  # noqa: BLE001 - looking up a name can fail in many ways
+        except Exception as problem:  # noqa: BLE001 - the lookup of a name can fail in many ways
             raise Broken(reason_of(problem, type(problem).__name__)) from None
         answer: Answer | Broken = Broken("it has ended the connection")
         async with stream, anyio.create_task_group() as tasks:
             parts = (request, h11.Data(posting.message), h11.EndOfMessage())
             message = b"".join(protocol.send(part) or b"" for part in parts)
             posting.sent = True
-            # a server may refuse a message before it has it all
+            # in a task, since a server may answer before it has read the whole message
             tasks.start_soon(_send, stream, message)
-            # an exception would come out of the group in a group of its own
+            # kept as a value: the task group would wrap the exception in a group
             try:
                 answer = await self._read(protocol, stream)
             except Broken as problem:
@@ -60,7 +60,7 @@ class OverH11:
         return answer
 
     async def _read(self, protocol: h11.Connection, stream: anyio.abc.ByteStream) -> Answer:
-        """The answer. Raises Broken."""
+        """Return the answer; raise Broken if none is complete."""
         status = 0
         coding = ""
         body = bytearray()
@@ -71,7 +71,7 @@ class OverH11:
             except h11.RemoteProtocolError:
                 ended = protocol.trailing_data[1]
                 if not ended or (received and not status):
-                    raise Broken("what it answers is not HTTP") from None
+                    raise Broken("its answer is not HTTP") from None
                 raise Broken("its answer broke off" if status else "it has ended the connection") from None
             match event:
                 case h11.NEED_DATA:
@@ -97,12 +97,12 @@ class OverH11:
 
 
 async def _send(stream: anyio.abc.ByteStream, message: bytes) -> None:
-    with suppress(anyio.BrokenResourceError):  # who reads will find out, and perhaps why
+    with suppress(anyio.BrokenResourceError):  # the reading task reports this, perhaps with a better reason
         await stream.send(message)
 
 
 async def _received(stream: anyio.abc.ByteStream) -> bytes:
-    """The next bytes, none at the end. Raises Broken."""
+    """Return the next bytes, or none at the end; raise Broken if the connection broke."""
     try:
         return await stream.receive(_PIECE)
     except anyio.EndOfStream:

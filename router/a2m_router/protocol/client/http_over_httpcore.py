@@ -1,8 +1,8 @@
-"""HTTP/1.1 and HTTP/2, on asyncio and trio, by httpcore, which is what carries httpx.
+"""HTTP/1.1 and HTTP/2, on asyncio and trio, by httpcore, on which httpx is built.
 
-A call that is given up takes its connections with it: others under way on them go on to their end, new ones go over new
-ones. On HTTP/2 all calls share a connection, and the library leaves in there what a call was given up over: what it had
-not yet written, which might leave long after, and an answer that nobody takes, which fills up what the server may send.
+When a caller gives up a call, the pool of connections is retired: other calls on it finish there, and new calls get a
+new pool. With HTTP/2 all calls share a connection, and after a cancelled call the library leaves two things in it:
+unsent parts of the message, which might be sent much later, and the unread answer, which uses up the server's window.
 """
 
 import logging
@@ -25,8 +25,8 @@ _CLOSING: Final = 1.0
 async def exchange_over_httpcore(
     url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_message: int, *, http2: bool
 ) -> AsyncIterator[Exchange]:
-    """Carries messages to `url` while the block lasts; see `connect_http`."""
-    # it writes the headers of a request into the log, and tokens with them
+    """Yield an exchange with `url` for the block; see `connect_http`."""
+    # at lower levels hpack logs the headers of requests, including tokens
     logging.getLogger("hpack").setLevel(logging.WARNING)
 
     def connect() -> httpcore.AsyncConnectionPool:
@@ -46,7 +46,7 @@ async def exchange_over_httpcore(
 
 
 class _Line:
-    """A pool of connections, and how many calls are under way on them."""
+    """A pool of connections, and the number of calls in progress on them."""
 
     def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
         self.pool = pool
@@ -78,8 +78,8 @@ class _OverHttpcore:
         try:
             answer = await self._post(line.pool, posting)
             whole = answer.body is not None
-        except Exception as problem:  # noqa: BLE001 - whatever goes wrong in there is this tier's trouble, not the router's
-            raise Broken(reason_of(problem, _said(problem))) from None
+        except Exception as problem:  # noqa: BLE001 - any failure of the library is this tier's fault, not the router's
+            raise Broken(reason_of(problem, _reason(problem))) from None
         finally:
             line.calls -= 1
             if not whole and line is self._line:
@@ -117,14 +117,16 @@ class _OverHttpcore:
             async for chunk in response.aiter_stream():
                 body += chunk
                 if len(body) > self._max_message:
-                    # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
+                    # not `break`: that would leave the generators of the library unclosed; a cancellation closes them
                     reading.cancel()
         return bytes(body) if len(body) <= self._max_message else None
 
 
 class _Body:
-    """A message as httpcore's writer takes it. It is asked for when there is a connection; with no more than the head
-    of a request nothing can be carried out. A generator would be left unclosed when the call is given up."""
+    """A message as an iterator for httpcore's writer.
+
+    The writer calls it once there is a connection. Only the head of the request may be sent before `sent` is set, and a
+    server carries out nothing without the body. A generator would stay unclosed when a call is cancelled."""
 
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
@@ -153,7 +155,7 @@ class _Network(httpcore.AnyIOBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection that does not stay behind when a call is given up while TLS begins, as the library's own does."""
+    """A connection that is closed when a call is cancelled during the TLS handshake; the library's own stays open."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -181,11 +183,11 @@ class _Stream(httpcore.AsyncNetworkStream):
         return self._stream.get_extra_info(info)
 
 
-def _said(problem: Exception) -> str:
+def _reason(problem: Exception) -> str:
     match problem:
         case httpcore.RemoteProtocolError():
-            return "it has ended the connection, or what it answers is not HTTP"
+            return "it has ended the connection, or its answer is not HTTP"
         case httpx.InvalidURL() | httpcore.UnsupportedProtocol():
-            return "its address is none that can be called"
+            return "its address is not a valid URL"
         case _:
             return type(problem).__name__

@@ -1,6 +1,6 @@
-"""What a client sends, from plain Python values: records to be written, conditions, how text is wanted.
+"""Converts plain Python values into what a client sends: records, conditions, and options for rendered text.
 
-Nothing is changed on the way: what JSON cannot say is refused here, instead of arriving as something else.
+Values arrive unchanged: a value that JSON cannot represent is rejected here, instead of arriving as another one.
 """
 
 import json
@@ -15,11 +15,11 @@ from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 
 
 class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A record to be written (§4.2): with `content`, or a `uri`, or an `embedding`; the rest is optional.
+    """A record to be written (§4.2): with `content`, a `uri` or an `embedding`; the rest is optional.
 
-    With an `id`, writing it twice writes it once; with a `key`, it replaces what is at that key: with `if_revision`
-    only if that is at this revision, with None only if there is nothing. `created_at` and `revision` are for bringing
-    in a past; not every server takes them.
+    With an `id`, the write can be repeated safely. With a `key`, it replaces the record at that key. With `if_revision`
+    it does so only if that record has this revision; with `if_revision=None`, only if there is no record. `created_at`
+    and `revision` are for imports of older records; not every server accepts them.
     """
 
     content: str | None = None
@@ -41,10 +41,10 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How found records are to be rendered as text (§4.16); what is None is up to the server.
+    """How to render found records as text (§4.16); the server chooses for fields that are None.
 
-    `budget` is in characters; `cite` marks each entry with its uri, else its key. Only `method="model"` may cost an
-    inference.
+    `budget` is in characters; `cite` marks each entry with its uri, else its key. Only `method="model"` may call a
+    language model.
     """
 
     method: Literal["template", "model", "none"] | None = None
@@ -57,14 +57,14 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def several(
     what: str | NewRecord | Mapping[str, Any] | Iterable[NewRecord | Mapping[str, Any]] | None,
 ) -> Iterable[NewRecord | Mapping[str, Any]]:
-    """The records in what may be a text, one record, or several."""
+    """Return a list of records for a text, one record, or several."""
     if isinstance(what, str | None):
         return [NewRecord(content=what)]
     return [what] if isinstance(what, NewRecord | Mapping) else what
 
 
 def draft_from(record: NewRecord | Mapping[str, Any], otherwise: NewRecord) -> ConditionalDraft:
-    """A record as it is sent, with fields that it leaves out taken from `otherwise`. Raises ValueError."""
+    """Return a record as it is sent; missing fields come from `otherwise`. Raise ValueError if it is not a record."""
     if not isinstance(record, NewRecord):
         try:
             record = msgspec.convert(record, NewRecord)
@@ -87,17 +87,18 @@ def draft_from(record: NewRecord | Mapping[str, Any], otherwise: NewRecord) -> C
 
 
 def bytes_of(draft: Draft) -> int:
-    """About how many bytes a record takes in a message."""
+    """Return roughly how many bytes a record takes in a message."""
     metadata = 0 if draft.metadata is msgspec.UNSET else len(bytes(draft.metadata))
     return len((draft.content or "").encode("utf-8", "replace")) + metadata + 20 * len(draft.embedding or ()) + 200
 
 
 def raw_object(value: Mapping[str, Any] | None) -> Raw | None:
-    """A JSON object, to the letter: a number that JSON cannot say would otherwise arrive as null, and mean another
-    thing."""
+    """Return the exact JSON of an object; raise ValueError for a value that JSON cannot represent.
+
+    Without this check, a number such as infinity would arrive as null."""
     if value is None:
         return None
     try:
         return Raw(json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode())
     except (TypeError, ValueError, RecursionError) as problem:
-        raise ValueError(f"expected what JSON can say: {problem}") from None
+        raise ValueError(f"expected a value that JSON can represent: {problem}") from None

@@ -1,12 +1,14 @@
-"""A memory to program with: the typed client of any A2M server, whatever the binding.
+"""The typed client of any A2M server, over any binding.
 
     async with a2m_router.connect("http://127.0.0.1:8778/") as memory:
         await memory.remember("the deploy key rotates every 90 days", tier="semantic")
         recalled = await memory.recall("how often does the deploy key change?")
 
-One method for each of the protocol's (§4). What all of them raise: A2MError for an answer that is an error, or for a
-capability that the server does not declare, which is then not asked (§2); Unanswered where no answer came; BadAnswer
-for one that is not what §4 says.
+It has one method for each of the protocol's (§4). All of them raise:
+
+- A2MError, if the answer is an error; also if the server does not declare the capability, before it is called (§2);
+- Unanswered, if no answer came;
+- BadAnswer, if the answer is not as §4 describes.
 """
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -34,14 +36,14 @@ from a2m_router.protocol.wire.capabilities import CAPABILITY_OF, PROTOCOL
 from a2m_router.protocol.wire.errors import A2MError, Code, invalid_params, not_supported
 from a2m_router.protocol.wire.records import ConditionalDraft
 
-# how long a call may take, in seconds, where nothing else is said
+# seconds that a call may take by default
 TIMEOUT: Final = 60.0
-# how long a watch that polls waits before it asks again, in seconds
+# seconds between two polls of `Memory.watch`
 INTERVAL: Final = 1.0
-# the kind of what `Memory.watch` hands on where events were lost
+# the kind that `Memory.watch` yields after events were lost
 RESET: Final = "reset"
 
-# records in one call where the server declares no limit; and the bytes of their texts, roughly
+# records in one call if the server declares no limit; and the rough bytes of their texts
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 4 * 2**20
 
@@ -49,7 +51,7 @@ T = TypeVar("T")
 
 
 class _Server:
-    """What all views of one connection share."""
+    """The state that all views of one connection share."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -62,8 +64,8 @@ class Memory:
     Args:
         peer: the connection.
         timeout: seconds that each call may take.
-        owner: whose memory it is (§6), where a call does not say; a server that does not declare `scopes` ignores it.
-        session: the conversation of what is written and of `timeline` and `close_session`, where a call does not say.
+        owner: the default owner of calls (§6); a server that does not declare `scopes` ignores it.
+        session: the default conversation of writes, `timeline` and `close_session`.
     """
 
     def __init__(
@@ -75,26 +77,26 @@ class Memory:
         self._session = session
 
     def __repr__(self) -> str:
-        name = "not greeted yet" if self._server.description is None else repr(self._server.description.name)
+        name = "not described yet" if self._server.description is None else repr(self._server.description.name)
         return f"<Memory {name}, owner {self._owner!r}, session {self._session!r}>"
 
     @property
     def peer(self) -> Peer:
-        """The connection, for those who need results as they came."""
+        """The connection, for callers that need raw results."""
         return self._server.peer
 
     # --- views of the same connection
 
     def for_owner(self, owner: str | None) -> "Memory":
-        """The same memory, for calls of `owner`."""
+        """Return a view of this memory for calls of `owner`."""
         return self._view(self._timeout, owner, self._session)
 
     def in_session(self, session: str | None) -> "Memory":
-        """The same memory, for calls in the conversation `session`."""
+        """Return a view of this memory for calls in the conversation `session`."""
         return self._view(self._timeout, self._owner, session)
 
     def within(self, seconds: float) -> "Memory":
-        """The same memory, for calls that may take so long."""
+        """Return a view of this memory with another timeout."""
         return self._view(seconds, self._owner, self._session)
 
     def _view(self, timeout: float, owner: str | None, session: str | None) -> "Memory":
@@ -105,7 +107,8 @@ class Memory:
     # --- core
 
     async def describe(self, *, owner: str | None = None) -> Description:
-        """What the server says of itself (§4.1). It is asked before anything else, and each time this is called."""
+        """Return the server's description (§4.1). The server is asked at every call of this method, and before the
+        first call of any other."""
         params = _given(protocol=PROTOCOL, owner=self._of(owner))
         raw = await self.peer.call("memory/describe", params, timeout=self._timeout)
         self._server.description = results.read_description(raw)
@@ -130,19 +133,21 @@ class Memory:
         created_at: str | None = None,
         if_revision: int | UnsetType | None = UNSET,
     ) -> list[str]:
-        """Writes one text, or one or more records, in one call: all of it or nothing (§4.2).
+        """Write one text, or one or more records, in one call: either all of them are written or none (§4.2).
 
         Args:
-            what: a text, a record, or records; None for what has only a `uri` or an `embedding`.
-            session: this and the other fields are for records that leave them out.
-            if_revision: the revision that the page at `key` was seen to have; None if there was none. If it is another
-                one by now, A2MError is raised whose `data` is `{"reason": "revision", "revision": …}`, and nothing is
-                written. Left out, the page is replaced, whatever it is.
+            what: a text, a record, or records; None for a record that has only a `uri` or an `embedding`.
+            session: this and the other fields are defaults for records that leave them out.
+            if_revision: the revision that the caller last read at `key`; None if there was no page. If the page has
+                another revision now, A2MError is raised with the `data` `{"reason": "revision", "revision": …}`, and
+                nothing is written. By default, the page is replaced unconditionally.
 
-        Returns the ids, in the order of the records.
+        Returns:
+            The ids, in the order of the records.
 
-        Raises ValueError for what is no record, and for an `id`, a `key` or an `if_revision` that several records would
-        share; CAPABILITY_NOT_SUPPORTED for an `if_revision` that the server would ignore, which is then not asked.
+        Raises:
+            ValueError: an item is not a record, or several records would share `id`, `key` or `if_revision`.
+            A2MError: CAPABILITY_NOT_SUPPORTED, if the server would ignore `if_revision`; it is not called then.
         """
         fields = NewRecord(
             tier=tier,
@@ -170,10 +175,12 @@ class Memory:
         session: str | None = None,
         owner: str | None = None,
     ) -> list[str]:
-        """Writes any number of records, in as many calls as the server's limits make necessary; each call is all or
-        nothing. Returns the ids, in the order of the records.
+        """Write any number of records, in as many calls as the server's limits require; each call writes all or none.
 
-        Where it fails, earlier calls have been carried out: records that carry ids can be written again.
+        If a call fails, earlier calls stay carried out. Records with ids can safely be written again.
+
+        Returns:
+            The ids, in the order of the records.
         """
         limits = (await self._description()).limits
         most = (limits.max_records_per_call if limits else None) or _CHUNK
@@ -204,13 +211,13 @@ class Memory:
         prompt: Prompt | bool | None = None,
         owner: str | None = None,
     ) -> Recalled:
-        """The records that are worth most for a query, a vector, or both; by recency without either (§4.3).
+        """Return the best records for a query, a vector, or both; without either, the most recent ones (§4.3).
 
         Args:
-            limit: the server's default is small.
-            where: equality on record fields, else on keys of the metadata; a list means any of (§5.2).
-            embeddings: whether records are to come with their vectors.
-            prompt: whether, or how, they are to come as text as well (§4.16).
+            limit: how many records; the server's default is small.
+            where: equality on record fields, or else on keys of the metadata; a list matches any of its items (§5.2).
+            embeddings: whether to return vectors, too.
+            prompt: whether, or how, to return the records as text, too (§4.16).
         """
         return await self._find(
             "memory/recall",
@@ -238,9 +245,9 @@ class Memory:
         prompt: Prompt | bool | None = None,
         owner: str | None = None,
     ) -> Recalled:
-        """Records in the order in which they were written; `limit` keeps the newest (§4.4).
+        """Return records in the order of writing; with `limit`, only the newest (§4.4).
 
-        `session` replays one conversation; it goes into `where`. The others are as in `recall`.
+        `session` selects one conversation; it is added to `where`. The other parameters are as in `recall`.
         """
         session = self._session if session is None else session
         if session is not None:
@@ -266,9 +273,10 @@ class Memory:
         key_prefix: str | None = None,
         owner: str | None = None,
     ) -> int:
-        """Deletes what all of the selectors mean together, and returns how many records that were (§4.5).
+        """Delete the records that match all of the selectors, and return their number (§4.5).
 
-        Raises INVALID_PARAMS without a selector, and the server is not asked then.
+        Raises:
+            A2MError: INVALID_PARAMS, if there is no selector; the server is not called then.
         """
         selectors = _given(ids=_list(ids), query=query, tier=tier, where=raw_object(where), key_prefix=key_prefix)
         _require_selector(selectors)
@@ -279,32 +287,33 @@ class Memory:
     async def promote(
         self, ids: Iterable[str], tier: str, *, salience: float | None = None, owner: str | None = None
     ) -> int:
-        """Moves records to `tier` and adds `salience` to theirs; how many moved (§4.6)."""
+        """Move records to `tier` and add `salience` to theirs; return how many moved (§4.6)."""
         params = {"ids": _list(ids), "tier": tier, "salience": salience, "owner": self._of(owner)}
         return (await self._read("memory/promote", _Promoted, **params)).promoted
 
     async def consolidate(self, *, owner: str | None = None) -> Consolidated:
-        """Has the server reorganise itself now; it may delete records (§4.7)."""
+        """Make the server consolidate its tiers now; it may delete records (§4.7)."""
         return await self._read("memory/consolidate", Consolidated, owner=self._of(owner))
 
     async def reinforce(self, ids: Iterable[str], *, amount: float | None = None, owner: str | None = None) -> int:
-        """Raises the salience of records that proved useful; how many (§4.8)."""
+        """Raise the salience of records that proved useful; return how many were raised (§4.8)."""
         params = {"ids": _list(ids), "amount": amount, "owner": self._of(owner)}
         return (await self._read("memory/reinforce", _Reinforced, **params)).reinforced
 
     async def fetch(self, key: str, *, embeddings: bool = False, owner: str | None = None) -> Record | None:
-        """The record at a key; None where there is none (§4.9)."""
+        """Return the record at a key; None if there is none (§4.9)."""
         params = _given(key=key, embeddings=embeddings or None, owner=self._of(owner))
         return results.read_fetched(await self._call("memory/fetch", params))
 
     async def sessions(self, *, owner: str | None = None) -> list[Session]:
-        """The conversations there are (§4.10)."""
+        """Return the conversations (§4.10)."""
         return (await self._read("memory/session/list", _Sessions, owner=self._of(owner))).sessions
 
     async def close_session(self, session: str | None = None, *, owner: str | None = None) -> Closed:
-        """Ends a conversation: its records leave the working tier, and none is deleted for that (§4.11).
+        """End a conversation: its records leave the working tier, and none is deleted by that (§4.11).
 
-        Raises ValueError where neither the call nor this memory names one.
+        Raises:
+            ValueError: neither the call nor this memory names a session.
         """
         session = self._session if session is None else session
         if session is None:
@@ -321,7 +330,7 @@ class Memory:
         *,
         owner: str | None = None,
     ) -> Events:
-        """What has happened since `cursor`; without one, nothing yet, and the cursor of now (§4.12)."""
+        """Return the events after `cursor`; without one, no events and the current cursor (§4.12)."""
         params = {"cursor": cursor, "limit": limit, "kinds": _list(kinds), "owner": self._of(owner)}
         return await self._read("memory/events", Events, **params)
 
@@ -333,16 +342,17 @@ class Memory:
         interval: float = INTERVAL,
         owner: str | None = None,
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Events as they come, by asking for them: works over every binding, and ends only by an error. Who stops
-        listening closes it (`contextlib.aclosing`).
+        """Yield events as they come, by polling; this works over every binding.
 
-        Where events were lost, since the server keeps only so many or was started anew, `{"kind": "reset"}` comes
-        before those that are left: what was tracked by them should be read again.
+        It ends only by an error. A caller that stops early must close it (`contextlib.aclosing`).
+
+        If events were lost, because the server keeps only a limited number or was restarted, `{"kind": "reset"}` comes
+        before the remaining ones. The caller should then read again whatever it tracks by events.
 
         Args:
-            kinds: the kinds of interest; `reset` comes in any case.
-            cursor: where to begin; by default when the first event is waited for.
-            interval: seconds between two questions, where the last answer said that there is no more.
+            kinds: the kinds to yield; `reset` always comes.
+            cursor: where to begin; by default at the first poll.
+            interval: seconds between two polls when there are no more events.
         """
         wanted = _list(kinds)
         while True:
@@ -350,7 +360,7 @@ class Memory:
                 seen = await self.events(cursor, kinds=wanted, owner=owner)
                 lost = bool(seen.reset)
             except A2MError as error:
-                # a server may refuse a cursor that it does not know, for instance since it was started anew
+                # a server may reject an unknown cursor, for example after a restart
                 if cursor is None or error.code != Code.INVALID_PARAMS:
                     raise
                 seen = await self.events(None, kinds=wanted, owner=owner)
@@ -364,13 +374,13 @@ class Memory:
                 await anyio.sleep(interval)
 
     async def subscribe(self, kinds: Iterable[str] | None = None, *, owner: str | None = None) -> None:
-        """From now on events come by themselves, to the `on_notification` of this connection (§4.13)."""
+        """Have the server push events to the `on_notification` of this connection (§4.13)."""
         params = {"kinds": _list(kinds), "owner": self._of(owner)}
         if not (await self._read("memory/events/subscribe", _Subscribed, **params)).subscribed:
-            raise BadAnswer("memory/events/subscribe: the server's answer is not what it should be: subscribed: false")
+            raise BadAnswer("memory/events/subscribe: the server's answer is not valid: expected true, got false")
 
     async def unsubscribe(self) -> None:
-        """No event comes by itself any more (§4.14)."""
+        """Stop the server from pushing events (§4.14)."""
         await self._read("memory/events/unsubscribe", _Subscribed)
 
     # --- summaries
@@ -388,14 +398,15 @@ class Memory:
         key: str | None = None,
         owner: str | None = None,
     ) -> Summarized:
-        """Rewrites what all of the selectors mean together as durable statements, and stores those (§4.15).
+        """Summarize the records that match all of the selectors as durable statements, and store these (§4.15).
 
         Args:
             limit: how many records are read at most.
-            into: the tier that the summary is written to.
-            key: where it is kept; it replaces what is there.
+            into: the tier of the summary.
+            key: the key of the summary; it replaces the record there.
 
-        Raises INVALID_PARAMS without a selector, and the server is not asked then.
+        Raises:
+            A2MError: INVALID_PARAMS, if there is no selector; the server is not called then.
         """
         selectors = _given(ids=_list(ids), query=query, tier=tier, where=raw_object(where), key_prefix=key_prefix)
         _require_selector(selectors)
@@ -405,7 +416,7 @@ class Memory:
     # --- calls
 
     async def _call(self, method: str, params: Mapping[str, Any]) -> Raw:
-        """The result of one call, after the server was greeted; of undeclared capabilities nothing is called (§2)."""
+        """Return the result of one call, after `describe`; raise instead of calling an undeclared capability (§2)."""
         capability = CAPABILITY_OF[method]
         if capability not in (await self._description()).capabilities:
             raise not_supported(capability)
@@ -426,12 +437,12 @@ class Memory:
         if conditional and not (await self._description()).heeds_if_revision:
             raise A2MError(
                 Code.CAPABILITY_NOT_SUPPORTED,
-                "this server does not say in memory/describe that it heeds if_revision: it would ignore it, and "
-                "replace whatever is at the key; leave if_revision out, or ask an a2m-router",
+                "this server's memory/describe does not declare if_revision: it would ignore the condition and replace "
+                "the record at the key; leave if_revision out, or use an a2m-router",
             )
         ids = (await self._read("memory/remember", _Ids, records=drafts, session=session, owner=self._of(owner))).ids
         if len(ids) != len(drafts):
-            raise BadAnswer(f"memory/remember: the server answered {len(ids)} ids for {len(drafts)} records")
+            raise BadAnswer(f"memory/remember: the server returned {len(ids)} ids for {len(drafts)} records")
         return ids
 
     def _of(self, owner: str | None) -> str | None:

@@ -1,13 +1,13 @@
-"""A context manager that may be entered in one task and left in another, as fixtures and the lifespans of web
-frameworks do.
+"""A context manager that one task may enter and another may leave, as fixtures and lifespans of web frameworks do.
 
-A cancel scope and a task group belong to the task that entered them. So what has some inside is entered and left by a
-task of its own, which lives as long as the block; those who enter and leave wait for it.
+A cancel scope and a task group belong to the task that entered them. So a separate task, which lives as long as the
+block, enters and leaves the wrapped context manager; the callers wait for it.
 
 Rules:
-- whoever enters is told why that failed, and whoever leaves what went wrong in the meantime or on the way out;
-- a block that raises is left as if it had come to its end; a block that is cancelled cancels the task. Either way the
-  task has ended when the block has, unless asyncio's own cancellation, which knows no shield, cuts the wait short.
+- the caller that enters gets the exception of a failed entry; the caller that leaves gets exceptions from the time in
+  between and from leaving;
+- if the block raises, the wrapped manager is left normally; if the block is cancelled, so is the task. In both cases
+  the task ends before the block does, unless asyncio's own cancellation, which ignores shields, interrupts the wait.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _running: Final[set[asyncio.Task[None]]] = set()
 def in_own_task(
     opened: Callable[P, AbstractAsyncContextManager[T]],
 ) -> Callable[P, AbstractAsyncContextManager[T]]:
-    """The way to a context manager, which a task of its own enters and leaves."""
+    """Return a function like `opened` whose context manager is entered and left by a separate task."""
 
     @asynccontextmanager
     @wraps(opened)
@@ -54,12 +54,12 @@ def in_own_task(
 
 
 class _OwnTask(Generic[T]):
-    """The task. Mutable state: how far it is."""
+    """The separate task. Mutable state: its progress."""
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
         self._manager = manager
         self._scope = anyio.CancelScope()
-        self._began = anyio.Event()  # to be inside, or failed before
+        self._began = anyio.Event()  # the manager is entered, or has failed
         self._leave = anyio.Event()
         self._over = anyio.Event()
         self._value: list[T] = []
@@ -67,30 +67,30 @@ class _OwnTask(Generic[T]):
         _start(self._run)
 
     async def entered(self) -> T:
-        """What the manager gives, once it is there. Raises what entering it raised."""
+        """Return the manager's value when it is entered; raise the exception of a failed entry."""
         await self._reached(self._began)
         if not self._value:
             await self.ended()
-            self._tell()
+            self._raise_problem()
         return self._value[0]
 
     async def left(self) -> None:
-        """Leave the manager. Raises what that raised, or what had ended it before."""
+        """Leave the manager; raise its exception, or the one that ended the task before."""
         self._leave.set()
         await self._reached(self._over)
-        self._tell()
+        self._raise_problem()
 
     def cancel(self) -> None:
-        """Cancel what the task is at."""
+        """Cancel the task."""
         self._scope.cancel()
 
     async def ended(self) -> None:
-        """Return when the task has ended. What it does then is bounded, as every way out is."""
+        """Wait until the task has ended, under a shield: leaving a manager takes a bounded time."""
         with anyio.CancelScope(shield=True):
             await self._over.wait()
 
     async def _reached(self, event: anyio.Event) -> None:
-        """Return when the task has come so far; who is cancelled meanwhile cancels it, too."""
+        """Wait for an event of the task; if the wait is cancelled, cancel the task."""
         try:
             await event.wait()
         except BaseException:
@@ -98,7 +98,7 @@ class _OwnTask(Generic[T]):
             await self.ended()
             raise
 
-    def _tell(self) -> None:
+    def _raise_problem(self) -> None:
         if self._problem is not None:
             raise self._problem
 
@@ -110,9 +110,9 @@ class _OwnTask(Generic[T]):
                     self._began.set()
                     await self._leave.wait()
         except anyio.get_cancelled_exc_class():
-            # the loop ends, and with it all tasks, before the block did
-            self._problem = RuntimeError("the event loop has ended what is open here")
-        except BaseException as problem:  # noqa: BLE001 - it belongs to those who enter and leave
+            # the event loop ended, and cancelled all tasks, before the block did
+            self._problem = RuntimeError("the event loop ended while this was open")
+        except BaseException as problem:  # noqa: BLE001 - raised again in the callers
             self._problem = problem
         finally:
             self._over.set()

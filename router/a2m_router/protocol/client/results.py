@@ -1,7 +1,7 @@
-"""What a client gets back: the result of each method (§4) as small frozen values, with metadata decoded.
+"""The result of each method (§4) as frozen values, with decoded metadata.
 
-Servers are of all kinds: what a result need not hold may be missing or null, and what is not known here is ignored.
-What is not as §4 has it raises BadAnswer, and nothing of such an answer is used.
+Any server may be at the other end: optional fields may be missing or null, and unknown ones are ignored. An answer that
+is not as §4 describes raises BadAnswer, and no part of it is used.
 """
 
 import json
@@ -17,20 +17,20 @@ from a2m_router.protocol.wire.jsonrpc import explain
 
 
 class BadAnswer(Exception):
-    """A server's answer is not what §4 says; the sentence names the method and what is wrong with it."""
+    """A server's answer is not as §4 describes; the sentence names the method and the fault."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One remembered thing (§3.1), as the server told it. None is a field that it did not tell.
+    """One record (§3.1), as the server returned it. A field that it did not return is None.
 
     Attributes:
-        created_at: RFC 3339, UTC, as it came: "2026-07-28T10:15:30.123Z"; "1970-01-01T00:00:00.000Z" of a record that
-            is undated.
-        metadata: decoded; empty where there is none.
-        access_count: how often it has been recalled, `accessed_at` when last.
+        created_at: RFC 3339, UTC, unchanged: "2026-07-28T10:15:30.123Z"; "1970-01-01T00:00:00.000Z" for an undated
+            record.
+        metadata: decoded; empty if there is none.
+        access_count: how often it was recalled; `accessed_at` is the last time.
         revision: how often its key was rewritten.
-        embedding: only where it was asked for.
-        score: in a recall; compares with the others of the same answer and with nothing else (§5.3).
+        embedding: only if the call requested it.
+        score: in a recall; comparable only with other scores of the same answer (§5.3).
         similarity: an extension: the exact similarity to the query's vector, under the server's metric.
     """
 
@@ -56,20 +56,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Degraded(msgspec.Struct, frozen=True):
-    """A tier that an answer had to do without, and why: an extension of federations."""
+    """A tier that is missing from an answer, in whole or in part, and why: an extension of federations."""
 
     tier: str
     reason: str
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
-    """What recall and timeline found (§4.3, §4.4).
+    """The result of recall and timeline (§4.3, §4.4).
 
     Attributes:
         records: by descending score in a recall, by ascending `created_at` in a timeline.
-        degraded: tiers that did not answer, or not with all that they hold; what is missing is not among the records.
-        prompt: the records as text, where that was asked for and the server offers it (§4.16).
-        prompt_ids: which records are in that text.
+        degraded: tiers that did not answer, or not completely; their missing records are not in `records`.
+        prompt: the records as text, if the call requested it and the server offers it (§4.16).
+        prompt_ids: the ids of the records in that text.
     """
 
     records: tuple[Record, ...]
@@ -79,7 +79,7 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeclaredLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server takes in one call (§4.1); None is not declared."""
+    """The server's limits for one call (§4.1); None is not declared."""
 
     max_records_per_call: int | None = None
     max_recall_limit: int | None = None
@@ -87,7 +87,7 @@ class DeclaredLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier in the answer to describe (§4.7). `status`, `server`, `mount` and `reason` are told by a2m-router."""
+    """A tier in the answer to describe (§4.7). Extensions of a2m-router: `status`, `server`, `mount` and `reason`."""
 
     name: str
     count: int
@@ -119,13 +119,13 @@ class EventsOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SummarizeOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that summarizes, None where it is done without one (§4.15)."""
+    """The model that summarizes; None if the server summarizes without one (§4.15)."""
 
     model: str | None = None
 
 
 class PromptOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """What text can be asked for (§4.16)."""
+    """The kinds of text that the server can render (§4.16)."""
 
     styles: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
@@ -133,13 +133,13 @@ class PromptOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself (§4.1).
+    """A server's description of itself (§4.1).
 
     Attributes:
-        store: where a2m-router and a2m-store say what they do beyond the protocol; as it came, since another server may
-            mean something else by it.
-        service: how the service is that the server stands before: a2m-rag says `{"status": "up"}`, or "down" with a
-            `reason`. An extension; another server may mean something else by it.
+        store: the extensions of a2m-router and a2m-store; not decoded further, since other servers may use the name for
+            something else.
+        service: the state of the service behind the server: a2m-rag sends `{"status": "up"}`, or "down" with a
+            `reason`. An extension; other servers may use the name for something else.
     """
 
     protocol: str
@@ -157,12 +157,12 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def heeds_if_revision(self) -> bool:
-        """Whether it writes a page only at the revision that its writer names; any other server ignores that."""
+        """Whether the server supports `if_revision` on writes; other servers ignore it."""
         return isinstance(self.store, dict) and self.store.get("if_revision") is True
 
 
 class Consolidated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consolidation did, in records, and how many each tier holds now (§4.7)."""
+    """How many records a consolidation changed, and how many each tier holds now (§4.7)."""
 
     moved: int
     promoted: int
@@ -172,14 +172,14 @@ class Consolidated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Closed(Consolidated, frozen=True, kw_only=True):
-    """What closing a session did; `flushed` is how many records left the working tier (§4.11)."""
+    """The result of closing a session; `flushed` is how many records left the working tier (§4.11)."""
 
     closed: str
     flushed: int
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation (§4.10); `tiers` says how many of its records each tier holds. `owner` is an extension."""
+    """A conversation (§4.10); `tiers` has the number of its records in each tier. `owner` is an extension."""
 
     session: str
     records: int
@@ -190,13 +190,13 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened after a cursor, oldest first (§4.12).
+    """The events after a cursor, oldest first (§4.12).
 
     Attributes:
-        events: each with `kind` and `at` and what its kind has.
-        cursor: what to ask with next time.
-        more: there are more already.
-        reset: some events before these are lost, since the server keeps only so many.
+        events: each with `kind`, `at` and the fields of its kind.
+        cursor: the cursor for the next call.
+        more: whether more events are available now.
+        reset: whether events before these are lost, since the server keeps only a limited number.
     """
 
     events: tuple[Mapping[str, Any], ...]
@@ -206,7 +206,7 @@ class Events(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summarized(msgspec.Struct, frozen=True, kw_only=True):
-    """The records that a summary was written as, how many records were read for it and how many written (§4.15)."""
+    """A summary: its records, how many records were read for it, and how many were written (§4.15)."""
 
     records: tuple[Record, ...]
     read: int
@@ -217,18 +217,16 @@ T = TypeVar("T")
 
 
 def read(method: str, raw: bytes | Raw, type: type[T]) -> T:
-    """A result as `type`; an integer may come as 3.0. Raises BadAnswer naming the method and the place."""
+    """Return a result as `type`; an integer may come as 3.0. Raise BadAnswer with the method and the place."""
     try:
         return msgspec.json.decode(raw, type=type, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         where, sentence = explain(problem) if isinstance(problem, msgspec.MsgspecError) else ("", str(problem))
-        raise BadAnswer(
-            f"{method}: the server's answer is not what it should be: {where or 'result'}: {sentence}"
-        ) from None
+        raise BadAnswer(f"{method}: the server's answer is not valid: {where or 'result'}: {sentence}") from None
 
 
 def read_description(raw: bytes | Raw) -> Description:
-    """The result of memory/describe. Raises BadAnswer, also for a server that speaks another version."""
+    """Return the result of memory/describe; raise BadAnswer, also if the server has another protocol version."""
     described = read("memory/describe", raw, Description)
     if not speaks(described.protocol):
         raise BadAnswer(f"memory/describe: the server speaks {described.protocol!r}, and this client {PROTOCOL!r}")
@@ -236,7 +234,7 @@ def read_description(raw: bytes | Raw) -> Description:
 
 
 def read_found(method: str, raw: bytes | Raw) -> Recalled:
-    """The result of recall or timeline. Raises BadAnswer."""
+    """Return the result of recall or timeline. Raises BadAnswer."""
     found = read(method, raw, _Found)
     return Recalled(
         records=tuple(_decoded(method, record) for record in found.records),
@@ -247,13 +245,13 @@ def read_found(method: str, raw: bytes | Raw) -> Recalled:
 
 
 def read_fetched(raw: bytes | Raw) -> Record | None:
-    """The result of memory/fetch. Raises BadAnswer."""
+    """Return the result of memory/fetch. Raises BadAnswer."""
     record = read("memory/fetch", raw, _Fetched).record
     return None if record is None else _decoded("memory/fetch", record)
 
 
 def read_summarized(raw: bytes | Raw) -> Summarized:
-    """The result of memory/summarize. Raises BadAnswer."""
+    """Return the result of memory/summarize. Raises BadAnswer."""
     method = "memory/summarize"
     summed = read(method, raw, _Summarized)
     written = tuple(_decoded(method, record) for record in summed.records)
@@ -277,10 +275,10 @@ class _Summarized(msgspec.Struct):
     written: int
 
 
-def _degraded(said: Any) -> tuple[Degraded, ...]:
-    # the name is not the protocol's: another server may mean something else by it
+def _degraded(value: Any) -> tuple[Degraded, ...]:
+    # the field is not the protocol's: other servers may use the name for something else
     try:
-        return msgspec.convert(said or (), tuple[Degraded, ...])
+        return msgspec.convert(value or (), tuple[Degraded, ...])
     except msgspec.ValidationError:
         return ()
 
@@ -298,7 +296,7 @@ def _metadata(method: str, record: records.Record) -> Mapping[str, Any]:
     try:
         metadata = msgspec.json.decode(record.metadata)
     except msgspec.MsgspecError:
-        # numbers that are no floats, such as 1e400, are still JSON
+        # numbers beyond a float's range, such as 1e400, are valid JSON
         metadata = json.loads(bytes(record.metadata), parse_int=_number)
     if not isinstance(metadata, dict | None):
         raise BadAnswer(f"{method}: the record {record.id!r}: metadata: expected an object")
@@ -306,5 +304,5 @@ def _metadata(method: str, record: records.Record) -> Mapping[str, Any]:
 
 
 def _number(digits: str) -> int | float:
-    # Python takes only so many digits for an integer
+    # int() rejects a text of more than 4300 digits
     return int(digits) if len(digits) < 4300 else float(digits)

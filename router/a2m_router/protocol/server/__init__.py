@@ -1,1 +1,1 @@
-"""Being an A2M server."""
+"""Serving A2M over stdio and HTTP."""

@@ -1,13 +1,12 @@
 """The log of events (§4.12): bounded, read by polling, followed by connections that take notifications (§4.13).
 
 Rules:
-- an event is appended in the same step, without waiting, in which what it tells becomes true: the order of the log is
-  the order of the changes. One that stands for many changes is appended when the last of them has been made,
-  so that what happened to one of its records meanwhile stands before it;
-- a subscription is a position in the log and not a queue: whoever does not read falls behind and costs nothing, and
-  nobody waits for him;
-- a cursor says nothing to its holder. It carries a position, hidden and sealed with a key that is made with the log, so
-  that it tells no reader how much others do, and one of another log is seen to be none of ours.
+- an event is appended in the same step as its change, without an await between them: the log has the order of the
+  changes. An event about many changes is appended after the last of them, so events about single records in the
+  meantime come before it;
+- a subscription is a position in the log, not a queue: a slow reader falls behind, costs no memory, and delays nothing;
+- a cursor is opaque. It contains a position, encrypted with a key of this log: readers cannot see how much other
+  clients do, and the cursor of another log is recognised as foreign.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,14 +21,14 @@ from a2m_router.protocol.wire.jsonrpc import render_call
 
 DEFAULT_RETAINED: Final = 1024
 
-# events in one answer, where the caller gives no limit
+# events in one answer, if the caller gives no limit
 _DEFAULT_LIMIT: Final = 1000
 
 NOTIFICATION: Final = "memory/event"
 
 
 class Call(Protocol):
-    """A call that a connection has begun."""
+    """A call in progress on a connection."""
 
     @property
     def connection(self) -> object: ...
@@ -37,7 +36,7 @@ class Call(Protocol):
     def answered(self) -> bool: ...
 
 
-# The call that the running task carries out; events are told to its connection after its answer.
+# The call that the running task carries out; its connection gets the events that it causes after its answer.
 UNDERWAY: Final[ContextVar[Call | None]] = ContextVar("UNDERWAY", default=None)
 
 
@@ -51,7 +50,7 @@ class Polled(msgspec.Struct, omit_defaults=True):
 
 
 class Feed(Protocol):
-    """What a connection takes its notifications from."""
+    """A source of notifications for a connection."""
 
     def next(self) -> "Notice | None": ...
     def passed(self) -> None: ...
@@ -59,11 +58,12 @@ class Feed(Protocol):
 
 
 class Channel(Protocol):
-    """A connection that carries notifications beside answers."""
+    """A connection that can send notifications besides answers."""
 
     def follow(self, start: "Callable[[Callable[[], None]], Feed] | None") -> None:
-        """Notify of what `start(wake)` gives, from after the running call's answer on; instead of what was followed
-        before. None ends it: nothing is sent behind the running call's answer."""
+        """Send the notifications of the feed `start(wake)` after the running call's answer, instead of an earlier feed.
+
+        None ends the notifications: none is sent after the running call's answer."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -74,52 +74,52 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """What has happened lately.
+    """The most recent events.
 
     Args:
-        retained: events that are kept; older ones are gone.
+        retained: how many events are kept; older ones are dropped.
     """
 
     def __init__(self, retained: int = DEFAULT_RETAINED) -> None:
         self._ring: list[tuple[Event, Call | None] | None] = [None] * retained
         self._end = 0  # the number of the next event
-        self._gap = 0  # where the last gap ended: a cursor from before it has missed something
+        self._gap = 0  # where the last gap ended: the holder of an earlier cursor has missed events
         self._seal = CursorSeal()
         self._wakes: dict[int, Callable[[], None]] = {}
         self._last_follower = 0
 
     def append(self, event: Event, cause: Call | None = None) -> None:
-        """Log what has just become true, and wake those who follow. `cause` is the running task's call by default."""
+        """Append an event for a change just made, and wake the followers. `cause` is by default the running call."""
         self._ring[self._end % len(self._ring)] = event, cause or UNDERWAY.get()
         self._end += 1
         for wake in self._wakes.values():
             wake()
 
     def break_off(self) -> None:
-        """Something has changed that is too much to tell: every cursor that was given out so far answers `reset`."""
+        """Record a gap, for changes without events: every earlier cursor then gets `reset`."""
         self._ring[self._end % len(self._ring)] = None
         self._end += 1
         self._gap = self._end
 
     def poll(self, reader: Sight, cursor: str | None, limit: int | None, kinds: Collection[str] | None) -> Polled:
-        """The events after `cursor` that `reader` may know (§4.12); without a cursor none, and where the log ends now.
+        """Return the events after `cursor` that `reader` may see (§4.12); without a cursor, none and the current one.
 
-        `more` says whether there are others beyond `limit`. A cursor that lies before what is kept, or that this log
-        has not given out, answers `reset` and goes on with the oldest event that is kept.
+        `more` is true if there are further events beyond `limit`. A cursor older than the oldest kept event, or not
+        from this log, sets `reset`, and the answer starts with the oldest kept event.
         """
         if cursor is None:
             return Polled([], self._seal.close(self._end))
         start = self._seal.open(cursor)
         reset = start is None or start < max(self._first, self._gap)
         events: list[Mapping[str, Any]] = []
-        for number, told, _ in self._told(self._first if start is None else start, reader, kinds):
+        for number, event, _ in self._visible(self._first if start is None else start, reader, kinds):
             if len(events) == (_DEFAULT_LIMIT if limit is None else limit):
                 return Polled(events, self._seal.close(number), more=True, reset=reset)
-            events.append(told)
+            events.append(event)
         return Polled(events, self._seal.close(self._end), reset=reset)
 
     def follow(self, reader: Sight, kinds: Collection[str] | None, wake: Callable[[], None]) -> "Follower":
-        """Follow the log from here on; `wake` is called, and must not wait, whenever there may be something new."""
+        """Return a follower from the current end on. It calls `wake`, which must not wait, when events may be new."""
         self._last_follower += 1
         self._wakes[self._last_follower] = wake
         return Follower(self, self._last_follower, reader, kinds, self._end)
@@ -128,10 +128,10 @@ class EventLog:
     def _first(self) -> int:
         return max(0, self._end - len(self._ring))
 
-    def _told(
+    def _visible(
         self, start: int, reader: Sight, kinds: Collection[str] | None
     ) -> Iterator[tuple[int, Mapping[str, Any], Call | None]]:
-        """What `reader` may know from event `start` on, with its number and cause."""
+        """Yield the events from `start` on that `reader` may see, each with its number and cause."""
         for number in range(max(start, self._first), self._end):
             kept = self._ring[number % len(self._ring)]
             if kept is None:
@@ -139,13 +139,13 @@ class EventLog:
             event, cause = kept
             if kinds is not None and event.kind not in kinds:
                 continue
-            told = event.seen_by(reader)
-            if told is not None:
-                yield number, told, cause
+            visible = event.seen_by(reader)
+            if visible is not None:
+                yield number, visible, cause
 
 
 class Follower:
-    """A subscription: a position in a log. What fell out of the log before it was taken is passed over."""
+    """A subscription: a position in a log. Events that the log dropped before they were taken are skipped."""
 
     def __init__(self, log: EventLog, number: int, reader: Sight, kinds: Collection[str] | None, position: int) -> None:
         self._log = log
@@ -155,17 +155,17 @@ class Follower:
         self._position = position
 
     def next(self) -> Notice | None:
-        """The next notification, or None if nothing has happened since; it stays the next until `passed`."""
-        for number, told, cause in self._log._told(self._position, self._reader, self._kinds):
+        """Return the next notification, or None without a new event; the next call of `passed` moves past it."""
+        for number, event, cause in self._log._visible(self._position, self._reader, self._kinds):
             self._position = number
-            return Notice(render_call(None, NOTIFICATION, told), cause)
+            return Notice(render_call(None, NOTIFICATION, event), cause)
         self._position = self._log._end
         return None
 
     def passed(self) -> None:
-        """What `next` gave is on its way."""
+        """Move past the notification that `next` returned; it is being sent."""
         self._position += 1
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following the log."""
         self._log._wakes.pop(self._number, None)

@@ -1,12 +1,12 @@
 """The HTTP binding's server end (§8.3): POST one message, get one answer.
 
-What is decided, in this order and before any JSON-RPC work: can it be told where the request ends (400), is it for
-this server (421), is the head of bearable size (431), may this caller come in (403, 401), is there such a door (404,
-405), is it JSON (415), of this version (400), is there room for it (503), is it of bearable size (413), does it come in
-time (408). From there on, errors are answers with 200.
+Before any JSON-RPC work a request is checked, in this order: its end is clear (400), it is for this server (421), its
+head is small enough (431), the caller is authenticated (403, 401), the path and method exist (404, 405), it is JSON
+(415) of this protocol version (400), the limits allow it (503), its body is small enough (413) and arrives in time
+(408). After these checks, errors are answers with status 200.
 
-A client that hangs up has what it has begun cancelled. Where that must be finished all the same, as a write that a tier
-has been told of, it keeps its place in the limits until it is.
+A disconnect cancels the client's call, except writes already sent to a tier. Such a write counts against the limits
+until it is done.
 """
 
 import errno
@@ -46,27 +46,27 @@ if sys.platform != "win32":
     import resource
 
 log = logging.getLogger(__name__)
-_repeats = LogThrottle(log)
+_throttle = LogThrottle(log)
 
 WELL_KNOWN: Final = "/.well-known/a2m-server.json"
 ALIVE: Final = "/healthz"
 READY: Final = "/readyz"
 
-# calls under way when the server is asked to stop get this long; a deadline of a tier (5 s by default) fits into it
+# seconds for calls in progress when the server stops; longer than a tier's timeout (5 s by default)
 _GRACE: Final = 10
-# and those that have not ended when their connections are broken, this much more: only then uvicorn tears them off
+# further seconds for calls that continue after their connections were aborted; then uvicorn cancels them
 _LAST_RESORT: Final = 20
-# a body of up to this many times its limit is read to its end before it is refused
+# a body of up to this many times its limit is read to its end before it is rejected
 _PATIENCE: Final = 4
-# connections that the system may hand over at once, and thus before they can be counted
+# connections that the system may accept at once, before this process can count them
 _BACKLOG: Final = 128
-# what the log says of a request that is refused before it is looked into
+# the log's reason for a request that is rejected by its target or its Host
 _NOT_FOR_US: Final = {
-    400: "it cannot be told where it ends, or whom it is for",
-    421: "its Host is not this server's; it is a page that pretends to be this server, or comes through a proxy whose "
-    "name is not listed",
+    400: "its end or its target is not clear",
+    421: "its Host is not this server's; either a web page imitates this server, or a proxy uses a name that is not "
+    "listed in hosts",
 }
-# files that the process has open beside its connections: databases, pipes to children
+# files that the process has open besides its connections: databases, pipes to children
 _OTHER_FILES: Final = 128
 
 
@@ -79,17 +79,17 @@ def application(
     max_message: int = DEFAULT_MAX_MESSAGE,
     limits: HttpLimits = DEFAULT_LIMITS,
 ) -> Starlette:
-    """The HTTP binding around `answer`, with GET `/healthz` (200: it is alive) and `/readyz` (200, or 503) beside it.
+    """Return the HTTP binding around `answer`, with GET `/healthz` (200: it is alive) and `/readyz` (200, or 503).
 
-    Those two are there for everybody, also for who is not admitted, unless their page's origin is not.
+    These two need no authentication, but reject web pages with an origin that is not allowed.
 
     Args:
         answer: must not raise.
-        admit: who a request with these headers (names in any case) comes from, or why it is refused.
-        profile: the `memory/describe` result shown to a caller at WELL_KNOWN (§8.3.3).
-        ready: why calls cannot be answered at present, or None if they can; told only to callers that are admitted.
-        max_message: bytes in a body; a longer one is refused with 413 without being held.
-        limits: those of connections are `HttpServer`'s to keep.
+        admit: returns the caller for a request's headers (names in any case), or why it is rejected.
+        profile: returns the `memory/describe` result for a caller at WELL_KNOWN (§8.3.3).
+        ready: returns why calls cannot be answered at present, or None; only authenticated callers see the reason.
+        max_message: bytes in a body; a longer one is rejected with 413 and never held.
+        limits: of requests; `HttpServer` enforces those of connections.
     """
     limiter = Limiter(limits.max_requests, limits.max_held)
 
@@ -108,8 +108,8 @@ def application(
         reason = ready()
         if reason is None:
             return Response("ready", media_type="text/plain")
-        told = f"not ready: {reason}" if "caller" in request.scope else "not ready"
-        return Response(told, 503, media_type="text/plain")
+        text = f"not ready: {reason}" if "caller" in request.scope else "not ready"
+        return Response(text, 503, media_type="text/plain")
 
     app = Starlette(
         routes=[
@@ -118,10 +118,10 @@ def application(
             Route(ALIVE, alive, methods=["GET"]),
             Route(READY, readiness, methods=["GET"]),
         ],
-        middleware=[Middleware(_Door, admit=admit, max_header=limits.max_header)],
-        exception_handlers={HTTPException: _no_such_door, Exception: _fault},
+        middleware=[Middleware(_Authentication, admit=admit, max_header=limits.max_header)],
+        exception_handlers={HTTPException: _no_such_route, Exception: _fault},
     )
-    app.router.redirect_slashes = False  # it would send callers to whatever host they say they came to
+    app.router.redirect_slashes = False  # a redirect would use the Host of the request, which the client controls
     return app
 
 
@@ -133,9 +133,10 @@ async def serve_http(
     *,
     task_status: anyio.abc.TaskStatus[tuple[str, int]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves until cancelled; `HttpServer` is for those who want to stop it in another way.
+    """Serve until cancelled; use `HttpServer` to stop in another way.
 
-    Raises CannotListen.
+    Raises:
+        CannotListen: the address cannot be listened on.
     """
     await HttpServer(app, host, port, limits).serve(task_status=task_status)
 
@@ -144,11 +145,11 @@ class HttpServer:
     """An ASGI application, served by uvicorn on asyncio.
 
     Args:
-        host: a name or an address, IPv6 without brackets; a name is listened on at all its addresses.
+        host: a name or an address, IPv6 without brackets; a name means all its addresses.
         port: 0 takes a free one.
-        limits: of connections. There are fewer of them if the process may not open that many files.
-        hosts: names in lower case that a request may be for beside `host` and the loopback's own, where only that is
-            listened on; elsewhere it may be for any.
+        limits: of connections; reduced if the process may not open that many files.
+        hosts: further accepted names (lower case) in the Host header, besides `host` and the loopback's names. They
+            matter only if all addresses are loopback ones; otherwise any Host is accepted.
     """
 
     def __init__(
@@ -167,13 +168,16 @@ class HttpServer:
         self._stop = anyio.Event()
 
     def stop(self) -> None:
-        """Asks `serve` to end: nothing new is accepted, calls under way are answered within 10 s."""
+        """Make `serve` end: it accepts nothing new, and answers calls in progress within 10 s."""
         self._stop.set()
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[tuple[str, int]] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serves until `stop` or cancelled; either way connections are closed when it returns.
+        """Serve until `stop` or a cancellation; connections are closed when it returns.
 
-        `task_status` is given the host and the actual port, once connections are accepted. Raises CannotListen.
+        `task_status` gets the host and the actual port, once connections are accepted.
+
+        Raises:
+            CannotListen: the address cannot be listened on.
         """
         sockets = await _listen(self._host, self._port)
         bound: int = sockets[0].getsockname()[1]
@@ -181,7 +185,7 @@ class HttpServer:
         server = _Uvicorn(
             ConnectionConfig(
                 _Addressed(self._app, self._hosts if local else None),
-                _bearable(self._limits),
+                _within_open_files(self._limits),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -200,14 +204,14 @@ class HttpServer:
                 connection.transport.abort()
 
         async def run() -> None:
-            # a cancellation must not tear uvicorn from its connections; what ends it is should_exit, within _GRACE
+            # shielded, so that uvicorn can close its connections; should_exit ends it within _GRACE
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as graces:
 
                     async def limit() -> None:
                         await ending.wait()
                         await anyio.sleep(_GRACE)
-                        # to a call it is as if its client had hung up, and so it ends in good order
+                        # a call then ends as if its client had disconnected
                         hang_up()
 
                     graces.start_soon(limit)
@@ -226,7 +230,7 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are the caller's business, and it wants to know when connections are accepted."""
+    """uvicorn without signal handlers, and with a callback when it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -242,7 +246,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Addressed:
-    """Hands on what is for this server, whatever its path and method; see `addressed`."""
+    """A filter that passes on only requests for this server, with any path and method; see `addressed`."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
         self._app = app
@@ -251,8 +255,8 @@ class _Addressed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         meant = addressed(scope["raw_path"], scope["headers"], scope["http_version"], self._hosts)
         if isinstance(meant, Refusal):
-            # not the sentence for the client, which repeats what that has said: it would decide how much is logged
-            _repeats.say(logging.WARNING, f"a request from {_client(scope)} was refused: {_NOT_FOR_US[meant.status]}")
+            # not the sentence for the client: it quotes the client's text, which would defeat the throttle
+            _throttle.say(logging.WARNING, f"client={_client(scope)} request rejected: {_NOT_FOR_US[meant.status]}")
             await _refused(meant)(scope, receive, send)
             return
         if meant.path != scope["raw_path"]:
@@ -261,28 +265,28 @@ class _Addressed:
 
 
 class _Calls:
-    """The endpoint itself: a call is read, carried out, and its answer written, all in one place of the limiter's."""
+    """The endpoint: it reads a call, carries it out and writes the answer; all three count as one request."""
 
     def __init__(self, answer: Answering, limiter: Limiter, max_message: int, idle_timeout: float) -> None:
         self._answer = answer
         self._limiter = limiter
         self._max_message = max_message
         self._idle_timeout = idle_timeout
-        # a client that takes its answer as slowly as a body may come has idle_timeout for each piece of this size
+        # a client that reads at the slowest allowed rate needs idle_timeout for a piece of this size
         self._piece = max(2**16, int(MIN_RATE * idle_timeout))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         refusal = _unreadable(headers)
         if refusal is None:
-            length = int(headers.get("content-length", "0"))  # h11 has seen to it that it is a number
+            length = int(headers.get("content-length", "0"))  # h11 has checked that it is a number
             try:
                 with self._limiter.place(length if length <= self._max_message else 0) as hold:
                     response = await self._response(scope, receive, length, hold)
                     hold(0)
                     await self._write(response, send)
                 return
-            except Busy as busy:  # which is known before anything is written
+            except Busy as busy:  # only raised before anything is written
                 refusal = _busy(busy)
         await refusal(scope, receive, send)
 
@@ -290,23 +294,28 @@ class _Calls:
         try:
             message = await self._body(receive, length, "expect" in Headers(scope=scope), hold)
         except ClientDisconnect:
-            return Response(status_code=400)  # to nobody
+            return Response(status_code=400)  # not sent: the client is gone
         except TimeoutError:
             slow = f"the body of a request must come within {self._idle_timeout:g} s, and {MIN_RATE:,} bytes a second"
-            return _refused(Refusal(408, slow, {"HttpConnection": "close"}))
+            return _refused(Refusal(408, slow, {"Connection": "close"}))
         if message is None:
-            # what may be left of the body is not worth reading, so the connection cannot be used again
-            return _error(413, too_long(self._max_message), {"HttpConnection": "close"})
+            # the rest of the body is not read, so the connection cannot be used again
+            return _error(413, too_long(self._max_message), {"Connection": "close"})
         with anyio.CancelScope() as call:
             scope.get("state", {})[ON_HANG_UP] = call.cancel
             return _answered(await self._answer(message, scope["caller"]))
-        return Response(status_code=400)  # called off; to nobody
+        return Response(status_code=400)  # not sent: the client has disconnected
 
     async def _body(self, receive: Receive, length: int, asks_first: bool, hold: Callable[[int], None]) -> bytes | None:
-        """The body, or None if it is longer than the limit; no more than that is ever held.
+        """Return the body, or None if it exceeds the limit; never more than the limit is held.
 
-        Some more than the limit is read and thrown away: a client that is still sending when the connection closes sees
-        a reset and not the answer. Raises Busy, ClientDisconnect, and TimeoutError for a body that comes too slowly.
+        A body somewhat above the limit is read to its end and discarded: a client that is still sending when the
+        connection closes would see a reset instead of the answer.
+
+        Raises:
+            Busy: the limiter has no space for the body.
+            ClientDisconnect: the client is gone.
+            TimeoutError: the body comes too slowly.
         """
         limit = self._max_message
         if length > limit and (asks_first or length > _PATIENCE * limit):
@@ -333,8 +342,8 @@ class _Calls:
         return bytes(body) if came <= limit else None
 
     async def _write(self, response: Response, send: Send) -> None:
-        """Writes an answer piece by piece, so that no more than one of them waits in a slow reader's connection, and
-        the place is left when its reader has as good as all of it."""
+        """Write an answer in pieces, so that at most one piece waits in a slow reader's connection, and the request
+        counts against the limits until the reader has almost all of it."""
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         body = response.body
         if len(body) > self._piece:
@@ -345,11 +354,11 @@ class _Calls:
         await send({"type": "http.response.body", "body": body})
 
 
-class _Door:
-    """Asks `admit` about every request, whatever its path and method, and lets admitted browsers read the answers.
+class _Authentication:
+    """A filter that calls `admit` for every request, with any path and method, and adds CORS headers to answers.
 
-    A browser asks before it posts JSON (a preflight), and it asks without credentials: only the refusal of its origin
-    counts there. Without these headers an origin that is listed could not call.
+    Before a browser posts JSON, it sends a preflight request without credentials; so a preflight is rejected only for
+    its origin. Without the CORS headers, pages of an allowed origin could not call.
     """
 
     def __init__(self, app: ASGIApp, admit: Callable[[Mapping[str, str]], Caller | Refusal], max_header: int) -> None:
@@ -373,7 +382,7 @@ class _Door:
         )
         is_open = scope["path"] in (ALIVE, READY)
         if isinstance(admitted, Refusal) and not is_preflight and not (is_open and "authorization" not in headers):
-            _repeats.say(logging.WARNING, f"a request from {_client(scope)} was refused: {admitted.message}")
+            _throttle.say(logging.WARNING, f"client={_client(scope)} request rejected: {admitted.message}")
 
         async def receive_asked() -> Message:
             nonlocal asks_first
@@ -384,8 +393,8 @@ class _Door:
             if message["type"] == "http.response.start":
                 answered = MutableHeaders(scope=message)
                 if asks_first:
-                    # it was not told to go on, so what it sends next may be the body or not: nobody can tell
-                    answered["HttpConnection"] = "close"
+                    # the client got no 100 Continue, so its next bytes may be the body or the next request
+                    answered["Connection"] = "close"
                 if origin is not None:
                     answered["Access-Control-Allow-Origin"] = origin
                     answered["Access-Control-Expose-Headers"] = "Retry-After"
@@ -409,12 +418,12 @@ class _Door:
             await _refused(admitted)(scope, receive_asked, send_readable)
 
     def _malformed(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Why a request is refused whoever it comes from."""
-        # the parser lets a long head through if it comes in one piece
+        """Return why a request is rejected for any caller; None if it is not."""
+        # checked again here: the parser accepts a longer head if it comes in one piece
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(n) + len(v) + 4 for n, v in headers.raw)
         if size > self._max_header:
             return Refusal(
-                431, f"the head of a request may have {self._max_header:,} bytes", {"HttpConnection": "close"}
+                431, f"the head of a request may have at most {self._max_header:,} bytes", {"Connection": "close"}
             )
         if len(headers.getlist("origin")) > 1:
             return Refusal(403, "expected one header Origin, got several")
@@ -422,7 +431,7 @@ class _Door:
 
 
 def _client(scope: Scope) -> str:
-    """The address of who sent a request, without the port, which is another one each time."""
+    """Return the client's address without the port, which differs each time."""
     client = scope.get("client")
     return "an unknown address" if client is None else str(client[0])
 
@@ -432,7 +441,7 @@ def _refused(refusal: Refusal) -> Response:
 
 
 def _answered(reply: bytes | None) -> Response:
-    """The answer to a call; one that found no room is told as HTTP tells it, too, for those who distribute calls."""
+    """Return the response for a call's answer; overload also gets HTTP's own status, for load balancers."""
     if reply is None:
         return Response(status_code=202)
     if isinstance(reply, NoRoom):
@@ -446,17 +455,17 @@ def _busy(busy: Busy) -> Response:
     return _refused(Refusal(503, sentence, {"Retry-After": str(RETRY_AFTER)}))
 
 
-async def _no_such_door(_: Request, problem: Exception) -> Response:
+async def _no_such_route(_: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     if problem.status_code == 405:
         allowed = ", ".join(sorted((problem.headers or {})["Allow"].split(", ")))
-        return _refused(Refusal(405, f"this address takes {allowed} only", {"Allow": allowed}))
+        return _refused(Refusal(405, f"this address accepts only {allowed}", {"Allow": allowed}))
     return _refused(Refusal(404, f"there is nothing at this address; calls are POSTed to / (see also {WELL_KNOWN})"))
 
 
 async def _fault(_: Request, _problem: Exception) -> Response:
-    """What the caller gets; the whole story is logged by uvicorn, to which Starlette hands the exception on."""
-    return _refused(Refusal(500, "the server failed; its log says how"))
+    """Return the response for an internal error; Starlette passes the exception on to uvicorn, which logs it."""
+    return _refused(Refusal(500, "the server failed; its log has the details"))
 
 
 def _unreadable(headers: Headers) -> Response | None:
@@ -475,9 +484,10 @@ def _error(status: int, error: A2MError, headers: Mapping[str, str] | None = Non
     return Response(render_error(NULL_ID, error), status, headers, "application/json")
 
 
-def _bearable(limits: HttpLimits) -> HttpLimits:
-    """The limits, with no more connections than the process may open files. A database that could not be opened because
-    of idle connections would be worse than refusing some."""
+def _within_open_files(limits: HttpLimits) -> HttpLimits:
+    """Return the limits with at most as many connections as the process may open files.
+
+    Rejecting some connections is better than failing to open a database because of idle ones."""
     if sys.platform == "win32":
         return limits
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -485,7 +495,7 @@ def _bearable(limits: HttpLimits) -> HttpLimits:
         return limits
     most = max(1, files - _BACKLOG - _OTHER_FILES)
     if most < limits.max_connections:
-        log.info("%d connections are served at once, not %d: `ulimit -n` is %d", most, limits.max_connections, files)
+        log.info("max_connections=%d in effect instead of %d: `ulimit -n` is %d", most, limits.max_connections, files)
     return msgspec.structs.replace(limits, max_connections=min(most, limits.max_connections))
 
 
@@ -493,7 +503,7 @@ _NO_SUCH_FAMILY: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 async def _listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address of `host`, all to the same port. Raises CannotListen."""
+    """Return sockets bound to every address of `host`, all with the same port. Raises CannotListen."""
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -507,7 +517,7 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
             try:
                 sockets.append(_bound(family, kind, protocol, (address[0], actual, *address[2:])))
             except OSError as problem:
-                # "localhost" is ::1 as well, also on machines without IPv6
+                # "localhost" resolves to ::1, too, even on machines without IPv6
                 if problem.errno not in _NO_SUCH_FAMILY:
                     raise
                 missing = problem
@@ -527,7 +537,7 @@ def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> s
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)
-        # two sockets with SO_REUSEADDR can be bound to one address; that it is in use shows when they listen
+        # with SO_REUSEADDR two sockets can bind one address; only `listen` fails if it is in use
         bound.listen()
         bound.setblocking(False)
     except BaseException:
@@ -539,7 +549,7 @@ def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> s
 def _reason(problem: OSError) -> str:
     match problem.errno:
         case errno.EADDRINUSE:
-            return "another program is listening there already; stop it, or choose another port"
+            return "another program already listens there; stop it, or choose another port"
         case errno.EACCES:
             return "not permitted; ports below 1024 need privileges"
         case errno.EADDRNOTAVAIL:

@@ -1,8 +1,8 @@
-"""Whom a request is for: its target and its `Host` (RFC 9112 §3.2 and §3.3, RFC 9110 §7.2). Pure.
+"""Checks which server a request is for: its target and `Host` (RFC 9112 §3.2 and §3.3, RFC 9110 §7.2). Pure.
 
-A page in a browser can have its own name looked up as an address of this machine (DNS rebinding), and then read what
-answers there as if it were its own; but it cannot change the `Host` that the browser sends. So a server that listens
-on loopback addresses alone answers only requests that name one.
+A web page can make its own name resolve to an address of this machine (DNS rebinding), and then read the answers of
+local servers. But it cannot change the `Host` that the browser sends. So a server that listens only on loopback
+addresses accepts only requests whose `Host` is a loopback name.
 """
 
 import re
@@ -14,15 +14,14 @@ import msgspec
 
 from a2m_router.protocol.server.server import Refusal
 
-# uri-host and port, RFC 3986 §3.2.2, without a user, which no request may have
+# uri-host and port, RFC 3986 §3.2.2, without a user, which is not allowed in a request
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]]+)(?::[0-9]*)?")
 _ABSOLUTE: Final = re.compile(rb"(?:http|https)://([^/?]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 _CLOSE: Final[Mapping[str, str]] = {"Connection": "close"}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host (IPv6 without brackets) is this machine's own and no other's: any other name may mean any
-    address."""
+    """Return whether a host (IPv6 without brackets) is certainly this machine: a loopback address or localhost."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -30,8 +29,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_meant(host: str, names: Collection[str]) -> bool:
-    """Whether a `Host` header, with a port or without, names this machine's loopback or one of `names`, in lower
-    case."""
+    """Return whether a `Host` header, with or without a port, is a loopback name or one of `names` (lower case)."""
     found = _HOST.fullmatch(host)
     if found is None:
         return False
@@ -40,7 +38,7 @@ def is_meant(host: str, names: Collection[str]) -> bool:
 
 
 class Addressed(msgspec.Struct, frozen=True):
-    """What a request asks for, in origin form and without a query, and its headers, names in lower case."""
+    """A request's path, in origin form and without a query, and its headers, with names in lower case."""
 
     path: bytes
     headers: list[tuple[bytes, bytes]]
@@ -49,19 +47,19 @@ class Addressed(msgspec.Struct, frozen=True):
 def addressed(
     path: bytes, headers: Sequence[tuple[bytes, bytes]], version: str, names: Collection[str] | None
 ) -> Addressed | Refusal:
-    """What a request asks for, or why it is refused whatever that is.
+    """Return a request's path and headers, or why it is rejected.
 
-    A target in absolute form, as to a proxy, is accepted; what it names counts in place of `Host` (RFC 9112 §3.2.2).
+    A target in absolute form, as for a proxy, is accepted; its host replaces `Host` (RFC 9112 §3.2.2).
 
     Args:
-        path: the target as it came, without its query.
+        path: the target as received, without its query.
         headers: names in lower case.
         version: of HTTP: "1.0" or "1.1".
-        names: which a request may be for, beside those of the loopback; None: any.
+        names: accepted hosts, besides those of the loopback; None accepts any.
     """
     encoded = any(name == b"transfer-encoding" for name, _ in headers)
     if encoded and any(name == b"content-length" for name, _ in headers):
-        # whoever is on the way may have read the one, and taken for the next request what is in this one's body
+        # request smuggling: a proxy may have used the other header, and taken a part of the body for the next request
         return Refusal(400, "expected one of the headers Content-Length and Transfer-Encoding, got both", _CLOSE)
     if encoded and version == "1.0":
         return Refusal(400, "HTTP/1.0 has no Transfer-Encoding; expected Content-Length", _CLOSE)
@@ -70,9 +68,9 @@ def addressed(
     if absolute is not None:
         authority, path = absolute[1], absolute[2] or b"/"
         if _HOST.fullmatch(authority.decode("latin-1")) is None:
-            return Refusal(400, "the target of the request holds no host, or more than a host and a port", _CLOSE)
+            return Refusal(400, "the target of the request must have a host, with or without a port", _CLOSE)
         headers = [(b"host", authority), *((name, value) for name, value in headers if name != b"host")]
-    # HTTP/1.0 may leave it out, as those do who look whether a server is alive; no browser does
+    # HTTP/1.0 may omit it, as some health checks do; browsers always send it
     host = next((value.decode("latin-1") for name, value in headers if name == b"host"), None)
     if names is not None and host is not None and not is_meant(host, names):
         return _misdirected(host)
@@ -83,8 +81,8 @@ def _misdirected(host: str) -> Refusal:
     shown = host if len(host) <= 80 else f"{host[:79]}…"
     return Refusal(
         421,
-        f"Host: this server listens on this machine only, and is not called {shown!r}; expected localhost or an "
-        "address such as 127.0.0.1. A proxy in front has to say one of these, or a name that the settings list (of "
-        "a2m-router: hosts in [serve])",
+        f"Host: this server listens on this machine only, and got {shown!r}; expected localhost or an address such as "
+        "127.0.0.1. A proxy in front must send one of these, or a name that the settings list (a2m-router: hosts in "
+        "[serve])",
         _CLOSE,
     )

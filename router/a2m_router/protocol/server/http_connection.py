@@ -1,9 +1,9 @@
-"""One HTTP connection: uvicorn's, with an end to every wait and a limit to how many there are.
+"""uvicorn's HTTP connection, with a deadline for every wait and a limit to the number of connections.
 
-uvicorn ends a connection only when nothing at all comes after an answer. So a client that never sends, sends a byte now
-and then, or does not take what it is sent, would keep its connection for as long as it likes. Here each thing that a
-connection can wait for has `idle_timeout` to come, from when it began to wait for that, and whatever else comes
-meanwhile does not extend it. The body of a request under way is the application's to wait for.
+uvicorn closes a connection only when nothing at all comes after an answer. So a client that never sends, sends single
+bytes, or does not read its answers could keep its connection forever. Here each wait of a connection has a deadline of
+`idle_timeout` from its beginning, which nothing extends. The application itself limits the wait for the body of a
+request in progress.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from uvicorn.server import ServerState
 from a2m_router.protocol.server.http_limits import HttpLimits
 from a2m_router.protocol.wire.errors import RETRY_AFTER
 
-# in the `state` of a request's scope, what its application wants called when the client hangs up before it is answered;
-# to wait for that with `receive` takes a task more for each call, and more time than all the rest that is done here
+# in the `state` of a request's scope: a callback for when the client disconnects before its answer. Waiting with
+# `receive` instead would need another task for each call, and more time than everything else here
 ON_HANG_UP: Final = "a2m.on_hang_up"
-# seconds that a client has to stop sending and to close, once it has had its last answer
+# seconds for a client to stop sending and close, after its last answer
 _LINGER: Final = 2.0
 
 
 class ConnectionConfig(uvicorn.Config):
-    """uvicorn's configuration with our limits, for a server whose connections are `HttpConnection`s."""
+    """uvicorn's configuration with limits, for a server with `HttpConnection`s."""
 
     def __init__(self, app: Any, limits: HttpLimits, **rest: Any) -> None:
         super().__init__(app, http=HttpConnection, h11_max_incomplete_event_size=limits.max_header, **rest)
@@ -39,14 +39,16 @@ class ConnectionConfig(uvicorn.Config):
 class _Awaited(Enum):
     REQUEST = "the next request, of which nothing has come"
     HEAD = "the rest of a request's head"
-    BODY = "the rest of a body whose request is answered already"
-    READER = "that the client takes what it is sent"
-    END = "that the client takes the last of what it is sent"
-    CLOSE = "that the client, which has had its last answer, closes"
-    NOTHING = "nothing: the application is at work"
+    BODY = "the rest of a body whose request is already answered"
+    READER = "the client must read its answer"
+    END = "the client must read the last part before the close"
+    CLOSE = "the client must close, after its last answer"
+    NOTHING = "nothing: the application is working"
 
 
 class HttpConnection(H11Protocol):
+    """A connection with deadlines. Mutable state: what it waits for, and until when."""
+
     def __init__(
         self,
         config: ConnectionConfig,
@@ -56,16 +58,16 @@ class HttpConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config.limits
-        self._over = False  # its last answer is given, what else comes is thrown away
+        self._over = False  # the last answer is sent; later input is discarded
         self._awaited = _Awaited.NOTHING
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
-            most = f"{self._limits.max_connections:,} connections are open, which is what this server takes at once"
+            most = f"{self._limits.max_connections:,} connections are open, which is the limit of this server"
             self._write(503, most, {"Retry-After": str(RETRY_AFTER)})
-            self.transport.close()  # at once, however rude: these must not pile up
+            self.transport.close()  # without lingering: rejected connections must not pile up
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
@@ -75,7 +77,7 @@ class HttpConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # its timer is for one of our waits only
+        self._unset_keepalive_if_required()  # uvicorn's timer would cover only one of the waits
         self._set_deadline()
 
     def pause_writing(self) -> None:
@@ -94,18 +96,18 @@ class HttpConnection(H11Protocol):
             self._deadline.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        # called while the parser's exception is handled, which knows the better status: a head that is too long is 431
+        # called while the parser's exception is handled, which has the exact status: 431 for a head that is too long
         problem = sys.exception()
         status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
         if status == 431:
-            msg = f"the head of a request may have {self._limits.max_header:,} bytes"
+            msg = f"the head of a request may have at most {self._limits.max_header:,} bytes"
         self._end_with(status, msg)
 
     def _should_upgrade(self) -> bool:
-        return False  # an offer to upgrade may be ignored (RFC 9110 §7.8), and some clients always make one
+        return False  # a server may ignore an upgrade (RFC 9110 §7.8), and some clients always offer one
 
     def _set_deadline(self) -> None:
-        """To be called whenever what the connection waits for may have changed."""
+        """Restart the deadline if the connection now waits for something else; call this after every change."""
         awaited = self._now_awaited()
         if awaited is self._awaited:
             return
@@ -128,7 +130,7 @@ class HttpConnection(H11Protocol):
             return _Awaited.NOTHING
         if self.conn.their_state is h11.SEND_BODY:
             return _Awaited.BODY
-        # the parser's buffer is looked at (which copies it) once a head; what is HEAD stays HEAD until it is whole
+        # reading the parser's buffer copies it, so do it once a head: HEAD stays until the head is complete
         begun = self._awaited is _Awaited.HEAD or bool(self.conn.trailing_data[0])
         return _Awaited.HEAD if begun else _Awaited.REQUEST
 
@@ -139,30 +141,30 @@ class HttpConnection(H11Protocol):
             case _Awaited.REQUEST | _Awaited.BODY:
                 self.transport.close()
             case _Awaited.READER | _Awaited.END | _Awaited.CLOSE:
-                self.transport.abort()  # close would wait for the reader
+                self.transport.abort()  # `close` would wait for the client to read
         self._set_deadline()
 
     def _end_with(self, status: int, sentence: str) -> None:
-        """Gives the connection's last answer, and leaves it to the client to close: if we did so while it is still
-        sending, it would see a reset and not the answer."""
+        """Send the last answer and let the client close. If the server closed while the client is still sending, the
+        client would see a reset instead of the answer."""
         self._write(status, sentence)
         self.transport.write_eof()
         self._over = True
         if self.cycle is not None and not self.cycle.response_complete:
-            # its application must neither wait for the rest of a body nor answer after us
+            # the application must neither wait for the rest of the body nor send another answer
             self.cycle.disconnected = self.cycle.response_complete = True
             self.cycle.message_event.set()
         self._set_deadline()
 
     def _write(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
-        """Writes an answer, unless the client would take it for a part of another."""
+        """Write an answer, unless another one has begun: the client would read it as a part of that."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         body = f"{sentence}\n".encode()
         fields = {
             "Content-Type": "text/plain; charset=utf-8",
             "Content-Length": str(len(body)),
-            "HttpConnection": "close",
+            "Connection": "close",
             **(headers or {}),
         }
         response = h11.Response(

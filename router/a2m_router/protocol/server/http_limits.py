@@ -1,8 +1,8 @@
-"""What the HTTP server spends on its callers at most. No I/O, and no clock.
+"""Limits of the HTTP server: requests, connections, memory, time. No I/O, and no clock.
 
-- A request that finds no room is refused and never waits: a queue would only be another thing without a bound.
-- What was taken is given back, however the request ends.
-- A body counts as held from its announcement until its call has been answered. One alone always finds room.
+- A request above a limit is rejected immediately and never waits: a queue would need a limit, too.
+- A request's share is released however the request ends.
+- A body counts as held from the announcement of its length until its call is answered. A single body always fits.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-# bytes a second. Slower than this, after a first idle_timeout, no body need come, and no answer be taken
+# bytes a second: the slowest accepted rate of a body, or of reading an answer, after a first idle_timeout
 MIN_RATE: Final = 8 * 2**10
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    max_requests: int = 256  # under way at once
+    max_requests: int = 256  # in progress at once
     max_connections: int = 1024
     max_held: int = 256 * 2**20  # bytes of request bodies held at once, over all requests
     max_header: int = 32 * 2**10  # bytes in a request's head
@@ -27,11 +27,11 @@ DEFAULT_LIMITS: Final = HttpLimits()
 
 
 class Busy(Exception):
-    """There is no room for a request now; the message is a sentence for its caller."""
+    """A request exceeds a limit now; the message is a sentence for its caller."""
 
 
 class Limiter:
-    """Counts the requests under way and the bytes of their bodies."""
+    """Counts the requests in progress and the bytes of their bodies."""
 
     def __init__(self, max_requests: int, max_held: int) -> None:
         self._max_requests = max_requests
@@ -44,20 +44,20 @@ class Limiter:
 
     @contextmanager
     def place(self, size: int) -> Iterator[Callable[[int], None]]:
-        """A place for one request, with `size` bytes of body; given back when the block is left. Raises Busy.
+        """Count one request with `size` bytes of body until the end of the block. Raises Busy above a limit.
 
-        The function it gives holds another number of bytes instead: less is always granted; if more does not fit, it
-        raises Busy, and what was held stays held.
+        The yielded function changes the number of bytes. Fewer bytes are always granted; if more do not fit, it raises
+        Busy, and the number stays as it was.
         """
         if self._requests >= self._max_requests:
-            raise Busy(f"{self._max_requests:,} requests are under way, which is what this server takes at once")
+            raise Busy(f"{self._max_requests:,} requests are in progress, which is the limit of this server")
         held = 0
 
         def hold(size: int) -> None:
             nonlocal held
             others = self._held - held
             if size > held and others and others + size > self._max_held:
-                raise Busy(f"with {size:,} bytes more, the requests under way would hold too many")
+                raise Busy(f"with {size:,} more bytes, the requests in progress would exceed the limit of memory")
             self._held = others + size
             held = size
 
@@ -71,10 +71,10 @@ class Limiter:
 
 
 def patience(took: float, came: int, idle_timeout: float) -> float:
-    """For how many seconds the next piece of a body may be waited for; none, or less, if it is too slow already.
+    """Return how many seconds to wait for the next piece of a body; 0 or less if the body is already too slow.
 
     Args:
-        took: seconds since the body was first waited for.
+        took: seconds since the wait for the body began.
         came: bytes so far.
     """
     return min(idle_timeout, idle_timeout + came / MIN_RATE - took)

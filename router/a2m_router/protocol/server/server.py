@@ -1,6 +1,6 @@
-"""The server end, whatever the binding: a message in, the method found and its parameters read, an answer out.
+"""The server end for any binding: it takes a message, finds the method, reads the parameters, and returns an answer.
 
-What one binding only needs, and its users must name without loading it, is here, too: `Refusal` and `CannotListen`.
+`Refusal` and `CannotListen` belong to HTTP only. They are here so that other modules can use them without loading HTTP.
 """
 
 import logging
@@ -35,16 +35,18 @@ from a2m_router.protocol.wire.jsonrpc import (
 from a2m_router.protocol.wire.method_params import Params
 
 log = logging.getLogger(__name__)
-_repeats = LogThrottle(log)
+_throttle = LogThrottle(log)
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who is asking, as the binding knows it (§6).
+    """The client of a call, as the binding identifies it (§6).
 
-    `asserts_owner`: the binding is local, so the `owner` in a call is taken at its word. Otherwise `owner` here is the
-    authenticated principal's, or None where callers are not told apart and `scopes` is not declared. `channel` is how
-    the caller can be notified of events (§4.13), None where the binding cannot. `writes` names the tiers whose records
-    the caller may change, None where that is any.
+    Attributes:
+        asserts_owner: the binding is local, so the `owner` in a call is trusted.
+        owner: otherwise, the authenticated principal's; None if callers are not distinguished and `scopes` is not
+            declared.
+        channel: sends notifications of events to the caller (§4.13); None if the binding cannot.
+        writes: the tiers whose records the caller may change; None for all.
     """
 
     asserts_owner: bool
@@ -54,7 +56,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a caller does not come in: an HTTP status, a sentence, and headers that go with it."""
+    """The rejection of an HTTP request: a status, a sentence, and headers."""
 
     status: int
     message: str
@@ -62,19 +64,19 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class CannotListen(Exception):
-    """The address cannot be listened on; the message is one sentence that says why."""
+    """An address cannot be listened on; the message is one sentence that says why."""
 
 
 class Answering(Protocol):
-    """What a binding serves: one message in, the answer out, or None where the message was a notification."""
+    """The function that a binding serves: it takes a message and returns the answer, or None for a notification."""
 
     async def __call__(self, message: bytes, caller: Caller, /) -> bytes | None: ...
 
 
 class Method(msgspec.Struct, frozen=True):
-    """One method: the type of its parameters and what carries it out.
+    """One method: the type of its parameters and its handler.
 
-    `allow` raises what every call is answered with as long as there is no carrying it out, whatever its parameters are.
+    `allow` raises the error for every call while the method cannot be carried out, before its parameters are read.
     """
 
     params: type[Params]
@@ -83,8 +85,9 @@ class Method(msgspec.Struct, frozen=True):
 
 
 class NoRoom(bytes):
-    """An answer that says that the server has no room for the call at present, which a binding may say in its own way,
-    too. `retry_after`: seconds."""
+    """The answer to a call that is rejected for overload; a binding may express that in its own way, too.
+
+    `retry_after` is in seconds."""
 
     retry_after: float
 
@@ -95,12 +98,12 @@ class NoRoom(bytes):
 
 
 class Gate:
-    """Lets so many calls be under way at once, whichever bindings they come by. One more is refused at once; it never
-    waits, since a queue would only be another thing without a bound.
+    """A limit for the calls in progress, over all bindings. It rejects a further call immediately: a queue would need a
+    limit, too.
 
     Args:
-        answer: carries the calls out.
-        most: calls under way.
+        answer: carries out the calls.
+        most: calls in progress.
     """
 
     def __init__(self, answer: Answering, most: int) -> None:
@@ -115,7 +118,7 @@ class Gate:
 
     async def __call__(self, message: bytes, caller: Caller) -> bytes | None:
         if self._underway >= self._most:
-            sentence = f"{self._most:,} calls are under way, which is what it takes at once"
+            sentence = f"{self._most:,} calls are in progress, which is the limit of this server"
             return self._answered(message, overloaded(sentence))
         self._underway += 1
         try:
@@ -130,8 +133,8 @@ class Gate:
             self._underway -= 1
 
     def end(self) -> None:
-        """Answer at once what is under way, and what comes: the server is stopping. What a call has begun and must not
-        be cut short, it ends before that."""
+        """Answer calls in progress and new ones at once, since the server is stopping. A call that must not be
+        interrupted finishes first."""
         self._ended = True
         for scope in list(self._scopes):
             scope.cancel()
@@ -147,11 +150,11 @@ class Gate:
 
 
 class Dispatcher:
-    """Serves a table of methods; all errors become answers here, and only here.
+    """Serves a table of methods; errors become answers only here.
 
     Args:
-        methods: what is implemented, by name; also extensions of ours, which are of no capability.
-        capabilities: what is declared. Methods of other capabilities answer CAPABILITY_NOT_SUPPORTED (§2).
+        methods: the implemented methods by name, including our extensions, which have no capability.
+        capabilities: the declared ones. Methods of others answer CAPABILITY_NOT_SUPPORTED (§2).
     """
 
     def __init__(self, methods: Mapping[str, Method], capabilities: Iterable[str]) -> None:
@@ -170,19 +173,19 @@ class Dispatcher:
             return None if request.id is None else _failed(request.id, error)
         except OSError as problem:
             failed = disk_failed(problem)
-            _repeats.say(logging.ERROR, f"{request.method}: {failed}")
+            _throttle.say(logging.ERROR, f"method={request.method} failed: {failed}")
             return None if request.id is None else render_error(request.id, failed)
-        except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a caller
+        except Exception as problem:  # noqa: BLE001 - every fault must become an answer without a traceback
             return None if request.id is None else render_error(request.id, internal(problem, request.method))
         return None if request.id is None else render_result(request.id, result)
 
     def route(self, request: Request) -> tuple[Method, Params]:
-        """The method a request names and its parameters, read. Raises A2MError for what §2 and §7 refuse."""
+        """Return the method of a request and its parameters; raise the A2MError that §2 or §7 prescribes."""
         capability = CAPABILITY_OF.get(request.method)
         method = self._methods.get(request.method)
         if capability is None:
             if method is None:
-                raise A2MError(Code.METHOD_NOT_FOUND, f"{request.method!r} is no A2M method")
+                raise A2MError(Code.METHOD_NOT_FOUND, f"{request.method!r} is not an A2M method")
         elif capability not in self._capabilities or method is None:
             raise not_supported(capability)
         if method.allow is not None:
@@ -191,7 +194,7 @@ class Dispatcher:
 
 
 def _failed(id: Raw, error: A2MError) -> bytes:
-    """The answer to a call that failed."""
+    """Return the answer to a failed call."""
     answer = render_error(id, error)
     if error.data is not None and error.data.get("reason") == OVERLOADED:
         return NoRoom(answer, error.data.get("retry_after", RETRY_AFTER))
@@ -199,6 +202,6 @@ def _failed(id: Raw, error: A2MError) -> bytes:
 
 
 def internal(problem: Exception, method: str) -> A2MError:
-    """INTERNAL_ERROR for a fault of ours; the whole story goes to the log."""
-    log.error("%s failed", method, exc_info=problem)
-    return A2MError(Code.INTERNAL_ERROR, f"the server failed in {method}; its log says how")
+    """Return INTERNAL_ERROR for a fault of this program, and log its traceback."""
+    log.error("method=%s failed", method, exc_info=problem)
+    return A2MError(Code.INTERNAL_ERROR, f"the server failed in {method}; its log has the details")

@@ -1,6 +1,6 @@
-"""How a server of ours is run from a command line: on stdio or on a loopback address, until it is told to stop.
+"""Runs one of our servers from a command line: on stdio or on a loopback address, until a signal stops it.
 
-One process, one server. Whatever goes wrong on the way is one sentence on stderr and the exit code 1.
+One process is one server. A failure becomes one sentence on stderr and the exit code 1.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from a2m_router.protocol.server.server import Answering, Caller, CannotListen, R
 from a2m_router.protocol.server.shutdown import StoppableStream, until_signalled
 from a2m_router.protocol.server.stdio import serve_lines
 
-# over HTTP nobody can be told apart: `scopes` is not declared and every owner ignored (§6)
+# over HTTP, callers cannot be distinguished: `scopes` is not declared, and every owner is ignored (§6)
 _ANYBODY: Final = Caller(asserts_owner=False)
 
 
 class Served(Answering, Protocol):
-    """A server that can also be described without a call (§8.3.3)."""
+    """A server whose description is also available without a call (§8.3.3)."""
 
     async def describe(self, caller: Caller, /) -> Mapping[str, Any]: ...
 
@@ -32,12 +32,12 @@ class Served(Answering, Protocol):
 def run(
     program: str, serving: Callable[[], Awaitable[None]], mistakes: tuple[type[Exception], ...], *, log_level: str
 ) -> int:
-    """Runs `serving` to its end; returns the exit code. Nothing that is logged or printed meanwhile blocks.
+    """Run `serving` to its end; return the exit code. Logging and printing never block meanwhile.
 
     Args:
-        program: whom the sentence on stderr is from.
-        log_level: what goes to stderr, as --log-level names it.
-        mistakes: what `serving` raises for reasons that a sentence explains; an address that is taken is one always.
+        program: the name before the sentence on stderr.
+        log_level: a value of --log-level.
+        mistakes: the exceptions of `serving` whose message is shown without a traceback, besides CannotListen.
     """
     expected: tuple[type[Exception], ...] = (CannotListen, *mistakes)
     code = 0
@@ -52,10 +52,12 @@ def run(
 
 
 async def serve(program: str, opened: AbstractAsyncContextManager[Served], address: tuple[str, int] | None) -> None:
-    """Serves what `opened` gives: at `address`, or on stdin and stdout where that is None.
+    """Serve the server that `opened` yields: at `address`, or on stdin and stdout if that is None.
 
-    On stdio it is opened when stdout carries messages and nothing else, so that what is printed on the way there goes
-    to stderr. Raises CannotListen.
+    On stdio, stdout is reserved for messages before the server is opened, so that prints during its start go to stderr.
+
+    Raises:
+        CannotListen: the address cannot be listened on.
     """
     if address is None:
         with standard_streams() as (source, sink):
@@ -69,7 +71,7 @@ async def serve(program: str, opened: AbstractAsyncContextManager[Served], addre
 
 
 async def _serve_http(program: str, server: Served, host: str, port: int) -> None:
-    # what serves HTTP is half of all that there is to load, and on stdio a tier is started by its router
+    # imported here: the HTTP server is half of the load time, and a router starts its tiers on stdio
     from a2m_router.protocol.server.http import HttpServer, application
 
     http = HttpServer(application(server, admit=_admit, profile=server.describe), host, port)
@@ -81,17 +83,17 @@ async def _serve_http(program: str, server: Served, host: str, port: int) -> Non
 
 def _admit(headers: Mapping[str, str]) -> Caller | Refusal:
     if headers.get("origin") is not None:
-        return Refusal(403, "Origin: this server answers no web page")
+        return Refusal(403, "Origin: this server does not answer web pages")
     return _ANYBODY
 
 
 def loopback(text: str) -> tuple[str, int]:
-    """The host, without brackets, and the port of a loopback address such as 127.0.0.1:8778. For argparse."""
+    """Return the host, without brackets, and the port of a loopback address such as 127.0.0.1:8778. For argparse."""
     host, port = _address(text)
     if not is_loopback(host):
         raise argparse.ArgumentTypeError(
-            f"{host} can be reached from elsewhere, and this server tells nobody apart; listen on 127.0.0.1, and put "
-            "a2m-router with principals in front"
+            f"{host} can be reached from other machines, and this server has no authentication; listen on 127.0.0.1, "
+            "and put a2m-router with principals in front"
         )
     return host, port
 
@@ -104,7 +106,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def positive(text: str) -> int:
-    """A whole number of 1 or more. For argparse."""
+    """Return a whole number of 1 or more. For argparse."""
     try:
         number = int(text)
     except ValueError:
@@ -115,7 +117,7 @@ def positive(text: str) -> int:
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
-    """The option --log-level, as every server has it."""
+    """Add the option --log-level, which every server has."""
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="what goes to stderr"
     )

@@ -1,4 +1,4 @@
-"""Ending on purpose: a server that is told to stop takes nothing new, and answers what is under way."""
+"""Orderly shutdown: after a signal, a server accepts no new calls and answers those in progress."""
 
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -12,9 +12,9 @@ import anyio.abc
 async def until_signalled(
     stop: Callable[[], None], *, on_hang_up: Callable[[], None] | None = None
 ) -> AsyncIterator[None]:
-    """Calls `stop` when the process is asked to end (SIGTERM, SIGINT, SIGHUP), for as long as the block lasts.
+    """Call `stop` at each SIGTERM, SIGINT or SIGHUP during the block.
 
-    With `on_hang_up`, SIGHUP does not ask for that: it calls this instead.
+    With `on_hang_up`, SIGHUP calls that instead.
     """
 
     async def wait(*, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -33,7 +33,7 @@ async def until_signalled(
 
 
 class StoppableStream(anyio.abc.ByteReceiveStream):
-    """A stream that can be made to end before its source does. `on_end` is called when it has ended, either way."""
+    """A stream that `end` can end before its source does. `on_end` is called when it has ended, in either way."""
 
     def __init__(self, source: anyio.abc.AnyByteReceiveStream, on_end: Callable[[], None] = lambda: None) -> None:
         self._source = source
@@ -42,7 +42,7 @@ class StoppableStream(anyio.abc.ByteReceiveStream):
         self._reading: anyio.CancelScope | None = None
 
     def end(self) -> None:
-        """The stream ends after what was already received."""
+        """End the stream after the bytes already received."""
         self._ended = True
         if self._reading is not None:
             self._reading.cancel()

@@ -1,12 +1,12 @@
 """The stdio binding's server end (§8.2): one JSON message per line in, one per line out.
 
-- Requests are begun in the order in which they came, and served concurrently; all lines of a chunk are begun before the
-  first is worked on, so that a store can carry out together what came together.
-- A request is under way until its answer is written. At `max_underway` nothing more is read: a peer that does not
-  read its answers is not read either. Likewise where requests would hold more than `max_held` bytes.
+- Requests begin in the order of their arrival and run concurrently. All lines of a chunk begin before the first one
+  runs, so that a store can commit them as a group.
+- A request is in progress until its answer is written. At `max_underway` requests, or `max_held` bytes of requests,
+  reading stops: a peer that does not read its answers cannot send more calls.
 - One task writes. Answers that are ready together go out in one piece.
-- Notifications (§4.13) are taken from what the connection follows only when the ones before them are written, and not
-  before the answer of the call that caused them: a peer that does not read holds up nobody, and holds no memory.
+- The next notifications (§4.13) are taken from the feed only when the earlier ones are written, and after the answer of
+  the call that caused them: a peer that does not read blocks no other connection, and needs no memory.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ async def serve_stdio(
     max_underway: int = 256,
     grace: float = 10.0,
 ) -> None:
-    """Serves this process's stdin and stdout as `serve_lines` does; meanwhile what is printed goes to stderr."""
+    """Serve this process's stdin and stdout as `serve_lines` does; prints go to stderr meanwhile."""
     with standard_streams() as (source, sink):
         await serve_lines(
             answer, source, sink, caller=caller, max_message=max_message, max_underway=max_underway, grace=grace
@@ -57,15 +57,15 @@ async def serve_lines(
     max_held: int = DEFAULT_MAX_HELD,
     grace: float = 10.0,
 ) -> None:
-    """Serves until `source` ends, then answers what is under way; returns early if `sink` breaks.
+    """Serve until `source` ends, then answer the calls in progress; return early if `sink` breaks.
 
     Args:
         answer: must not raise.
-        caller: who is at the other end.
+        caller: the client at the other end.
         max_message: bytes in a line; a longer one is answered INVALID_REQUEST with id null and skipped.
-        max_underway: requests begun whose answers are not yet written.
-        max_held: bytes of the requests that are being carried out; one that does not fit is begun when it does.
-        grace: seconds after the end of `source` for what is under way; then it is cancelled.
+        max_underway: requests in progress: begun, with answers not yet written.
+        max_held: bytes of the requests being carried out; one that does not fit waits until it does.
+        grace: seconds after the end of `source` for calls in progress; then they are cancelled.
     """
     service = _Service(answer, sink, caller, max_message, max_underway, max_held)
     try:
@@ -82,7 +82,7 @@ async def serve_lines(
 
 
 class _Underway:
-    """A request that was begun."""
+    """A request in progress."""
 
     def __init__(self, connection: object) -> None:
         self.connection = connection
@@ -90,7 +90,7 @@ class _Underway:
 
 
 class _Service:
-    """One connection. Mutable state: what has come, what is ready to go out, and what is followed."""
+    """One connection. Mutable state: received lines, lines ready to be written, and the feed that is followed."""
 
     def __init__(
         self,
@@ -112,17 +112,17 @@ class _Service:
         self._freed = anyio.Event()
         self._came: deque[bytes | None] = deque()
         self._ready: list[bytes] = []
-        self._answers = 0  # of what is ready, the rest are notifications
+        self._answers = 0  # how many ready lines are answers; the others are notifications
         self._more = anyio.Event()
         self._sent = anyio.Event()
         self._writing = anyio.Lock()
-        self._mark = object()  # stands for this connection in a log, which outlives it
+        self._mark = object()  # identifies this connection in a log, which outlives it
         self._feed: Feed | None = None
         self._subscribing: Call | None = None
         self._stirred = anyio.Event()
 
     async def read(self, source: anyio.abc.AnyByteReceiveStream, requests: anyio.abc.TaskGroup) -> None:
-        """Begins a task for every line until the source ends."""
+        """Begin a task for every line until the source ends."""
         splitter = LineSplitter(self._max_message)
         ended = False
         while not ended:
@@ -141,10 +141,10 @@ class _Service:
                 requests.start_soon(self._serve_next)
 
     async def _serve_next(self) -> None:
-        # whichever task happens to run first takes the line that came first: no scheduler promises an order of tasks
+        # the first task to run takes the first line, since schedulers do not guarantee the order of tasks
         line = self._came.popleft()
         call = _Underway(self._mark)
-        UNDERWAY.set(call)  # each request has a task of its own, and so a context
+        UNDERWAY.set(call)  # each request has its own task, and so its own context
         if line is None:
             reply: bytes | None = render_error(NULL_ID, too_long(self._max_message))
         else:
@@ -161,7 +161,7 @@ class _Service:
         self._stirred.set()
 
     async def write(self, scope: anyio.CancelScope) -> None:
-        """Writes what gets ready; cancels `scope` when there is nobody left to write to."""
+        """Write ready lines; cancel `scope` when the sink has broken."""
         while True:
             await self._more.wait()
             self._more = anyio.Event()
@@ -186,12 +186,12 @@ class _Service:
         self._subscribing = UNDERWAY.get()
 
     async def push(self) -> None:
-        """Writes the notifications of what is followed, as their time comes."""
+        """Write the due notifications of the feed."""
         while True:
             await self._stirred.wait()
             self._stirred = anyio.Event()
             while notices := self._due_notices():
-                # nothing is awaited between the taking and here: no end of a subscription can have come between
+                # no await since the notices were taken, so the subscription cannot have ended meanwhile
                 self._ready += notices
                 sent = self._sent
                 self._more.set()
@@ -208,11 +208,11 @@ class _Service:
         return lines
 
     def _is_unanswered(self, call: Call | None) -> bool:
-        """Whether it is a call on this connection whose answer is not ready yet."""
+        """Return whether it is a call on this connection whose answer is not ready yet."""
         return call is not None and call.connection is self._mark and not call.answered
 
     async def written(self) -> None:
-        """Returns when no request is under way and every answer has been written, and no line is half written."""
+        """Wait until no request is in progress, every answer is written, and no line is half written."""
         for _ in range(self._max_underway):
             await self._room.acquire()
         self.follow(None)

@@ -1,6 +1,6 @@
-"""Vectors, pure: what is accepted, and what a similarity is as a score.
+"""Checks vectors, and turns similarities into scores. Pure.
 
-The index holds 32-bit floats and finds candidates; their order and their similarity come from the doubles.
+The index holds 32-bit floats and finds candidates; their order and similarity are computed from the exact doubles.
 """
 
 import math
@@ -11,7 +11,7 @@ from a2m_router.protocol.wire.vectors import MAX_WIDTH
 
 
 def check(vector: Sequence[float], where: str) -> None:
-    """Raises INVALID_PARAMS unless `vector` is a usable one: 1 to MAX_WIDTH finite numbers."""
+    """Raise INVALID_PARAMS unless `vector` has 1 to MAX_WIDTH finite numbers."""
     if not 1 <= len(vector) <= MAX_WIDTH:
         raise invalid_params(where, f"expected 1 to {MAX_WIDTH:,} numbers, got {len(vector):,}")
     if not all(map(math.isfinite, vector)):
@@ -19,7 +19,7 @@ def check(vector: Sequence[float], where: str) -> None:
 
 
 def check_width(vector: Sequence[float], dimensions: int | None, where: str) -> None:
-    """Raises EMBEDDING_MISMATCH unless `vector` is as wide as the store's (§3.7)."""
+    """Raise EMBEDDING_MISMATCH unless `vector` has the store's width (§3.7)."""
     if dimensions is not None and len(vector) != dimensions:
         raise A2MError(
             Code.EMBEDDING_MISMATCH,
@@ -29,5 +29,5 @@ def check_width(vector: Sequence[float], dimensions: int | None, where: str) -> 
 
 
 def score(metric: str, similarity: float) -> float:
-    """A similarity as a score in (0, 1] (§5.3), in the same order; above 0, so that there is room below every one."""
+    """Return a similarity as a score in (0, 1] (§5.3) that keeps the order; above 0, so that lower scores remain."""
     return (2 + similarity) / 3 if metric == "cosine" else 1 / (1 - similarity)

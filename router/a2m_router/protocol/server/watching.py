@@ -18,7 +18,7 @@ class Subscribed(msgspec.Struct):
 
 
 class EventsEntry(msgspec.Struct):
-    """What describe says of events: whether this connection can be pushed to."""
+    """The entry of describe for events: whether this connection can get notifications."""
 
     push: bool
 
@@ -27,7 +27,7 @@ class Watching:
     """Serves an event log.
 
     Args:
-        sight: what a caller sees who names that owner. Raises A2MError where it may not.
+        sight: returns the rights of a caller that names this owner; raises A2MError if it may not name it.
     """
 
     def __init__(self, log: EventLog, sight: Callable[[Caller, str | None], Sight]) -> None:
@@ -49,7 +49,7 @@ class Watching:
         return self._log.poll(self._sight(caller, params.owner), params.cursor, params.limit, _chosen(params.kinds))
 
     async def subscribe(self, params: Subscribe, caller: Caller) -> Subscribed:
-        """§4.13; subscribing anew replaces the subscription. Raises CAPABILITY_NOT_SUPPORTED without a channel."""
+        """§4.13; a new subscription replaces the old one. Raises CAPABILITY_NOT_SUPPORTED without a channel."""
         if caller.channel is None:
             raise A2MError(
                 Code.CAPABILITY_NOT_SUPPORTED,
@@ -60,7 +60,7 @@ class Watching:
         return Subscribed(True)
 
     async def unsubscribe(self, params: Unsubscribe, caller: Caller) -> Subscribed:
-        """§4.14: no error without a subscription, nor where there can be none."""
+        """§4.14; without a subscription or a channel, this does nothing."""
         if caller.channel is not None:
             caller.channel.follow(None)
         return Subscribed(False)

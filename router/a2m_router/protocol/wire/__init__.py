@@ -1,1 +1,1 @@
-"""The bytes and values of A2M; pure."""
+"""The messages and values of A2M; pure functions."""

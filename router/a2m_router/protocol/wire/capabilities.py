@@ -1,6 +1,6 @@
 """The capability table (§2): which methods and which record fields each capability adds.
 
-The one place that knows the protocol's vocabulary: servers declare names from it, clients check them against it.
+This is the only place with the protocol's names: servers declare names from it, and clients check names against it.
 """
 
 from collections.abc import Iterable
@@ -50,11 +50,11 @@ CAPABILITY_OF: Final = MappingProxyType({m: capability for capability, ms in MET
 
 
 def methods_of(capabilities: Iterable[str]) -> list[str]:
-    """The methods that a server declaring `capabilities` serves, in the order of the table."""
+    """Return the methods of a server that declares `capabilities`, in the order of the table."""
     declared = frozenset(capabilities)
     return [method for capability, methods in METHODS.items() if capability in declared for method in methods]
 
 
 def speaks(protocol: str) -> bool:
-    """Whether a peer that says `protocol` can be talked to (§4.1: while the major is 0, the minor must match)."""
+    """Return whether a peer's `protocol` version is compatible (§4.1: while the major is 0, the minor must match)."""
     return protocol == PROTOCOL or protocol.startswith(PROTOCOL + ".")

@@ -1,6 +1,6 @@
-"""Cursors that tell their holder nothing: a position, hidden and sealed with a key that nobody but the server has.
+"""Opaque cursors: a position, encrypted and authenticated with a key that only the server has.
 
-How far a log or a table has come says how much others do in it; so a position is not handed out as a number.
+A plain position in a log or a table would reveal how much other clients write.
 """
 
 import base64
@@ -12,31 +12,31 @@ KEY_BYTES: Final = 32
 
 
 class CursorSeal:
-    """Closes positions into cursors of one length, and opens those that it has closed itself.
+    """Turns positions into cursors of one length, and its own cursors back into positions.
 
-    No two cursors are alike, so that not even a change tells something.
+    No two cursors are equal, even for one position: so a client cannot see whether the position has changed.
 
     Args:
-        key: `KEY_BYTES` secret bytes. Cursors open wherever the key is known; without one they end with this seal.
+        key: `KEY_BYTES` secret bytes. Every seal with the key opens the cursors; by default only this one does.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = fresh_key() if key is None else key
 
     def close(self, position: int) -> str:
-        """A cursor for a position, which is 0 or more and less than 2**63."""
+        """Return a cursor for a position, which is 0 or more and less than 2**63."""
         nonce = secrets.token_bytes(8)
         hidden = nonce + self._masked(nonce, position).to_bytes(8)
         return _text(hidden + self._tag(hidden))
 
     def open(self, cursor: str) -> int | None:
-        """The position, or None for what this seal has not closed."""
+        """Return the position of a cursor; None if it was not made with this key."""
         try:
             sealed = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
         except ValueError:
             return None
         hidden, tag = sealed[:16], sealed[16:]
-        # the same bytes can be written in several ways, of which one is ours
+        # base64 has several spellings for the same bytes; accept only the one that `close` writes
         if _text(sealed) != cursor or len(hidden) != 16 or not secrets.compare_digest(tag, self._tag(hidden)):
             return None
         return self._masked(hidden[:8], int.from_bytes(hidden[8:]))
@@ -49,7 +49,7 @@ class CursorSeal:
 
 
 def fresh_key() -> bytes:
-    """A key that nobody has."""
+    """Return a new random key."""
     return secrets.token_bytes(KEY_BYTES)
 
 

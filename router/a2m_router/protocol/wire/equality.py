@@ -1,7 +1,7 @@
-"""JSON equality, exactly (§5.2): values as atoms, byte strings that are equal just when the values are.
+"""Exact JSON equality (§5.2): each value becomes an atom, and two atoms are equal if and only if the values are.
 
-`where` compares by JSON type, then exactly: 1 equals 1.0 and 10e-1 but not true and not "1"; integers of any length are
-told apart. No float is ever made, so nothing is rounded on the way.
+`where` compares the JSON type, then the exact value: 1 equals 1.0 and 10e-1, but not true and not "1". Integers of any
+length stay distinct. Numbers never become floats, so nothing is rounded.
 """
 
 import json
@@ -15,14 +15,14 @@ from a2m_router.protocol.wire.errors import invalid_params
 
 NULL: Final = b"z"
 
-# names in one `where`; each becomes a part of a query
+# names in one `where`; each becomes a part of an SQL query
 MOST_NAMES: Final = 500
 
 Where: TypeAlias = Mapping[str, tuple[bytes, ...]]
 
 
 class _Number(str):
-    """A number's own text, kept apart from a string's."""
+    """The text of a number; a type of its own, to distinguish it from a string."""
 
     __slots__ = ()
 
@@ -31,19 +31,20 @@ _NUMBER: Final = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?", re.ASCI
 
 
 def atom(value: bytes) -> bytes:
-    """The atom of one JSON text; two texts have the same atom just when they are equal as JSON values."""
+    """Return the atom of one JSON text; two texts have the same atom if and only if they are equal JSON values."""
     return _atom(_decode(value))
 
 
 def members(metadata: bytes) -> dict[str, bytes]:
-    """The atom of each top-level member of a JSON object; of a name that comes twice the last counts."""
+    """Return the atom of each top-level member of a JSON object; if a name comes twice, the last one counts."""
     return {name: _atom(value) for name, value in _decode(metadata).items()}
 
 
 def parse_where(where: Mapping[str, msgspec.Raw]) -> Where:
-    """What each name may equal: an array in `where` means any of its elements, anything else means itself.
+    """Return the atoms that each name may equal: those of all elements of an array, otherwise that of the value.
 
-    Raises INVALID_PARAMS for more names than a query can test at once.
+    Raises:
+        A2MError: INVALID_PARAMS, if there are more names than one query can test.
     """
     if len(where) > MOST_NAMES:
         raise invalid_params("where", f"expected at most {MOST_NAMES} names, got {len(where):,}")
@@ -55,22 +56,22 @@ def parse_where(where: Mapping[str, msgspec.Raw]) -> Where:
 
 
 def text_atom(text: str | None) -> bytes:
-    """The atom of a string field, or of null where there is none."""
+    """Return the atom of a string field; that of null if the field is absent."""
     return NULL if text is None else b"s" + text.encode("utf-8")
 
 
 def text_of(atom: bytes) -> str | None:
-    """The string that an atom stands for; None where it stands for anything else."""
+    """Return the string of an atom; None if it is another type."""
     return atom[1:].decode("utf-8") if atom[:1] == b"s" else None
 
 
 def number_atom(number: float | int) -> bytes:
-    """The atom of a number field."""
+    """Return the atom of a number field."""
     return _atom(_Number(repr(number)))
 
 
 def integer_of(atom: bytes) -> int | None:
-    """The 64-bit integer that an atom stands for; None where it stands for anything else."""
+    """Return the 64-bit integer of an atom; None if it is another value."""
     if atom[:1] != b"n":
         return None
     digits, _, exponent = atom[1:].partition(b"e")
@@ -103,13 +104,13 @@ def _atom(value: Any) -> bytes:
             parts = [_atom(element) for element in value]
             return b"a" + b"".join(b"%d:" % len(part) + part for part in parts)
         case _:
-            # the last of two equal names has already won, and the order of names does not matter
+            # sorted, since order does not matter; of two equal names the decoder has kept the last
             pairs = sorted((text_atom(name), _atom(member)) for name, member in value.items())
             return b"o" + b"".join(b"%d:%b%d:%b" % (len(n), n, len(v), v) for n, v in pairs)
 
 
 def _canonical(number: str) -> bytes:
-    """`digits e exponent` without trailing zeros in the digits; zero, of either sign, is `0e0`."""
+    """Return `digits e exponent` without trailing zeros in the digits; zero, of either sign, is `0e0`."""
     match = _NUMBER.fullmatch(number)
     if match is None:
         raise ValueError(f"not a JSON number: {number[:40]}")
@@ -118,7 +119,7 @@ def _canonical(number: str) -> bytes:
     significant = digits.rstrip("0")
     if not significant:
         return b"0e0"
-    # an exponent too long to be an int cannot be normalised; its text stands for itself
+    # int() rejects such a long exponent, so the number is not normalised: its text is the atom
     if len(exponent) > 1000:
         return f"{sign}{whole}.{fraction}e{exponent}".encode()
     power = int(exponent or "0") - len(fraction) + len(digits) - len(significant)

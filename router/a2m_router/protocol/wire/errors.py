@@ -1,6 +1,6 @@
 """Error codes (§7), and the one exception that turns into a JSON-RPC error object.
 
-Errors are raised where the mistake is seen and become answers in one place, the dispatcher.
+Code raises an error at the place that detects it; the dispatcher alone turns errors into answers.
 """
 
 import errno
@@ -27,40 +27,40 @@ class Code(IntEnum):
     EMBEDDING_MISMATCH = -32008
 
 
-# Why a call was not begun: as many are under way as there may be. In an error's data, as `reason`.
+# The reason of a call that was not begun: too many calls are in progress. In an error's data, as `reason`.
 OVERLOADED: Final = "overloaded"
 
-# After so many seconds it may be tried again what found no room.
+# Seconds after which a client may retry a call that was rejected for overload.
 RETRY_AFTER: Final = 1
 
-# Why nothing was written: there is no room; another program holds a lock on the file; the file is not where it was. In
-# an error's data, as `reason`.
+# The reasons of a rejected write: the disk is full; another program has locked the file; the file was removed or
+# replaced. In an error's data, as `reason`.
 DISK_FULL: Final = "disk full"
 FILE_HELD: Final = "another program holds the file"
 FILE_GONE: Final = "the file was removed or replaced while it is open"
 
 
-# How many times in a row by now the service behind a server, such as a2m-rag, has not answered it. In an error's data.
+# How many requests in a row the service behind a server, such as a2m-rag, has left unanswered. In an error's data.
 UNANSWERED: Final = "unanswered"
 
-# Why a call was not carried out, or not to its end: the server is being ended. In an error's data, as `reason`.
+# The reason of a call that was not carried out, or only in part: the server is stopping. In an error's data, `reason`.
 STOPPING: Final = "stopping"
 
 
-# Characters of what a server says, in a sentence of ours.
+# Characters of a server's text that a sentence quotes, at most.
 MAX_QUOTED: Final = 300
 
-# Errors of a server behind that are the caller's to hear; any other is the federation's own trouble.
+# Errors of a tier's server that go on to the caller; all others are faults of the federation.
 CALLERS_ERRORS: Final = frozenset({Code.INVALID_PARAMS, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH})
 
 
 class A2MError(Exception):
-    """An answer that is an error: a code of §7, a sentence for a person, and detail for a program.
+    """An error answer: a code of §7, a sentence for people, and details for programs.
 
     Args:
-        code: one of `Code`, or whatever number a foreign server sent.
-        message: what was expected, what came and what to do. Never parsed by a client.
-        data: structured detail, if any; must be JSON.
+        code: one of `Code`, or any other number from a foreign server.
+        message: what was expected, what came and what to do. Clients must not parse it.
+        data: structured details, if any; must be JSON.
     """
 
     def __init__(self, code: int, message: str, data: Mapping[str, Any] | None = None) -> None:
@@ -73,59 +73,59 @@ class A2MError(Exception):
         return f"A2MError({self.code}, {self.message!r}, {self.data!r})"
 
 
-# Why a call about a record is refused that its tier has lost, or holds otherwise than it was written.
+# The reason of a rejected call about a record that its tier has lost or holds with other content.
 NOT_AS_WRITTEN: Final = "not as it was written"
 
 
-def cut(said: str, most: int = MAX_QUOTED) -> str:
-    """What a server says, as far as a sentence quotes it; where that is not all, an ellipsis shows it."""
-    return said if len(said) <= most else f"{said[: most - 1]}…"
+def cut(text: str, most: int = MAX_QUOTED) -> str:
+    """Return a server's text, cut to `most` characters; an ellipsis marks the cut."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def invalid_params(where: str, problem: str) -> A2MError:
-    """INVALID_PARAMS naming the parameter and what it should have been."""
+    """Return INVALID_PARAMS with the name of the parameter and what was expected."""
     return A2MError(Code.INVALID_PARAMS, f"{where}: {problem}")
 
 
 def unknown_tier(name: str, known: list[str]) -> A2MError:
-    """UNKNOWN_TIER naming the tiers there are."""
+    """Return UNKNOWN_TIER with the names of the existing tiers."""
     return A2MError(Code.UNKNOWN_TIER, f"no tier is called {name!r}; there are: {', '.join(known)}")
 
 
 def not_supported(capability: str) -> A2MError:
-    """CAPABILITY_NOT_SUPPORTED for a method, or a write's `tier`, of an undeclared capability."""
+    """Return CAPABILITY_NOT_SUPPORTED for a method, or a write's `tier`, of an undeclared capability."""
     return A2MError(Code.CAPABILITY_NOT_SUPPORTED, f"this server does not implement the '{capability}' capability")
 
 
 def quota(where: str, limit: int, came: int, unit: str) -> A2MError:
-    """QUOTA_EXCEEDED for a declared limit (§4.1)."""
+    """Return QUOTA_EXCEEDED for a declared limit (§4.1)."""
     return A2MError(
         Code.QUOTA_EXCEEDED,
-        f"{where}: at most {limit:,} {unit} in one call, {came:,} came",
+        f"{where}: expected at most {limit:,} {unit} in one call, got {came:,}",
         {"parameter": where, "limit": limit},
     )
 
 
 def embedding_mismatch(where: str, width: int, came: int) -> A2MError:
-    """EMBEDDING_MISMATCH naming both widths (§3.7)."""
+    """Return EMBEDDING_MISMATCH with both widths (§3.7)."""
     return A2MError(
         Code.EMBEDDING_MISMATCH,
-        f"{where}: the vectors kept here have {width} dimensions, this one has {came}",
+        f"{where}: expected a vector of {width} dimensions, as all vectors here, got {came}",
         {"parameter": where, "dimensions": width},
     )
 
 
 def overloaded(sentence: str, more: Mapping[str, Any] | None = None) -> A2MError:
-    """INTERNAL_ERROR for a call that was not begun, since too many are under way."""
+    """Return INTERNAL_ERROR for a call that was not begun, since too many are in progress."""
     return A2MError(
         Code.INTERNAL_ERROR,
-        f"no room for this call: {sentence}; try again in a while",
+        f"overloaded: {sentence}; try again in a while",
         {"reason": OVERLOADED, "retry_after": RETRY_AFTER, **(more or {})},
     )
 
 
 def stopping() -> A2MError:
-    """INTERNAL_ERROR for a call that the end of the server has cut short, or kept from being begun."""
+    """Return INTERNAL_ERROR for a call that the stopping server has cancelled or not begun."""
     return A2MError(
         Code.INTERNAL_ERROR,
         "the server is stopping; repeat the call when it is back",
@@ -134,35 +134,34 @@ def stopping() -> A2MError:
 
 
 def no_room(error: A2MError) -> str | None:
-    """The reason of an error that says that nothing can be taken at present, whatever is asked for: there is no room
-    for the call or on the disk, or the file is held; None of any other."""
+    """Return the reason of an error that affects every call to the server at present: overload, a full disk, or a
+    locked file. Return None for any other error."""
     reason = (error.data or {}).get("reason")
     return reason if reason in (OVERLOADED, DISK_FULL, FILE_HELD) else None
 
 
 def unanswered_in(error: A2MError) -> int:
-    """How many times in a row the service behind a server has not answered it, as its error says; 0 where it does not
-    say so."""
+    """Return how many requests in a row the service behind a server has left unanswered, by its error; 0 by default."""
     times = (error.data or {}).get(UNANSWERED)
     return times if type(times) is int and times > 0 else 0
 
 
 def disk_reason(problem: OSError) -> str:
-    """Why a disk did not take, or give, what was needed; DISK_FULL where it has no room."""
+    """Return why the disk failed; DISK_FULL if it is full."""
     return DISK_FULL if problem.errno == errno.ENOSPC else problem.strerror or str(problem)
 
 
 def disk_failed(problem: OSError, whose: str = "the") -> A2MError:
-    """INTERNAL_ERROR for a disk that did not take, or give, what the call needed."""
+    """Return INTERNAL_ERROR for a disk that failed during the call."""
     reason = disk_reason(problem)
     data: dict[str, Any] = {"reason": reason}
     if reason == DISK_FULL:
-        sentence = "disk is full: nothing was written; try again when there is room"
+        sentence = "disk is full: nothing was written; try again when there is space"
     elif reason == FILE_HELD:
-        sentence = f"file cannot be written to: {reason}; nothing was written; try again when that has let go of it"
+        sentence = f"file cannot be written to: {reason}; nothing was written; try again when the lock is released"
         data["retry_after"] = RETRY_AFTER
     elif reason == FILE_GONE:
-        sentence = f"file cannot be written to: {reason}; nothing was written; put it back, or end this server"
+        sentence = f"file cannot be written to: {reason}; nothing was written; put it back, or stop this server"
     else:
         sentence = f"disk failed: {reason}"
     return A2MError(Code.INTERNAL_ERROR, f"{whose} {sentence}", data)

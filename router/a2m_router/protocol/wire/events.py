@@ -1,7 +1,8 @@
-"""What a server tells of its changes (§4.12): the kinds of events, and what of each a reader may know.
+"""Events about a server's changes (§4.12): their kinds, and which parts of each a reader may see.
 
-An event is told only to those who could recall what it is about (§6). One that stands for many records counts, for
-each reader, those that he could recall; one that counts none of his is told to whoever asked for the change alone.
+A reader gets an event only if it could recall the records that the event is about (§6). An event about many records
+counts only those that the reader could recall. If that count is zero, only the client that requested the change, and
+readers of all owners, get the event.
 """
 
 from collections import Counter
@@ -12,35 +13,35 @@ import msgspec
 
 from a2m_router.protocol.wire.timestamps import render
 
-# An event of more of a reader's records than this gives their number and not their ids: it is kept in memory, and told
-# whole.
+# An event about more records than this has their number but no ids: events are kept in memory and sent in one piece.
 _MOST_IDS: Final = 1000
 
 
 class Place(NamedTuple):
-    """Whose a record is, and in which tier it lives; None where there are no tiers."""
+    """The owner of a record and the tier where it lives; None without tiers."""
 
     owner: str | None
     tier: str | None = None
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """Who reads (§6): None sees all; an owner sees its own, what has no owner, and all in `shared` tiers."""
+    """A reader's rights (§6): None sees all records; an owner sees its own, those without an owner, and all in `shared`
+    tiers."""
 
     owner: str | None = None
     shared: frozenset[str] = frozenset()
 
     def sees(self, place: Place) -> bool:
-        """Whether a record of that owner in that tier can be recalled by this reader."""
+        """Return whether this reader can recall a record of that owner in that tier."""
         return self.owner is None or place.owner in (None, self.owner) or place.tier in self.shared
 
     def count(self, places: Counter[Place]) -> int:
-        """How many of the counted records this reader can recall."""
+        """Return how many of the counted records this reader can recall."""
         return sum(number for place, number in places.items() if self.sees(place))
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """One record was written; `revision` > 0 shows a replacement. `at` is in milliseconds since 1970, as everywhere."""
+    """One record was written; a `revision` above 0 is a replacement. `at` is always in milliseconds since 1970."""
 
     kind: ClassVar[str] = "written"
 
@@ -52,7 +53,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0
 
     def seen_by(self, reader: Sight) -> Mapping[str, Any] | None:
-        """The event object; None for who could not recall the record."""
+        """Return the event object; None if the reader could not recall the record."""
         if not reader.sees(self.place):
             return None
         revision = None if self.key is None else self.revision
@@ -62,27 +63,27 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Named(msgspec.Struct, frozen=True):
-    """Many records: how many of each place, and the ids of those places where they are not too many."""
+    """Many records: the count of each place, and the ids from places with at most `_MOST_IDS` records."""
 
     counts: Counter[Place]
     ids: Sequence[tuple[str, Place]]
 
     def seen_by(self, reader: Sight) -> dict[str, Any]:
-        """`count`, and `ids` if they are not too many, of what the reader could recall; others' do not matter."""
-        told: dict[str, Any] = {"count": reader.count(self.counts)}
-        if told["count"] <= _MOST_IDS:
-            told["ids"] = [id for id, place in self.ids if reader.sees(place)]
-        return told
+        """Return `count`, and `ids` unless there are too many, of the records that the reader could recall."""
+        visible: dict[str, Any] = {"count": reader.count(self.counts)}
+        if visible["count"] <= _MOST_IDS:
+            visible["ids"] = [id for id, place in self.ids if reader.sees(place)]
+        return visible
 
 
 def named(records: Sequence[tuple[str, Place]]) -> Named:
-    """The records of one change."""
+    """Return the records of one change, counted by place."""
     counts = Counter(place for _, place in records)
     return Named(counts, [(id, place) for id, place in records if counts[place] <= _MOST_IDS])
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
-    """One forget, asked for by `by`, and what it struck."""
+    """One forget, requested by `by`, and the records that it deleted."""
 
     kind: ClassVar[str] = "forgotten"
 
@@ -91,13 +92,15 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     records: Named
 
     def seen_by(self, reader: Sight) -> Mapping[str, Any] | None:
-        """The event object; None for who could recall none of the records."""
-        told = self.records.seen_by(reader)
-        return {"kind": self.kind, "at": render(self.at), **told} if _concerns(reader, self.by, told["count"]) else None
+        """Return the event object; None if the reader could recall none of the records."""
+        visible = self.records.seen_by(reader)
+        if not _concerns(reader, self.by, visible["count"]):
+            return None
+        return {"kind": self.kind, "at": render(self.at), **visible}
 
 
 class Promoted(msgspec.Struct, frozen=True, kw_only=True):
-    """One promote, asked for by `by`, and what it moved to `tier`."""
+    """One promote, requested by `by`, and the records that it moved to `tier`."""
 
     kind: ClassVar[str] = "promoted"
 
@@ -107,15 +110,15 @@ class Promoted(msgspec.Struct, frozen=True, kw_only=True):
     records: Named
 
     def seen_by(self, reader: Sight) -> Mapping[str, Any] | None:
-        """The event object; None for who can recall none of the records where they are now."""
-        told = self.records.seen_by(reader)
-        if not _concerns(reader, self.by, told["count"]):
+        """Return the event object; None if the reader can recall none of the records where they are now."""
+        visible = self.records.seen_by(reader)
+        if not _concerns(reader, self.by, visible["count"]):
             return None
-        return {"kind": self.kind, "at": render(self.at), "tier": self.tier, **told}
+        return {"kind": self.kind, "at": render(self.at), "tier": self.tier, **visible}
 
 
 class Consolidated(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass: how many records of each place. `asked`: `by` asked for it, rather than the policy by itself."""
+    """One pass, and how many records of each place it changed. `asked`: `by` requested it, rather than the policy."""
 
     kind: ClassVar[str] = "consolidated"
 
@@ -125,15 +128,15 @@ class Consolidated(msgspec.Struct, frozen=True, kw_only=True):
     figures: Mapping[str, Counter[Place]]
 
     def seen_by(self, reader: Sight) -> Mapping[str, Any] | None:
-        """The event object; None for whom it changed nothing."""
-        told = {name: reader.count(places) for name, places in self.figures.items()}
-        if not any(told.values()) and not (self.asked and _concerns(reader, self.by, 0)):
+        """Return the event object; None if it changed nothing that the reader can recall."""
+        counts = {name: reader.count(places) for name, places in self.figures.items()}
+        if not any(counts.values()) and not (self.asked and _concerns(reader, self.by, 0)):
             return None
-        return {"kind": self.kind, "at": render(self.at), **told}
+        return {"kind": self.kind, "at": render(self.at), **counts}
 
 
 class SessionClosed(msgspec.Struct, frozen=True, kw_only=True):
-    """An owner's conversation was closed; `known`: there was a record of it, so it is no secret of who closed it."""
+    """An owner's conversation was closed. `known`: it had a record, so readers who could recall it get the event."""
 
     kind: ClassVar[str] = "session_closed"
 
@@ -143,7 +146,7 @@ class SessionClosed(msgspec.Struct, frozen=True, kw_only=True):
     known: bool = True
 
     def seen_by(self, reader: Sight) -> Mapping[str, Any] | None:
-        """The event object; None for another owner, and for whom there was nothing to recall."""
+        """Return the event object; None for another owner, and for a reader that could recall nothing of it."""
         if not _concerns(reader, self.owner, int(self.known and reader.sees(Place(self.owner)))):
             return None
         return {"kind": self.kind, "at": render(self.at), "session": self.session}

@@ -1,11 +1,11 @@
 """The JSON-RPC 2.0 codec (§8): bytes in, messages out, and back. No I/O, no state.
 
-Rules of the door, kept here for every binding:
-- a message is valid UTF-8 and one JSON object; an array is refused (§8). A byte order mark at its head is skipped;
-- nothing is nested deeper than MAX_DEPTH, and no string holds a lone surrogate: what is let through as raw JSON must be
-  readable by everybody further on;
+Rules for incoming messages, checked here for every binding:
+- a message is valid UTF-8 and one JSON object; an array is rejected (§8). A leading byte order mark is skipped;
+- nesting is at most MAX_DEPTH deep, and no string contains a lone surrogate, since raw JSON passes through to other
+  programs, which must be able to read it;
 - line breaks between tokens become spaces, since stdio frames by line;
-- whatever can be learnt of a broken message's id is learnt, so that its sender can match the error.
+- the id of a broken message is recovered if possible, so that the sender can match the error.
 """
 
 import re
@@ -26,7 +26,7 @@ _NO_PARAMS: Final = Raw(b"{}")
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request, or a notification where `id` is None. `params` is one JSON object, unread."""
+    """A request, or a notification if `id` is None. `params` is one JSON object, not yet decoded."""
 
     id: Raw | None
     method: str
@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to call `id`: `result`, or `error`."""
+    """The answer to call `id`: either `result` or `error`."""
 
     id: Raw
     result: Raw | None
@@ -42,14 +42,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A message of a server that answers nothing (§4.13)."""
+    """A message from a server that is not an answer (§4.13)."""
 
     method: str
     params: Raw
 
 
 class MalformedMessage(A2MError):
-    """A message that is no request; `id` is its id as far as it could be read, else null."""
+    """A message is not a valid request or reply; `id` is its id if that could be read, else null."""
 
     def __init__(self, error: A2MError, id: Raw = NULL_ID) -> None:
         super().__init__(error.code, error.message, error.data)
@@ -97,10 +97,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse_request(message: bytes) -> Request:
-    """The request in one message of a client.
+    """Return the request in one message of a client.
 
-    Raises MalformedMessage: PARSE_ERROR for what is not JSON, INVALID_REQUEST for an array and for what is no request
-    object, INVALID_PARAMS for nesting beyond MAX_DEPTH and for lone surrogates.
+    Raises:
+        MalformedMessage: PARSE_ERROR, if it is not JSON; INVALID_REQUEST, if it is an array or not a request object;
+            INVALID_PARAMS, if it is nested deeper than MAX_DEPTH or contains a lone surrogate.
     """
     envelope = _open(message)
     id = NULL_ID if envelope.id is UNSET else envelope.id
@@ -121,11 +122,12 @@ def parse_request(message: bytes) -> Request:
 
 
 def parse_reply(message: bytes) -> Reply | Notification:
-    """The reply or the notification in one message of a server.
+    """Return the reply or the notification in one message of a server.
 
-    Half of a surrogate pair, as a server leaves it that cuts a text in two, counts as U+FFFD.
+    A lone surrogate becomes U+FFFD: some servers cut a text in the middle of a surrogate pair.
 
-    Raises MalformedMessage for anything else; a client must not trust what it cannot read.
+    Raises:
+        MalformedMessage: the message is neither.
     """
     envelope = _open(_with_whole_pairs(message), "answer")
     if envelope.method is not UNSET and envelope.id is UNSET:
@@ -136,7 +138,7 @@ def parse_reply(message: bytes) -> Reply | Notification:
             raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "method: expected a string")) from None
     if envelope.id is UNSET or not _is_id(bytes(envelope.id)):
         raise MalformedMessage(A2MError(Code.INVALID_REQUEST, "a reply without the id of a call"))
-    envelope.id = Raw(_INTEGRAL.sub(rb"\1", bytes(envelope.id)))  # some languages have floats alone
+    envelope.id = Raw(_INTEGRAL.sub(rb"\1", bytes(envelope.id)))  # in some languages all numbers are floats
     if envelope.error is not UNSET and bytes(envelope.error) != b"null":
         try:
             error = msgspec.json.decode(envelope.error, type=_ErrorObject, strict=False)  # a code may come as -32602.0
@@ -153,7 +155,7 @@ P = TypeVar("P")
 
 
 def read_params(params: Raw, type: type[P]) -> P:
-    """`params` as `type`. Raises INVALID_PARAMS naming the parameter, what it should have been and what it is."""
+    """Return `params` as `type`; raise INVALID_PARAMS with the parameter, what was expected and what came."""
     try:
         return msgspec.json.decode(params, type=type)
     except msgspec.MsgspecError as problem:
@@ -162,17 +164,17 @@ def read_params(params: Raw, type: type[P]) -> P:
 
 
 def render_call(id: int | None, method: str, params: Any) -> bytes:
-    """One call on one line; without an id, a notification."""
+    """Return one call on one line; without an id, a notification."""
     return _encode(_Call(UNSET if id is None else id, method, params))
 
 
 def render_result(id: Raw, result: Any) -> bytes:
-    """The answer to `id`, on one line."""
+    """Return the answer to `id`, on one line."""
     return _encode(_Result(id, result))
 
 
 def render_error(id: Raw, error: A2MError) -> bytes:
-    """The answer to `id` that says what went wrong, on one line."""
+    """Return the error answer to `id`, on one line."""
     body: dict[str, Any] = {"code": int(error.code), "message": error.message}
     if error.data is not None:
         body["data"] = error.data
@@ -180,7 +182,7 @@ def render_error(id: Raw, error: A2MError) -> bytes:
 
 
 def too_long(limit: int) -> A2MError:
-    """The error for a message of more than `limit` bytes, of which nothing else can be known."""
+    """Return the error for a message of more than `limit` bytes."""
     return A2MError(Code.INVALID_REQUEST, f"a message may have {limit:,} bytes at most; this one is longer")
 
 
@@ -197,7 +199,7 @@ _NAMES: Final = {
 
 
 def explain(problem: msgspec.MsgspecError) -> tuple[str, str]:
-    """Where in the parameters a msgspec error lies (`records[0].content`), and what it says, in JSON's words."""
+    """Return the place of a msgspec error in the parameters (`records[0].content`) and its text in terms of JSON."""
     match = _EXPECTED.match(str(problem))
     assert match is not None
     where = (match["where"] or "").removeprefix("$").removeprefix(".")
@@ -218,24 +220,24 @@ def _is_id(id: bytes) -> bool:
 
 
 def _on_one_line(raw: Raw) -> Raw:
-    # a line break can only stand between tokens: inside a string JSON forbids it, and the decoder has looked
+    # a line break can only be between tokens: JSON forbids it inside a string, and the decoder has checked that
     text = bytes(raw)
     if b"\n" in text or b"\r" in text:
         return Raw(text.replace(b"\n", b" ").replace(b"\r", b" "))
     return Raw(text)
 
 
-# Groups that repeat without giving back are not used here: Python 3.11.2 matches some of them wrongly.
+# No possessive quantifiers here: Python 3.11.2 matches some of them wrongly.
 _SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-# of a message without escaped quotes; an open string ends with it
+# a token of a message without escaped quotes; an unclosed string ends with the message
 _TOKEN: Final = re.compile(rb'"[^"]*"?|[\[\]{},:]|[^\s\[\]{},:"]+')
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _ALL_BUT_SHAPE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 _STEP: Final = {ord("["): 1, ord("]"): -1}
-# levels that are taken away at once where nothing is in them, before brackets are looked at one by one
+# innermost levels of brackets that are removed all at once, before the rest is counted bracket by bracket
 _LEVELS: Final = 16
-# tokens among which the id of a broken message is looked for: a hostile one must not hold up everybody else
+# tokens of a broken message that are searched for its id: a hostile message must not block all other callers
 _LOOKED_AT: Final = 100_000
 
 
@@ -249,7 +251,7 @@ def _open(message: bytes, expected: Literal["request", "answer"] = "request") ->
         ) from None
     if b"\\u" in message and _has_half_a_pair(message):
         raise MalformedMessage(
-            invalid_params("params", "a string holds half of a surrogate pair, which no UTF-8 text can hold"),
+            invalid_params("params", "a string contains half of a surrogate pair, which UTF-8 cannot represent"),
             _scan_id(message),
         )
     if message.count(b"[") + message.count(b"{") > MAX_DEPTH and _is_too_deep(message):
@@ -266,14 +268,14 @@ def _open(message: bytes, expected: Literal["request", "answer"] = "request") ->
 
 
 def _has_half_a_pair(message: bytes) -> bool:
-    escapes = message.replace(rb"\\", b"--")  # what follows an escaped backslash is no escape
+    escapes = message.replace(rb"\\", b"--")  # the text after an escaped backslash is not an escape
     return _SURROGATE.search(_SURROGATE_PAIR.sub(b"", escapes)) is not None
 
 
 def _with_whole_pairs(message: bytes) -> bytes:
     if b"\\u" not in message or not _has_half_a_pair(message):
         return message
-    # of the same length, so that a place in the one is a place in the other
+    # replaced by text of the same length, so that positions stay the same
     escapes = _SURROGATE_PAIR.sub(b"-" * 12, message.replace(rb"\\", b"--"))
     whole = bytearray(message)
     for half in _SURROGATE.finditer(escapes):
@@ -282,7 +284,7 @@ def _with_whole_pairs(message: bytes) -> bytes:
 
 
 def _is_too_deep(message: bytes) -> bool:
-    # in whole sweeps, since even a hostile message must not hold up everybody else for long
+    # with operations on the whole text, which are fast: a hostile message must not block all other callers for long
     unescaped = message.replace(b"\\\\", b"").replace(b'\\"', b"")
     shape = unescaped.translate(_SQUARE, _ALL_BUT_SHAPE).replace(b'""', b"")
     brackets = b"".join(shape.split(b'"')[::2])
@@ -298,10 +300,10 @@ def _is_too_deep(message: bytes) -> bool:
 
 
 def _scan_id(message: bytes) -> Raw:
-    """The id of a message that cannot be decoded whole: what stands behind its outermost `"id"`, else null."""
+    """Return the id of a message that cannot be decoded: the value of its outermost `"id"`, else null."""
     depth = 0
     before = [b"", b"", b""]
-    unescaped = message.replace(rb"\\", b"--").replace(rb"\"", b"--")  # of the same length
+    unescaped = message.replace(rb"\\", b"--").replace(rb"\"", b"--")  # the same length, so positions stay the same
     for match in islice(_TOKEN.finditer(unescaped), _LOOKED_AT):
         token = message[slice(*match.span())]
         *name, id = before

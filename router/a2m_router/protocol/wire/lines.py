@@ -1,16 +1,16 @@
 """Framing by line (§8.2): bytes in, lines out. No I/O.
 
-Goals: linear in what arrives, however it is cut into chunks; never more than one line of `limit` bytes held.
+Goals: linear time, however the stream is cut into chunks; never more than one line of `limit` bytes in memory.
 """
 
 from typing import Final
 
 DEFAULT_MAX_MESSAGE: Final = 64 * 2**20
 
-# U+FEFF at the head of a text, as some editors and shells write it; it says nothing
+# U+FEFF at the start of a text, as some editors and shells write it; it has no meaning here
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
-# of a line that is too long, enough to see whose answer it is
+# the kept beginning of a line that is too long: enough to read which call it answers
 _BEGINNING: Final = 256
 
 
@@ -18,10 +18,10 @@ class LineSplitter:
     """Cuts a stream of bytes into its lines.
 
     Args:
-        limit: the longest line, in bytes and without its newline. A longer one is given out as None as soon as it is
-            known to be too long, and is skipped to its newline without being held.
+        limit: the longest line, in bytes and without its newline. A longer one is returned as None as soon as it is
+            known to be too long; the rest of it is skipped without being held.
 
-    `beginnings` has the first bytes of each line that was too long, in order; whoever wants them takes them out.
+    `beginnings` has the first bytes of each line that was too long, in order; the caller may remove them.
     """
 
     def __init__(self, limit: int = DEFAULT_MAX_MESSAGE) -> None:
@@ -31,7 +31,7 @@ class LineSplitter:
         self._skipping = False
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """The lines that `chunk` completes, without their newlines; None for one too long. Blank ones are left out."""
+        """Return the lines that `chunk` completes, without newlines and blank lines; None for one that is too long."""
         lines: list[bytes | None] = []
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
@@ -41,7 +41,7 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[bytes | None]:
-        """The line that is still open, as if its newline had come: what a stream ends with counts, too."""
+        """Return the line that is still open, at the end of a stream: its last line may lack a newline."""
         line = bytes(self._held)
         self._held.clear()
         self._skipping = False

@@ -1,7 +1,7 @@
-"""Whether one record meets a `where` (§5.2), for those who hold records and no index. Pure.
+"""Tests one record against a `where` (§5.2), for servers without an index. Pure.
 
-Names of record fields test the field, every other name a top-level member of metadata; comparing is JSON equality,
-exactly; null matches what is absent.
+The name of a record field tests that field; every other name tests a top-level member of metadata. Comparison is exact
+JSON equality; null matches an absent value.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,10 +18,10 @@ _JSON_NULL: Final = b"null"
 
 
 def matches(record: Record, where: Where, fields: Collection[str] | None = None) -> bool:
-    """Whether `record` meets every condition of `where`. Metadata is taken apart only if a condition asks for it.
+    """Return whether `record` meets every condition of `where`. Metadata is decoded only if a condition needs it.
 
     Args:
-        fields: the names that mean a field, for a server that does not declare them all; by default all of FIELDS.
+        fields: the names that stand for fields, for a server that does not declare all; by default all of FIELDS.
     """
     inner: dict[str, bytes] | None = None
     for name, atoms in where.items():
@@ -63,7 +63,7 @@ def _milliseconds(text: str | None) -> int | None:
     try:
         return None if text is None else moment(text)
     except ValueError:
-        return None  # it is no moment, and equals none
+        return None  # not a timestamp, so equal to none
 
 
 def _whole_metadata(record: Record, atoms: tuple[bytes, ...]) -> bool:
@@ -77,7 +77,7 @@ def _metadata(record: Record) -> bytes:
 
 
 def _embedding(record: Record, atoms: tuple[bytes, ...]) -> bool:
-    # vectors are not for equality: only having one and having none are told apart
+    # vectors are not compared: only null, for a record without one, can match
     return record.embedding is None and NULL in atoms
 
 
@@ -93,4 +93,4 @@ FIELDS: Final[Mapping[str, Callable[[Record, tuple[bytes, ...]], bool]]] = Mappi
         "embedding": _embedding,
     }
 )
-"""The names that mean a record's field, and how each is tested."""
+"""The names of record fields, and the test for each."""

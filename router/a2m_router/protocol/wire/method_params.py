@@ -9,12 +9,12 @@ from a2m_router.protocol.wire.records import ConditionalDraft, Draft
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
-# A query is ranked word by word while others wait: it may be as long as a situation that an agent hands over.
+# Ranking a query word by word blocks other calls, so its length is limited; the limit fits an agent's whole situation.
 Query = Annotated[str, Meta(max_length=16_384)]
 
 
 class Params(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What all parameter objects are: by name, unknown names ignored."""
+    """The base of all parameter objects: parameters go by name, unknown names are ignored."""
 
 
 class Describe(Params):
@@ -24,20 +24,20 @@ class Describe(Params):
     owner: str | None = None
 
 
-# What a router calls a federation, or one of its starts.
+# A router's id for a federation, or for one of its starts.
 _Mark = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Enrol(Describe):
-    """What a2m-store takes beyond §4.1, from a caller on its own pipes: the federation that it belongs to from now on,
-    and the start of the router that tells it so. It keeps both before it answers."""
+    """§4.1, with an extension for a2m-store on the pipes of its router: the federation that the store belongs to from
+    now on, and the current start of the router. The store saves both before it answers."""
 
     federation: _Mark | None = None
     epoch: _Mark | None = None
 
 
 class Remember(Params):
-    """§4.2; `owner` and `session` are for records that carry none."""
+    """§4.2; `owner` and `session` apply to records that have none."""
 
     records: list[Draft]
     owner: str | None = None
@@ -45,7 +45,7 @@ class Remember(Params):
 
 
 class ConditionalRemember(Params):
-    """§4.2, for a server that heeds `if_revision`; every other one ignores it."""
+    """§4.2, for a server that supports `if_revision`; other servers ignore it."""
 
     records: list[ConditionalDraft]
     owner: str | None = None
@@ -53,7 +53,7 @@ class ConditionalRemember(Params):
 
 
 class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How recalled records are wanted as text, too (§4.16)."""
+    """How to render recalled records as text (§4.16)."""
 
     method: str = "template"
     style: str = "auto"
@@ -63,7 +63,7 @@ class Prompt(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Read(Params):
-    """What recall and timeline share."""
+    """The parameters that recall and timeline share."""
 
     tier: str | None = None
     limit: Count | None = None
@@ -86,19 +86,19 @@ class Timeline(Read):
 
 
 class Pages(Timeline):
-    """§4.4, with an extension of ours: `after` and `page` walk all there is, page by page, in the order of writing."""
+    """§4.4, with an extension of ours: `after` and `page` read all records in pages, in the order of writing."""
 
     after: str | None = None
     page: Count | None = None
 
     @property
     def walks(self) -> bool:
-        """Whether it is asked for a page, rather than for a timeline."""
+        """Whether the call requests a page, rather than a timeline."""
         return self.page is not None or self.after is not None
 
 
 class PromptedRecall(Recall):
-    """§4.3 with §4.16, for a server that renders; no other knows the parameter. True is a Prompt of defaults."""
+    """§4.3 with §4.16, for a server that renders text. True is a Prompt of defaults."""
 
     prompt: Prompt | bool | None = None
 
@@ -110,7 +110,7 @@ class PromptedPages(Pages):
 
 
 class Selector(Params):
-    """What names records: all that is given must hold."""
+    """A selection of records: they must meet all given parameters."""
 
     ids: list[str] | None = None
     query: Query | None = None
@@ -125,7 +125,7 @@ class Forget(Selector):
 
 
 class Summarize(Selector):
-    """§4.15; `into` is the tier that the summary goes to, `key` its address."""
+    """§4.15; `into` is the tier of the summary, `key` its key."""
 
     limit: Count | None = None
     into: str | None = None
@@ -198,7 +198,7 @@ class Unsubscribe(Params):
 
 class Backup(Params):
     """`store/backup`, an extension of ours, which `describe` announces under `store`. `path` begins a backup there;
-    `backup` asks how one is getting on, or with `cancel` calls it off; without either it says what would be backed up.
+    `backup` queries its progress, or with `cancel` cancels it; without either the answer says what a backup contains.
     """
 
     path: str | None = None

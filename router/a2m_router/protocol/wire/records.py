@@ -1,6 +1,6 @@
-"""Records (§3.1): as they are written, as they are answered, and the digest that a move must keep.
+"""Records (§3.1) as clients write them and servers return them, and the digest that a move must preserve.
 
-Metadata is raw JSON from end to end: it is never decoded and encoded again, because every codec alters some of it.
+Metadata is raw JSON from end to end: it is never decoded and encoded again, because every codec changes some of it.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ Revision = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A record as a caller writes it (§4.2). `created_at` and `revision` are taken from those who bring in a past."""
+    """A record as a caller writes it (§4.2). `created_at` and `revision` are for imports of older records."""
 
     id: str | None = None
     content: str | None = None
@@ -36,18 +36,18 @@ class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ConditionalDraft(Draft, kw_only=True, omit_defaults=True):
-    """A draft with an extension of a2m-router: it is written only if the page at its key is at `if_revision`.
+    """A draft with an extension of a2m-router: the write succeeds only if the page at its key has `if_revision`.
 
-    None: only if there is no page at the key. UNSET: whatever is there.
+    None: only if there is no page at the key. UNSET: unconditionally.
     """
 
     if_revision: Revision | UnsetType | None = UNSET
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A record as a server answers it. What is absent or null is None; `metadata` is the JSON text as it was written.
+    """A record as a server returns it. An absent or null field is None; `metadata` is the JSON text as it was written.
 
-    `similarity` is an extension: the exact similarity to the query's vector under the store's metric, higher is nearer.
+    `similarity` is an extension: the exact similarity to the query's vector under the store's metric; higher is nearer.
     """
 
     id: str
@@ -72,11 +72,11 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Riderless(Record):
-    """A record that came without a rider, or with one for its metadata alone: its fields are what its server says."""
+    """A record without a rider, or with one for its metadata alone: its other fields are as the server sent them."""
 
 
 def draft_of(record: Record) -> Draft:
-    """What has to be written for a record to be as it is, wherever it is written."""
+    """Return the draft that recreates a record in any tier."""
     return Draft(
         id=record.id,
         content=record.content,
@@ -96,7 +96,7 @@ def draft_of(record: Record) -> Draft:
 
 
 def record_of(draft: Draft) -> Record:
-    """The record that a complete draft becomes, without what is counted; the inverse of `draft_of`."""
+    """Return the record of a complete draft, without access counts; the inverse of `draft_of`."""
     assert draft.id is not None
     assert draft.created_at is not None
     return Record(
@@ -122,10 +122,10 @@ _PRESENT: Final = b"\x01"
 
 
 def digest(record: Record | Draft) -> bytes:
-    """16 bytes over every field that no move may change: all but the tier and what the router counts.
+    """Return a 16-byte digest of every field that a move must not change: all but the tier and the router's counts.
 
     Covered: id, content, role, metadata (its bytes), group, owner, session, key, revision, uri, media_type, embedding
-    (its bits) and created_at. A revision that is absent counts as 0, for a record with a key and without one.
+    (its bits) and created_at. An absent revision counts as 0, with and without a key.
     """
     state = hashlib.blake2b(digest_size=16)
     for text in (
@@ -148,7 +148,7 @@ def digest(record: Record | Draft) -> bytes:
 
 
 def _feed(state: "hashlib.blake2b", field: bytes | None) -> None:
-    # the length goes first, so that no two different records spell the same sequence of bytes
+    # the length first, so that two different records never produce the same bytes
     if field is None:
         state.update(_ABSENT)
     else:
@@ -157,7 +157,7 @@ def _feed(state: "hashlib.blake2b", field: bytes | None) -> None:
 
 
 def vector_bytes(vector: Sequence[float]) -> bytes:
-    """A vector as little-endian doubles: what is kept of it, to the bit."""
+    """Return a vector as little-endian doubles, exact to the bit."""
     packed = array("d", vector)
     if struct.pack("=d", 1.0) != struct.pack("<d", 1.0):  # pragma: no cover - big-endian machines
         packed.byteswap()
@@ -165,7 +165,7 @@ def vector_bytes(vector: Sequence[float]) -> bytes:
 
 
 def vector_from_bytes(packed: bytes) -> list[float]:
-    """The inverse of `vector_bytes`."""
+    """Return the vector of its bytes; the inverse of `vector_bytes`."""
     vector = array("d", packed)
     if struct.pack("=d", 1.0) != struct.pack("<d", 1.0):  # pragma: no cover - big-endian machines
         vector.byteswap()

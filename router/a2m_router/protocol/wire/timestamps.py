@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 UNDATED: Final = "1970-01-01T00:00:00.000Z"
-"""The `created_at` of a record of which nobody knows when it was made: the wire requires one (§3.1), and by this one it
-sorts before all others. People and models are told that there is none: see `is_dated`."""
+"""The `created_at` of a record whose time of creation is unknown: the wire requires one (§3.1), and this one sorts
+before all others. Text for people and models shows such a record as undated: see `is_dated`."""
 
 _FORM = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
 _MOMENT = re.compile(
@@ -19,28 +19,32 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def parse(text: str) -> int:
-    """The milliseconds since 1970 that `text` names.
+    """Return the milliseconds since 1970 of a text in exactly the form `2026-07-28T10:15:30.123Z`.
 
-    Raises ValueError, saying what form is expected, for anything but `2026-07-28T10:15:30.123Z`.
+    Raises:
+        ValueError: the text has another form; the message names the expected one.
     """
     try:
         if _FORM.fullmatch(text):
             return (datetime.fromisoformat(text) - _EPOCH) // _MILLISECOND
     except ValueError:
-        pass  # a day or an hour that does not exist: the same sentence serves
+        pass  # a day or an hour that does not exist: the sentence below fits, too
     raise ValueError('expected an RFC 3339 timestamp in UTC with milliseconds, like "2026-07-28T10:15:30.123Z"')
 
 
 def is_dated(timestamp: str) -> bool:
-    """Whether a record's `created_at` says when it was made."""
+    """Return whether a record's `created_at` is a known time."""
     return timestamp != UNDATED
 
 
 def moment(text: str) -> int:
-    """The milliseconds since 1970 that a caller's `text` names, in any form of RFC 3339: with an offset, without a
-    fraction or with a longer one, which is cut. A leap second is the one after it.
+    """Return the milliseconds since 1970 of a caller's `text` in any form of RFC 3339.
 
-    Raises ValueError, saying what form is expected.
+    It may have an offset, and any fraction or none; a longer fraction is cut. A leap second counts as the second after
+    it.
+
+    Raises:
+        ValueError: the text has another form; the message names the expected one.
     """
     found = _MOMENT.fullmatch(text)
     milliseconds = None if found is None or len(found["offset"] or "") not in (1, 6) else _milliseconds(found)
@@ -52,30 +56,31 @@ def moment(text: str) -> int:
     return milliseconds
 
 
-# the last moment that there is a text for
+# the last moment that RFC 3339 can express
 LATEST: Final = 253_402_300_799_999
 
 
 def after(milliseconds: int) -> int:
-    """The moment after this one; of the last there is, itself."""
+    """Return the moment after this one; the last moment is its own successor."""
     return min(milliseconds + 1, LATEST)
 
 
 def render(milliseconds: int) -> str:
-    """The wire form of a moment; the inverse of `parse`. Raises OverflowError for a year before 1 or after 9999."""
+    """Return the wire form of a moment: the inverse of `parse`. Raise OverflowError outside the years 1 to 9999."""
     return (_EPOCH + milliseconds * _MILLISECOND).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def normalised(text: str) -> str | None:
-    """The wire form of a moment that another server writes as RFC 3339 or ISO 8601 allow: as `moment` takes it, and
-    without an offset, which is UTC. None for what names no moment."""
+    """Return the wire form of another server's timestamp; None if it is not one.
+
+    Accepted are the forms of `moment`, and ISO 8601 without an offset, which counts as UTC."""
     found = _MOMENT.fullmatch(text)
     milliseconds = None if found is None else _milliseconds(found)
     return None if milliseconds is None else render(milliseconds)
 
 
 def _milliseconds(found: re.Match[str]) -> int | None:
-    """What a match of _MOMENT names; None for a day or an hour that does not exist, and for a year without a name."""
+    """Return the moment of a match of _MOMENT; None if the day, hour or year does not exist."""
     second, leap = ("59", 1000) if found["second"] == "60" else (found["second"], 0)
     fraction, offset = found["fraction"] or "", (found["offset"] or "Z").upper()
     try:

@@ -1,4 +1,4 @@
-"""How near two vectors are (§3.7), exactly, whatever numbers they hold, and what an index holds of one. Pure."""
+"""The exact similarity of two vectors (§3.7), for any finite numbers, and the form of a vector in an index. Pure."""
 
 import math
 import sys
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Final
 
-# the widest vector that an index takes
+# the widest vector that an index accepts
 MAX_WIDTH: Final = 8192
 
 _LARGEST: Final = sys.float_info.max
 
-# the squares of what is beyond it do not fit the 32-bit floats of an index, summed over the widest vector
+# larger components would overflow the 32-bit floats of an index: it sums their squares over the widest vector
 _INDEXABLE: Final = 1e17
 
 
 def similarity(a: Sequence[float], b: Sequence[float], metric: str) -> float:
-    """How near two vectors of finite numbers are: higher is nearer, and the answer is always finite.
+    """Return the similarity of two vectors of finite numbers: higher is nearer, and the result is always finite.
 
     `cosine` is in [-1, 1], and 0 if either vector is zero; `dot` is the inner product; `l2` the negated Euclidean
-    distance. What a float cannot hold becomes the largest or smallest it can.
+    distance. A result beyond the range of a float becomes the largest or smallest float.
 
     Raises:
         ValueError: the widths differ, or the metric is none of the three.
@@ -44,8 +44,9 @@ def similarity(a: Sequence[float], b: Sequence[float], metric: str) -> float:
 
 
 def indexed(vector: Sequence[float], metric: str) -> bytes | None:
-    """What an index by `metric` (cosine or l2) holds of `vector`, or is asked with: 32-bit floats, which find
-    candidates. None where the vector has no direction and cosine needs one."""
+    """Return `vector` as 32-bit floats, for an index by `metric` (cosine or l2) or a query to it, to find candidates.
+
+    Return None for the zero vector with cosine, which needs a direction."""
     if metric == "cosine":
         length, scaled = measured(vector)
         return array("f", [each / length for each in scaled]).tobytes() if length else None
@@ -53,7 +54,7 @@ def indexed(vector: Sequence[float], metric: str) -> bytes | None:
 
 
 def measured(vector: Sequence[float]) -> tuple[float, Sequence[float]]:
-    """A vector's length and itself, both scaled by a power of two where products of its numbers might not be floats."""
+    """Return a vector's length and the vector, both scaled by a power of two if products might not be valid floats."""
     length = math.hypot(*vector)
     if 1e-100 < length < 1e100:
         return length, vector
@@ -63,18 +64,18 @@ def measured(vector: Sequence[float]) -> tuple[float, Sequence[float]]:
 
 
 def _exponent(vector: Sequence[float]) -> int:
-    """The power of two that brings the largest component to between 1/2 and 1, or, if it is minute, nearer to it."""
+    """Return the power of two that scales the largest component to between 1/2 and 1; limited for tiny components."""
     return max(-1000, math.frexp(max(map(abs, vector), default=0.0))[1])
 
 
 def _scaled(vector: Sequence[float], exponent: int) -> list[float]:
-    """`vector` / 2 ** `exponent`, in which no product or sum can overflow; a power of two costs no precision."""
+    """Return `vector` / 2 ** `exponent`, whose products and sums cannot overflow; a power of two costs no precision."""
     factor = math.ldexp(1.0, -exponent)
     return [component * factor for component in vector]
 
 
 def _finite(value: float, exponent: int) -> float:
-    """`value` * 2 ** `exponent`, or the nearest float there is."""
+    """Return `value` * 2 ** `exponent`, or the nearest float."""
     try:
         return math.ldexp(value, exponent)
     except OverflowError:
