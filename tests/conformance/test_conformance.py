@@ -31,6 +31,7 @@ from a2m_router.protocol.server.stdio import LOCAL
 from a2m_router.tiers.starting import links_for
 from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
+from tests.support.examples import scaled
 from tests.support.judging import judged, store
 from tests.support.paths import PROGRAMS, ROOT
 
@@ -440,7 +441,12 @@ def serving_http(command: list[str]) -> Iterator[str]:
             process.wait(30)
 
 
-@pytest.mark.parametrize("kind", ["working", "episodic", "semantic", "procedural"])
+# a store does the same whatever its kind; A2M_EXAMPLES=2 looks at every kind
+KINDS = ["working", "episodic", "semantic", "procedural"] if scaled(1) > 1 else ["working"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_store_passes_on_stdio(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = summary(capsys, "--stdio", *store(tmp_path, kind))
     assert code == 0, report
@@ -454,6 +460,8 @@ def test_a_store_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == 0, report
 
 
+@pytest.mark.slow
+@pytest.mark.process
 def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = summary(capsys, "--timeout", "60", "--stdio", *federation(tmp_path))
     assert code == 0, report
@@ -461,6 +469,7 @@ def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"`{report.splitlines()[-1]}`" in README
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_http(federation(tmp_path)) as url:
@@ -468,6 +477,7 @@ def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0, report
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_router_passes_on_http_with_principals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
