@@ -43,9 +43,10 @@ from tests.support.federated import (
     Foreign,
     Steered,
     Task,
-    Trial,
     assert_nothing_under_way,
+    claims_released,
     contents,
+    has_claims,
     lose,
     plant,
     settings_of,
@@ -501,16 +502,6 @@ async def test_a_forget_that_lands_late_does_not_take_what_was_written_since() -
         assert fed.copies() == {"x": ["working"]}
 
 
-async def claims_released(fed: Trial) -> None:
-    """Return when every claim has been let go, whose ids were not settled yet."""
-    claims = fed.federation.catalog.claims
-    while claims._waiting:
-        released = anyio.Event()
-        with claims.on_release(lambda names, event=released: event.set()):  # type: ignore[misc]
-            if claims._waiting:
-                await released.wait()
-
-
 # --- known means readable
 
 
@@ -811,7 +802,7 @@ async def test_a_fault_of_the_catalogs_disk_lets_go_of_what_a_move_has_claimed(m
         monkeypatch.setattr(Moves, "present", failing)
         with pytest.raises(A2MError):
             await fed.call("promote", ids=[id], tier="semantic")
-        assert not fed.federation.catalog.claims._waiting
+        assert not has_claims(fed)
         assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
 
 
@@ -826,7 +817,7 @@ async def test_a_damaged_catalog_keeps_no_claims() -> None:
         with pytest.raises(ValueError, match="damaged"):
             async with fed.federation.moves._core.guard.change(claim) as change:
                 change.note = note
-        assert not fed.federation.catalog.claims._waiting
+        assert not has_claims(fed)
 
 
 @pytest.mark.parametrize("kind", ["native", "lesser"])
