@@ -709,6 +709,7 @@ async def a_record_written_anew_under_an_id_that_was_read(asked: str, owner: str
 CALLERS = [("a", "native"), ("a", "lesser"), ("b", "native")]
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
 @pytest.mark.parametrize(
     ("asked", "owner", "kind"),
     [(asked, *caller) for asked in QUESTIONS for caller in CALLERS if caller[0] == "a" or QUESTIONS[asked][2]],
@@ -965,6 +966,7 @@ async def test_a_timeline_that_asks_no_tier_again_lacks_pending_writes(
     await goes_wrong(a_tier_that_catches_up_while_a_timeline_goes_on)
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "another's", "moved away", "moved", "replaced"])
 async def test_a_timeline_asks_once_and_lacks_only_later_changes(becomes: str, server: Foreign | None) -> None:
@@ -994,6 +996,7 @@ async def test_a_timeline_asks_once_and_lacks_only_later_changes(becomes: str, s
         steer.allow("semantic", "recall")
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "replaced", "moved"])
