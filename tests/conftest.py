@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, settings
 # where the loop is not the point: half of each is run on asyncio, the other half on trio
 FROM_CALL_TO_CALL: Final = frozenset(
     {
-        *("test_a2m_command", "test_conditions", "test_documented", "test_earlier_federations", "test_lifting"),
+        *("test_a2m_command", "test_bad_input", "test_conditions", "test_distilling", "test_documented"),
+        *("test_earlier_federations", "test_explorer_recorded", "test_interrupted_batches", "test_lifting"),
         *("test_memory_client", "test_mixes", "test_model", "test_mounts", "test_principals", "test_prompting"),
-        *("test_rag", "test_rag_http", "test_rag_libraries", "test_round_trip", "test_summaries"),
+        *("test_rag", "test_rag_http", "test_rag_libraries", "test_rag_mcp", "test_recovery", "test_round_trip"),
+        *("test_rules_restart", "test_short_answers", "test_summaries", "test_trouble", "test_untrue_copies"),
     }
 )
 TESTS: Final = Path(__file__).parent

@@ -31,6 +31,7 @@ from a2m_router.protocol.server.stdio import LOCAL
 from a2m_router.tiers.link_factory import links_for
 from tests.conformance.small_server import Server, listening
 from tests.conformance.wrong_servers import BINDINGS, CAUGHT_BY, WRONG
+from tests.support.examples import scaled
 from tests.support.judging import judged, store
 from tests.support.pages import manual
 from tests.support.paths import PROGRAMS, ROOT
@@ -441,7 +442,12 @@ def serving_http(command: list[str]) -> Iterator[str]:
             process.wait(30)
 
 
-@pytest.mark.parametrize("kind", ["working", "episodic", "semantic", "procedural"])
+# a store does the same whatever its kind; A2M_EXAMPLES=2 looks at every kind
+KINDS = ["working", "episodic", "semantic", "procedural"] if scaled(1) > 1 else ["working"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_store_passes_on_stdio(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = summary(capsys, "--stdio", *store(tmp_path, kind))
     assert code == 0, report
@@ -455,6 +461,8 @@ def test_a_store_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == 0, report
 
 
+@pytest.mark.slow
+@pytest.mark.process
 def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = summary(capsys, "--timeout", "60", "--stdio", *federation(tmp_path))
     assert code == 0, report
@@ -462,6 +470,7 @@ def test_the_router_passes_on_stdio(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert report.splitlines()[-1] in MANUAL.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_http(federation(tmp_path)) as url:
@@ -469,6 +478,7 @@ def test_the_router_passes_on_http(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0, report
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_router_passes_on_http_with_principals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,8 @@ async def test_an_id_of_another_owner_is_refused_and_nothing_else_is_told_of_it(
         assert (await fed.call("forget", ids=["diary"], owner="bob"))["forgotten"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.process
 def test_a_backup_is_restored_as_the_manual_says(tmp_path: Path) -> None:
     """Over what a router has left that was killed: its logs must not be taken for those of the restored files."""
     shutil.copy(ROOT / "federation.toml", tmp_path)

@@ -26,7 +26,9 @@ from tests.support.federated import (
     Task,
     Trial,
     assert_nothing_under_way,
+    claims_released,
     contents,
+    has_claims,
     kept,
     plant,
     settings_of,
@@ -392,20 +394,10 @@ async def test_a_target_that_does_not_answer_leaves_neither_a_loss_nor_an_orphan
             assert not [message for tier, message in steer.seen if tier == "episodic" and b"memory/forget" in message]
         assert contents(await fed.timeline()) == AS_IT_WAS
         held.release()
-        await released(fed)
+        await claims_released(fed)
         await assert_settled(fed, AS_IT_WAS)
         assert (await consolidate(fed))["summarized"] == 3
         await assert_settled(fed, REWRITTEN)
-
-
-async def released(fed: Trial) -> None:
-    """Return when every claim has been let go."""
-    claims = fed.federation.catalog.claims
-    while claims._waiting:
-        let_go = anyio.Event()
-        with claims.on_release(lambda names, event=let_go: event.set()):  # type: ignore[misc]
-            if claims._waiting:
-                await let_go.wait()
 
 
 @anyio_test
@@ -485,7 +477,7 @@ async def test_a_summary_that_comes_too_late_lets_go_of_what_it_was_about() -> N
         assert await promote.ended() == {"promoted": 3}
         await spill.ended()
         await wait_all_tasks_blocked()
-        assert not fed.federation.catalog.claims._waiting
+        assert not has_claims(fed)
         await fed.settled()
         assert_nothing_under_way(fed)
 

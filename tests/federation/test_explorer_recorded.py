@@ -20,12 +20,11 @@ from a2m_router.placement.delivering import Delivering
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.placement.steps import MOVE
 from a2m_router.placement.steps import Step as MoveStep
-from a2m_router.protocol.client.client import Connection
 from a2m_router.tiers.gateway import TierGateway
 from tests.support.catalogs import strays_left
 from tests.support.clocks import simulated
 from tests.support.crashes import photograph, write_one
-from tests.support.federated import CALM, Foreign, Steered, Task, Trial, contents, held_by, plant, trial
+from tests.support.federated import CALM, Foreign, Steered, Task, Trial, contents, disconnect, held_by, plant, trial
 from tests.verification.explorer.accounts import A, B
 from tests.verification.explorer.recording import TWO_TIERS, Followed, Left, Recorder
 from tests.verification.explorer.recording import record as recording
@@ -270,9 +269,7 @@ async def test_an_outage_is_met_as_in_the_model(monkeypatch: pytest.MonkeyPatch,
     run = Run(monkeypatch, msgspec.structs.replace(scenario, outages=1))
 
     async def lost(fed: Trial, task: Task) -> None:
-        peer = fed.federation.links[step[0]]._peer
-        assert isinstance(peer, Connection)
-        peer.lose("it died")
+        disconnect(fed, step[0])
         await wait_all_tasks_blocked()
 
     await run(act, step, while_held=lost)

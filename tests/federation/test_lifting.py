@@ -563,14 +563,14 @@ async def test_a_disk_full_at_the_first_vector_is_no_trouble_afterwards(
 ) -> None:
     """A disk that fills up with the first vector is no trouble afterwards."""
     async with trial(settings_of(KEYED), servers=FOREIGN) as fed:
-        enter = Changes.settle
+        enter = Changes.fulfil
 
         def failing(self: Changes, *new: Any) -> None:
             enter(self, *new)
             raise OSError(28, "disk full")
 
         with monkeypatch.context() as full:
-            full.setattr(Changes, "settle", failing)
+            full.setattr(Changes, "fulfil", failing)
             with pytest.raises(A2MError, match="disk"):
                 await fed.remember("first", embedding=[1.0, 0.0])
         await fed.settled()

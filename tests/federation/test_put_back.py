@@ -44,6 +44,7 @@ from tests.support.federated import (
     Trial,
     assert_nothing_under_way,
     contents,
+    disconnect,
     held_by,
     joined,
     lose,
@@ -758,7 +759,7 @@ async def test_what_a_tier_lost_meanwhile_leaves_the_catalog_when_it_is_back(
         await fed.remember(*(f"n{n}" for n in range(others)), tier="semantic")
         await fed.call("remember", records=[{**T, "tier": "semantic"}])
         down.add("semantic")
-        fed.federation.links["semantic"]._peer.lose("it died")  # type: ignore[union-attr]  # in this process it has that
+        disconnect(fed, "semantic")
         lose(fed, "semantic", "t")
         if exchanged:
             _write_behind(fed, "semantic", "other")
@@ -780,7 +781,7 @@ async def test_a_tier_that_has_lost_nothing_is_not_read_through_when_it_is_back(
     steer = Steered()
     async with trial(CALM, folder=tmp_path, weather=steer) as fed:
         await fed.remember(*(f"n{n}" for n in range(20)), tier="semantic")
-        fed.federation.links["semantic"]._peer.lose("it died")  # type: ignore[union-attr]  # in this process it has that
+        disconnect(fed, "semantic")
         fed.federation.admission.welcomed["semantic"] = anyio.Event()
         steer.seen.clear()
         await joined(fed, "semantic")

@@ -12,13 +12,25 @@ from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.entries import Entry
 from a2m_router.placement.reconciler import Reconciler
-from a2m_router.protocol.client.client import Connection
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
 from tests.support.catalogs import strays_left
 from tests.support.clocks import simulated
 from tests.support.crashes import photograph
-from tests.support.federated import CALM, Foreign, Mix, Steered, Task, Trial, contents, held_by, plant, redone, trial
+from tests.support.federated import (
+    CALM,
+    Foreign,
+    Mix,
+    Steered,
+    Task,
+    Trial,
+    contents,
+    disconnect,
+    held_by,
+    plant,
+    redone,
+    trial,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -151,9 +163,7 @@ async def test_the_log_says_that_copies_are_up_to_date_when_they_are(caplog: pyt
         steer.refuse("working", "forget")
         await fed.call("forget", ids=ids)
         await anyio.sleep(1)
-        peer = fed.federation.links["working"]._peer
-        assert isinstance(peer, Connection)
-        peer.lose("it died")
+        disconnect(fed, "working")
         await anyio.sleep(10)
         said = [record.getMessage() for record in caplog.records]
         assert said

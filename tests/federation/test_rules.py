@@ -55,6 +55,7 @@ from tests.support.properties import (
 # --- all of them together
 
 
+@pytest.mark.slow
 @pytest.mark.rule(n=11)
 @pytest.mark.rule(n=5)
 @pytest.mark.rule(n=2)
@@ -88,6 +89,7 @@ def test_no_answer_holds_an_id_twice_and_in_the_end_there_is_one_copy(anyio_back
 # --- 3
 
 
+@pytest.mark.slow
 @pytest.mark.rule(n=3)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(10)

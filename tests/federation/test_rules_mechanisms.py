@@ -43,9 +43,10 @@ from tests.support.federated import (
     Foreign,
     Steered,
     Task,
-    Trial,
     assert_nothing_under_way,
+    claims_released,
     contents,
+    has_claims,
     lose,
     plant,
     settings_of,
@@ -501,16 +502,6 @@ async def test_a_forget_that_lands_late_does_not_take_what_was_written_since() -
         assert fed.copies() == {"x": ["working"]}
 
 
-async def claims_released(fed: Trial) -> None:
-    """Return when every claim has been let go, whose ids were not settled yet."""
-    claims = fed.federation.catalog.claims
-    while claims._waiting:
-        released = anyio.Event()
-        with claims.on_release(lambda names, event=released: event.set()):  # type: ignore[misc]
-            if claims._waiting:
-                await released.wait()
-
-
 # --- known means readable
 
 
@@ -718,6 +709,7 @@ async def a_record_written_anew_under_an_id_that_was_read(asked: str, owner: str
 CALLERS = [("a", "native"), ("a", "lesser"), ("b", "native")]
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
 @pytest.mark.parametrize(
     ("asked", "owner", "kind"),
     [(asked, *caller) for asked in QUESTIONS for caller in CALLERS if caller[0] == "a" or QUESTIONS[asked][2]],
@@ -811,7 +803,7 @@ async def test_a_fault_of_the_catalogs_disk_lets_go_of_what_a_move_has_claimed(m
         monkeypatch.setattr(Moves, "present", failing)
         with pytest.raises(A2MError):
             await fed.call("promote", ids=[id], tier="semantic")
-        assert not fed.federation.catalog.claims._waiting
+        assert not has_claims(fed)
         assert await fed.call("promote", ids=[id], tier="semantic") == {"promoted": 1}
 
 
@@ -826,7 +818,7 @@ async def test_a_damaged_catalog_keeps_no_claims() -> None:
         with pytest.raises(ValueError, match="damaged"):
             async with fed.federation.moves._core.guard.change(claim) as change:
                 change.note = note
-        assert not fed.federation.catalog.claims._waiting
+        assert not has_claims(fed)
 
 
 @pytest.mark.parametrize("kind", ["native", "lesser"])
@@ -974,6 +966,7 @@ async def test_a_timeline_that_asks_no_tier_again_lacks_pending_writes(
     await goes_wrong(a_tier_that_catches_up_while_a_timeline_goes_on)
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "another's", "moved away", "moved", "replaced"])
 async def test_a_timeline_asks_once_and_lacks_only_later_changes(becomes: str, server: Foreign | None) -> None:
@@ -1003,6 +996,7 @@ async def test_a_timeline_asks_once_and_lacks_only_later_changes(becomes: str, s
         steer.allow("semantic", "recall")
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "replaced", "moved"])

@@ -29,6 +29,7 @@ from tests.support.federated import (
     Task,
     Trial,
     assert_nothing_under_way,
+    has_claims,
     settings_of,
     stored,
     trial,
@@ -55,10 +56,6 @@ class Refusing:
 
 def full() -> A2MError:
     return A2MError(Code.QUOTA_EXCEEDED, "full")
-
-
-def no_claims_held(fed: Trial) -> bool:
-    return not fed.federation.catalog.claims._waiting
 
 
 async def contents(fed: Trial) -> list[str]:
@@ -240,7 +237,7 @@ async def test_a_disk_that_fails_keeps_no_claim(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(Catalog, "abandon", fail)
             with pytest.raises(A2MError, match="disk"):
                 await fed.call("remember", records=[{"id": "x", "content": "x", "key": "k", "group": "g"}])
-        assert no_claims_held(fed)
+        assert not has_claims(fed)
         assert await fed.call("remember", records=[{"id": "x", "content": "x"}]) == {"ids": ["x"]}
 
 
@@ -272,7 +269,7 @@ async def test_a_write_that_failed_for_want_of_room_is_undone_when_there_is_some
         assert failure.value.data == {"reason": "disk full"}
         assert await fed.timeline() == []
         # as long as nobody can note what is to become of its copy, nobody else writes it
-        assert not no_claims_held(fed)
+        assert has_claims(fed)
         disk.full = False
         await fed.settled()
         assert fed.copies() == {}
@@ -416,7 +413,7 @@ async def test_a_cancelled_sweep_keeps_its_claims_while_its_forget_may_land() ->
         assert is_held(fed.federation.catalog.claims, id_name(ids[0]))
         hold.release()
         await fed.settled()
-        assert no_claims_held(fed)
+        assert not has_claims(fed)
 
 
 async def test_no_copy_goes_before_the_note_that_lets_it_go_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:

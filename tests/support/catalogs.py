@@ -82,4 +82,7 @@ def strays_left(catalog: Catalog) -> int:
 
 def is_held(claims: Claims, name: Name) -> bool:
     """Whether somebody has a claim on `name`."""
-    return name in claims._waiting
+    claim = claims.take_if_free([name])
+    if claim is not None:
+        claim.release()
+    return claim is None

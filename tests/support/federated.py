@@ -297,10 +297,28 @@ def redone(fed: Trial) -> list[str]:
     return [id for tier in fed.federation.settings.managed for id in fed.federation.catalog.pending.ids_in(tier.name)]
 
 
+def has_claims(fed: Trial) -> bool:
+    """Return whether any claim is held."""
+    return bool(fed.federation.catalog.claims._waiting)
+
+
+async def claims_released(fed: Trial) -> None:
+    """Return when every claim has been let go."""
+    while has_claims(fed):
+        released = anyio.Event()
+
+        def let_go(names: object, event: anyio.Event = released) -> None:
+            event.set()
+
+        with fed.federation.catalog.claims.on_release(let_go):
+            if has_claims(fed):
+                await released.wait()
+
+
 def assert_nothing_under_way(fed: Trial) -> None:
     """No claim is held, no read goes on, no copy is noted, nothing is reserved or half replaced."""
     catalog = fed.federation.catalog
-    assert not catalog.claims._waiting
+    assert not has_claims(fed)
     assert not catalog.reads._reads
     assert not catalog.reads._left
     assert strays_left(catalog) == 0
@@ -471,12 +489,17 @@ def lose(fed: Trial, tier: str, *ids: str) -> None:
         fed.stores[tier].forget(Forget(ids=list(ids)), LOCAL)
 
 
-async def reconnected(fed: Trial, tier: str) -> None:
-    """The connection of a tier is lost; return when it has been made anew, and the tier was welcomed."""
-    welcomed = fed.federation.admission.welcomed[tier] = anyio.Event()
+def disconnect(fed: Trial, tier: str) -> None:
+    """Lose the connection of a tier, as when its server dies."""
     peer = fed.federation.links[tier]._peer
     assert isinstance(peer, Connection)
     peer.lose("it died")
+
+
+async def reconnected(fed: Trial, tier: str) -> None:
+    """The connection of a tier is lost; return when it has been made anew, and the tier was welcomed."""
+    welcomed = fed.federation.admission.welcomed[tier] = anyio.Event()
+    disconnect(fed, tier)
     with anyio.fail_after(_CATCHING_UP_SECONDS):
         await welcomed.wait()
 

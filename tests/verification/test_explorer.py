@@ -24,6 +24,7 @@ from tests.verification.explorer.steps import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SLICE, ids=lambda scenario: scenario.name)
 def test_no_state_of_a_small_federation_breaks_a_rule(scenario: Scenario) -> None:
     found = explore(scenario)

@@ -41,6 +41,7 @@ def test_the_codec_bears_everything(seed: int) -> None:
     assert report.answers.total() == report.messages == 2_000
 
 
+@pytest.mark.process
 def test_the_router_on_pipes_bears_everything() -> None:
     report = fuzz_stdio(3, 500)
     assert report.findings == []
@@ -48,6 +49,7 @@ def test_the_router_on_pipes_bears_everything() -> None:
     assert report.answers["result"] > 100
 
 
+@pytest.mark.process
 def test_the_router_on_http_bears_everything() -> None:
     report = fuzz_http(4, 200)
     assert report.findings == []

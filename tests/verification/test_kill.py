@@ -30,6 +30,8 @@ HTTP_DOOR: Final = 1
 A_STORE_OVER_HTTP: Final = 22
 
 
+@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("seed", [PIPES, HTTP_DOOR, A_STORE_OVER_HTTP])
 def test_whatever_dies_nothing_acknowledged_is_lost(seed: int, tmp_path: Path) -> None:
     played = run_round(seed, tmp_path)
@@ -46,6 +48,8 @@ every = 3
 """
 
 
+@pytest.mark.slow
+@pytest.mark.process
 def test_a_store_that_loses_what_it_acknowledged_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "faults.toml").write_text(LOSING)
     chaos = str(Path(sys.executable).with_name("a2m-chaos"))

@@ -35,6 +35,7 @@ def simulated(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_nothing_is_lost_doubled_or_altered_whatever_dies_and_whenever(part: int) -> None:

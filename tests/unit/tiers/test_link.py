@@ -546,6 +546,7 @@ async def test_more_calls_than_there_may_be_are_refused_at_once() -> None:
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None:
     """It carries ten calls a second, and is asked for many more, each of which has 5 s."""
