@@ -1295,7 +1295,7 @@ def test_a_search_tool_stands_beside_memory_and_comes_back_when_it_has_died(tmp_
             if mark == "fail":
                 (missing,) = answer["degraded"]
                 assert missing["tier"] == "tool"
-                assert "the tool 'search' answered with an error" in missing["reason"]
+                assert "the tool 'search' returned an error" in missing["reason"]
                 assert ids == {"a"}
             else:
                 assert (ids, answer.get("degraded")) == ({"a", "tool/pay", "tool/doors"}, None)
