@@ -478,7 +478,7 @@ def test_a_start_without_the_catalog_of_lesser_servers_is_refused_and_the_ways_o
     theirs, ours, named = told.groups()
     assert theirs != ours == named
     run("a2m", "timeline", code=1)
-    assert "goes with --rebuild" in run("a2m-router", "--federation", ours, code=2).stderr
+    assert "add --rebuild, or leave it out" in run("a2m-router", "--federation", ours, code=2).stderr
     run("a2m-router", "--rebuild", "--federation", ours)
     assert "no record was found" in run("a2m", "timeline", code=3).stderr
     run("a2m-router", "--rebuild", "--federation", theirs)
