@@ -1,1 +1,1 @@
-"""a2m-chaos: any A2M server, misbehaving on a schedule."""
+"""a2m-chaos: a proxy that makes any A2M server misbehave on a schedule."""

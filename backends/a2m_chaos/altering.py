@@ -1,4 +1,4 @@
-"""What is altered in messages: all but that stays what it was, to the byte. Pure."""
+"""Changes to messages. All other parts of a message keep their bytes. Pure."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -9,17 +9,18 @@ from msgspec import UNSET, Raw, UnsetType
 
 from a2m_chaos.plan import Field
 
-# what no client counts up to
+# an id that no client's counter reaches
 _ANOTHER_ID: Final = Raw(b"9007199254740991")
 _ADDED: Final = " [altered]"
 
 
 class Call(msgspec.Struct, frozen=True):
-    """As much of a call as a fault must know.
+    """The parts of a call that faults need.
 
     Args:
-        id: raw JSON, as it came.
-        key: what its answer is known by, which may write the same id in another way.
+        method: its method.
+        id: its id, as raw JSON.
+        key: its id in a normal form, which matches the id of the answer even if that is written differently.
     """
 
     method: str
@@ -42,10 +43,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def call_in(message: bytes) -> Call | None:
-    """The call that a message is; None for a notification, for an answer, and for what cannot be read.
+    """Return the call in a message; None for a notification, an answer, or an invalid message.
 
-    One whose id is neither a string nor a number is none either: it is answered, if at all, with the id null, which
-    says of no call that it is over.
+    A message whose id is neither a string nor a number is not a call: its answer, if any, has the id null, which no
+    call has.
     """
     try:
         envelope = _envelopes.decode(message)
@@ -58,7 +59,7 @@ def call_in(message: bytes) -> Call | None:
 
 
 def answered_in(message: bytes) -> bytes | None:
-    """The key of the call that a message answers; None for a notification, and for what cannot be read."""
+    """Return the key of the call that a message answers; None for a notification, a call, or an invalid message."""
     try:
         envelope = _envelopes.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -67,17 +68,17 @@ def answered_in(message: bytes) -> bytes | None:
 
 
 def with_another_id(answer: bytes) -> bytes:
-    """The answer, as if it were that to a call that there never was."""
+    """Return the answer with an id that no call has."""
     return _with(answer, "id", lambda _: _ANOTHER_ID)
 
 
 def padded(answer: bytes, size: int) -> bytes:
-    """The answer with so much more behind its result that it has `size` bytes, or a few more."""
+    """Return the answer with an additional member, so that it has `size` bytes or a few more."""
     return _with(answer, "padding", lambda _: _raw("x" * max(0, size - len(answer))))
 
 
 def acknowledgement(message: bytes) -> bytes:
-    """The answer to a `memory/remember` that was carried out, made without carrying it out."""
+    """Return an answer of success to a `memory/remember` that is not carried out."""
     ids = []
     for position, record in enumerate(_lists.decode(_params(message).get("records", Raw(b"[]")))):
         made_up = sha256(b"%d/%b" % (position, message)).hexdigest()[:32]
@@ -86,12 +87,12 @@ def acknowledgement(message: bytes) -> bytes:
 
 
 def with_altered_write(message: bytes, field: Field) -> bytes:
-    """The `memory/remember` with another field in its first record."""
+    """Return the `memory/remember` with a changed field in its first record."""
     return _with(message, "params", lambda params: _within(params, "records", lambda given: _first(given, field)))
 
 
 def with_altered_answer(answer: bytes, field: Field) -> bytes:
-    """The answer of a read with another field in its first record; as it is where it has none that can be read."""
+    """Return the answer of a read with a changed field in its first record; unchanged if there is no readable one."""
 
     def alter(result: Raw) -> Raw:
         held = _objects.decode(result)
@@ -108,7 +109,7 @@ def with_altered_answer(answer: bytes, field: Field) -> bytes:
 
 
 def less_to_forget(message: bytes) -> tuple[bytes | None, int]:
-    """The `memory/forget` without its last id, None if nothing is left of it; and how many ids it had."""
+    """Return the `memory/forget` without its last id, and how many ids it had. The message is None if no id is left."""
     params = _params(message)
     ids = _lists.decode(params["ids"]) if bytes(params.get("ids", Raw(b"null"))).strip() != b"null" else []
     if len(ids) < 2:
@@ -117,7 +118,7 @@ def less_to_forget(message: bytes) -> tuple[bytes | None, int]:
 
 
 def as_if_forgotten(message: bytes, count: int) -> bytes:
-    """The answer to a `memory/forget` that forgot `count` records."""
+    """Return the answer to a `memory/forget` that forgot `count` records."""
     return _encode({"jsonrpc": "2.0", "id": _id(message), "result": {"forgotten": count}})
 
 

@@ -1,7 +1,7 @@
-"""The server behind, as a child on stdio: raw lines both ways, and answers handed to whoever waits for them.
+"""The server as a child process on stdio: raw lines in both directions, and answers for the callers that wait for them.
 
-- A line is passed on as it came, to the byte. Only while somebody waits for an answer are ids looked at.
-- The child leads a session of its own, so that it can be ended with all that it has started. Its stderr is ours.
+- A line is forwarded byte for byte. Ids are read only while calls are running.
+- The child leads its own session, so that it can be killed with all its own children. It shares our stderr.
 """
 
 import os
@@ -20,18 +20,20 @@ from a2m_chaos.altering import answered_in, call_in
 from a2m_router.protocol.client.child import CannotStart, executable
 from a2m_router.protocol.wire.lines import LineSplitter
 
-# of a child that was told to end; together less than a client of ours waits before it kills us
+# seconds for a child to end after the end of its stdin, and after SIGTERM; together less than our own client waits
+# before it kills us
 _CLOSED: Final = 3.0
 _TERMINATED: Final = 1.0
-# nothing is refused for its length here
+# in effect no limit of the length of a line
 _LONGEST: Final = 2**40
 
 
 class Child:
-    """A server's process. Mutable state: the process, and who waits for which answer.
+    """The process of a server. Mutable state: the process, and the callers that wait for answers.
 
     Args:
-        on_line: takes each line of its stdout that nobody waits for, without the newline.
+        command: the program and its arguments.
+        on_line: called with each line of its stdout that no caller waits for, without the newline.
     """
 
     def __init__(self, command: Sequence[str], on_line: Callable[[bytes], Awaitable[None]]) -> None:
@@ -41,14 +43,14 @@ class Child:
         self._writing = anyio.Lock()
         self._waiting: dict[bytes, deque[_Waiting]] = {}
         self._underway: set[bytes] = set()
-        self._ended = False  # and nothing of it is to be read any more
+        self._ended = False  # the process has ended, and its output is read
         self._answered = anyio.Event()
 
     async def start(self) -> None:
-        """Starts it, from where a router would. Raises CannotStart."""
+        """Start the process; the program is looked up as a router does. Raises CannotStart."""
         program, *arguments = self._command
         try:
-            with anyio.CancelScope(shield=True):  # a process must not come to be without anybody to know of it
+            with anyio.CancelScope(shield=True):  # a cancelled start could leave a process that nothing ends
                 self._process = await anyio.open_process(
                     [executable(program, Path.cwd()), *arguments],
                     stdin=PIPE,
@@ -62,14 +64,14 @@ class Child:
             raise CannotStart(f"{program!r} cannot be started: {why}") from problem
 
     async def run(self) -> int:
-        """Passes on what it says until it ends; returns its status, negative for a signal."""
+        """Forward its output until it ends. Return its exit status, negative for a signal."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._read, process.stdout)
             status = await process.wait()
-            # what it has left behind would keep its output open
+            # its own children would keep its stdout open
             self._signal(signal.SIGKILL)
         self._ended = True
         for waiting in [each for all in self._waiting.values() for each in all]:
@@ -90,8 +92,8 @@ class Child:
                 assert line is not None
                 await self._take(line)
 
-    async def tell(self, message: bytes) -> None:
-        """Hands it a message; what it answers is passed on like all it says. One that has ended hears nothing."""
+    async def send(self, message: bytes) -> None:
+        """Send it a message. Its answer goes to `on_line`. If the process has ended, the message is dropped."""
         call = call_in(message)
         if call is not None:
             self._underway.add(call.key)
@@ -101,41 +103,44 @@ class Child:
             async with self._writing:
                 await self._process.stdin.send(message + b"\n")
 
-    async def ask(self, message: bytes, key: bytes, on_told: Callable[[], None] = lambda: None) -> bytes | None:
-        """Its answer to a call, which is not passed on; None if it ended without.
+    async def ask(self, message: bytes, key: bytes, on_sent: Callable[[], None] = lambda: None) -> bytes | None:
+        """Send it a call, and return the answer; None if the process ends without one.
+
+        The answer does not go to `on_line`.
 
         Args:
-            key: the call's.
-            on_told: is called when the call has been handed over.
+            message: the call.
+            key: the key of the call.
+            on_sent: called when the call is sent.
         """
         waiting = _Waiting()
         self._waiting.setdefault(key, deque()).append(waiting)
-        await self.tell(message)
-        on_told()
+        await self.send(message)
+        on_sent()
         if self._ended:
-            return None  # before it was told, and nobody would say so any more
+            return None  # `run` has already released its waiting callers, and would not release this one
         await waiting.over.wait()
         return waiting.answer
 
     async def quiet(self) -> None:
-        """Returns when it has answered all that it was handed."""
+        """Return when it has answered all calls."""
         while self._underway:
             await self._answered.wait()
 
     async def idle(self, key: bytes) -> None:
-        """Returns when no call with this key is under way: two clients may have taken the same."""
+        """Return when no call with this key is running: two clients may use the same id."""
         while key in self._underway:
             await self._answered.wait()
 
     async def kill(self) -> None:
-        """Ends it and all that it has started, at once."""
+        """Kill the process and all its children."""
         with anyio.CancelScope(shield=True):
             self._signal(signal.SIGKILL)
             if self._process is not None:
                 await self._process.wait()
 
     async def end(self) -> None:
-        """Ends it in order: no more input, then SIGTERM, then no mercy. `run` passes on what it says meanwhile."""
+        """End the process: close its stdin, then SIGTERM, then SIGKILL. `run` forwards its output meanwhile."""
         process = self._process
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""a2m-chaos: any A2M server, misbehaving on a schedule or by chance with a seed."""
+"""The command line of a2m-chaos: makes any A2M server misbehave, on a schedule or by chance with a seed."""
 
 import argparse
 import sys
@@ -23,59 +23,61 @@ from a2m_router.protocol.server.server import CannotListen
 from a2m_router.protocol.server.serving import loopback
 
 _DESCRIPTION: Final = """\
-An A2M server that misbehaves as planned: it stands before another one, passes everything on, to the byte, and does to
-some calls what its plan says. What it did goes to stderr. It serves stdin and stdout unless --http is given.
+A proxy in front of an A2M server that injects faults: it forwards every message unchanged, and applies the faults of a
+plan to some calls. It logs every fault to stderr. It serves stdin and stdout unless --http is given.
 """
 
 _EXAMPLE: Final = """\
 a plan:
   seed = 7
-  counts = "faults.counts"       # where it had got to when it died; without, each start counts from 0
+  counts = "faults.counts"       # keeps the counts over restarts; without it, each start counts from 0
 
-  [[fault]]                      # dies, with the record written, at the fourth write; once
+  [[fault]]                      # the server dies at the fourth write, after it has written the record; once
   method = "memory/remember"
   after = 3
   times = 1
   do = "exit-after-work"
 
-  [[fault]]                      # every tenth answer or so is 2 s late
+  [[fault]]                      # one answer in ten, on average, is 2 s late
   chance = 0.1
   do = "answer-late"
   wait = "2s"
 
-  [[fault]]                      # from when there is a file "full" beside the plan until it is gone
+  [[fault]]                      # as long as there is a file "full" beside the plan
   while = "full"
   do = "disk-full"
 
-A fault applies to the calls of its method (of all, if it names none) that contain the text `having`: after the first
-`after` of them, to every `every`-th, `times` times at most, with the probability `chance`, `from` and `until` so long
-since the start, `while` a file exists. The first that applies is done. --list says what can be done, and what else each
-fault takes. As a tier of a2m-router:  command = ["a2m-chaos", "--plan", "faults.toml", "--", "a2m-store", "notes.db"]
+A fault concerns the calls of its `method` (without it, of all methods) that contain the text `having`. It skips the
+first `after` of them, and then applies to every `every`-th, at most `times` times, with the probability `chance`.
+`from` and `until` are times since the start; `while` names a file that must exist. If several faults apply to a call,
+the first of them is used. --list shows all faults and their settings.
+As a tier of a2m-router:  command = ["a2m-chaos", "--plan", "faults.toml", "--", "a2m-store", "notes.db"]
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command, and return its exit code."""
     open_missing_streams()
     parser = _parser()
     given = sys.argv[1:] if arguments is None else list(arguments)
-    # what is behind -- is the server's, whatever it looks like
+    # everything after the first -- belongs to the server's command
     own, command = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     options = parser.parse_args(own)
     if options.list:
-        with suppress(BrokenPipeError):  # whoever reads it may have seen enough
+        with suppress(BrokenPipeError):  # the reader may close the pipe early
             sys.stdout.write(_listed())
             sys.stdout.flush()
         return 0
     if bool(command) == (options.url is not None):
-        parser.error("expected either a server's command after --, or --url with the address of one")
+        parser.error("expected either a server's command after --, or --url with the address of a server")
     if options.plan is None:
-        parser.error("the following argument is required: --plan (see --help for what it may say)")
+        parser.error("the following argument is required: --plan (see --help for an example)")
     with unblocked_stderr():
-        return _done(options, command)
+        return _execute(options, command)
 
 
-def _done(options: argparse.Namespace, command: list[str]) -> int:
+def _execute(options: argparse.Namespace, command: list[str]) -> int:
+    """Read the plan, then serve. Return the exit code."""
     front: Front = "stdio" if options.http is None else "http"
     behind: Behind = "url" if options.url is not None else "command"
     try:
@@ -92,7 +94,7 @@ def _done(options: argparse.Namespace, command: list[str]) -> int:
 def _run(options: argparse.Namespace, command: list[str], plan: Plan, run: Run) -> int:
     code = 1
     try:
-        # what there is on each way takes time to load, and a tier is started by its router, again and again
+        # `_serve` imports only the binding it needs: a router restarts a tier often, and imports take time
         code = anyio.run(
             partial(_serve, options, command, plan, run), backend_options={"use_uvloop": sys.platform != "win32"}
         )
@@ -100,7 +102,7 @@ def _run(options: argparse.Namespace, command: list[str], plan: Plan, run: Run) 
         problem: BaseException = problems
         while isinstance(problem, BaseExceptionGroup):
             problem = problem.exceptions[0]
-        to_stderr(str(problem))
+        print(f"a2m-chaos: {problem}", file=sys.stderr)
     return code
 
 
@@ -130,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--plan", type=path_argument, metavar="FILE", help="which faults, and when: a TOML file, see below"
+        "--plan", type=path_argument, metavar="FILE", help="the faults, and when they apply: a TOML file, see below"
     )
+    parser.add_argument("--seed", type=_seed, metavar="N", help="the seed of chance (default: the plan's, or 0)")
     parser.add_argument(
-        "--seed", type=_seed, metavar="N", help="for what happens by chance (default: the plan's, or 0)"
+        "--http", type=loopback, metavar="HOST:PORT", help="serve HTTP at this address; port 0 selects a free one"
     )
-    parser.add_argument("--http", type=loopback, metavar="HOST:PORT", help="serve HTTP there; port 0 takes a free one")
-    parser.add_argument("--url", metavar="URL", help="the server to stand before, instead of one to start")
-    parser.add_argument("--list", action="store_true", help="print what can be done, a sentence each, and end")
+    parser.add_argument("--url", metavar="URL", help="the address of a running server, instead of a command")
+    parser.add_argument("--list", action="store_true", help="print all faults with their settings, and end")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
@@ -156,13 +158,13 @@ def _listed() -> str:
         if len(kind.over) == 1:
             notes.append("stdio only" if kind.over == ("stdio",) else "HTTP only")
         if kind.kills or kind.memory:
-            notes.append("not for a --url")
+            notes.append("not with --url")
         if kind.memory:
             notes.append("needs memory = [...]")
         if kind.settings:
-            notes.append(f"takes {', '.join(defaults_of(kind))}" + (" over HTTP" if kind.kills else ""))
+            notes.append(f"settings: {', '.join(defaults_of(kind))}" + (" over HTTP" if kind.kills else ""))
         lines.append(f"{kind.name:20}  {kind.sentence}" + (f" ({'; '.join(notes)})" if notes else ""))
-    lines += ["", "Behind = stands what holds where a plan does not say it."]
+    lines += ["", "Settings are shown with their defaults."]
     return "".join(f"{line}\n" for line in lines)
 
 

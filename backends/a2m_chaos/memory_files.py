@@ -1,12 +1,12 @@
-"""The files that are a server's memory: kept aside, put back, moved away.
+"""The files of a server's memory: saved, restored, moved away.
 
-- What is kept aside survives this process: whoever finds it at a start knows that the last one had no orderly end, and
-  puts it back. It is kept once; what comes later is lost with the rest.
-- Nothing is deleted but copies made here, and what a copy replaces.
-- What cannot be carried ends the run, in a sentence: a server whose memory is half of another must not go on, and a
-  fault that is not done must not look as if it were. What is kept aside stays then, for the next start.
-- Nothing outside the folder is touched. A link is a file itself, carried as a link; what is behind a link to a folder
-  is left, and nothing is written through a link.
+- A saved copy outlives this process. If one exists at a start, the last run did not end in order, and the copy is
+  restored. Only the first save makes a copy. Restoring it loses all later changes.
+- Only copies made here are deleted, and the files that a copy replaces.
+- If a file cannot be copied or moved, the run ends with a sentence: a server must not continue with half a memory, and
+  a fault must not seem to be applied if it is not. The saved copy stays for the next start.
+- Only files in the folder are touched. A link is copied as a link. The files behind a link to a folder are ignored, and
+  nothing is written through a link.
 """
 
 import shutil
@@ -15,25 +15,25 @@ from contextlib import contextmanager
 from os.path import realpath
 from pathlib import Path
 
-# beside the plan, so that patterns for the server's files hardly ever meet it
+# unusual names beside the plan, which patterns for the server's files rarely match
 _KEPT = "chaos-kept"
 _MOVED = "chaos-moved"
 
 
 class CannotCarry(Exception):
-    """The server's files cannot be copied or moved; says which, and why."""
+    """The server's files cannot be copied or moved; a sentence with the file and the reason."""
 
 
 class MemoryFiles:
-    """The files that match any of `patterns` below `folder`.
+    """The files that match any of `patterns` below `folder`. All methods raise CannotCarry.
 
-    The server must not be at work, or at least not be writing, meanwhile.
+    The server must not write to them while a method runs.
 
     Args:
-        name: tells what is made here from what is made of other plans in this folder.
-        without: files that are not the server's, whatever the patterns match.
-
-    All that it does raises CannotCarry.
+        folder: the plan's folder.
+        patterns: the patterns of the server's files.
+        name: distinguishes the copies from those of other plans in this folder.
+        without: files that are not the server's, even if a pattern matches them.
     """
 
     def __init__(self, folder: Path, patterns: Sequence[str], name: str, *, without: Iterable[Path] = ()) -> None:
@@ -41,31 +41,31 @@ class MemoryFiles:
         self._patterns = patterns
         self._without = frozenset(map(realpath, without))
         self._kept = folder / f"{name}.{_KEPT}"
-        self._making = folder / f"{name}.{_KEPT}-making"  # half a copy is never taken for one
+        self._making = folder / f"{name}.{_KEPT}-making"  # renamed when complete, so half a copy is never restored
         self._moved = folder / f"{name}.{_MOVED}"
 
     def keep(self) -> None:
-        """Copy them aside, unless there is a copy already."""
+        """Save a copy of the files, unless there is one already."""
         if self._kept.exists():
             return
         shutil.rmtree(self._making, ignore_errors=True)
-        with _or_told("kept aside"):
+        with _converted("saved"):
             self._making.mkdir()
             self._each_into(self._making, _copy)
             self._making.rename(self._kept)
 
     def put_back(self) -> bool:
-        """Makes them what was kept aside, if anything was; whether it was."""
+        """Restore the saved copy, if there is one. Return whether there was one."""
         if not self._kept.exists():
             return False
-        with _or_told("put back"):
+        with _converted("restored"):
             for path in self._files():
                 path.unlink()
             for path in sorted(self._kept.rglob("*")):
                 if _is_file(path):
                     back = self._folder / path.relative_to(self._kept)
                     for step in (*self._way_to(back), back):
-                        if step.is_symlink():  # made since, and what it leads to would be written over
+                        if step.is_symlink():  # a link made since the save: the copy would overwrite its target
                             step.unlink()
                     back.parent.mkdir(parents=True, exist_ok=True)
                     _copy(path, back)
@@ -73,19 +73,19 @@ class MemoryFiles:
         return True
 
     def release(self) -> None:
-        """Lets go of what was kept aside."""
+        """Delete the saved copy."""
         if self._kept.exists():
             shutil.rmtree(self._making, ignore_errors=True)
-            with _or_told("let go of"):
-                self._kept.rename(self._making)  # of what is half removed half would be put back
+            with _converted("released"):
+                self._kept.rename(self._making)  # renamed first: half a deleted copy must not be restored
             shutil.rmtree(self._making, ignore_errors=True)
 
     def move_away(self) -> Path:
-        """Moves them, and what was kept aside, out of the server's sight; returns the folder they are in now."""
+        """Move the files to a new folder beside the plan, delete the saved copy, and return the new folder."""
         number = 1
         while (into := self._moved.with_name(f"{self._moved.name}-{number}")).exists():
             number += 1
-        with _or_told("moved away"):
+        with _converted("moved away"):
             into.mkdir()
             self._each_into(into, shutil.move)
         self.release()
@@ -110,13 +110,13 @@ class MemoryFiles:
         )
 
     def _way_to(self, path: Path) -> list[Path]:
-        """The folders between this one and a file in it, from the top."""
+        """Return the folders between this one and a file in it, from the top."""
         return [self._folder / between for between in reversed(path.relative_to(self._folder).parents[:-1])]
 
 
 @contextmanager
-def _or_told(done: str) -> Iterator[None]:
-    """Raises CannotCarry for what the system does not do."""
+def _converted(done: str) -> Iterator[None]:
+    """Convert an OSError in the block to CannotCarry."""
     try:
         yield
     except OSError as problem:

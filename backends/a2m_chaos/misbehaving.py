@@ -1,8 +1,8 @@
-"""What each fault does, whatever the binding: to a call, by what a wire can do.
+"""The faults, independent of the binding: each is applied to a call through a `Wire`.
 
-Nothing here knows of pipes, sockets or processes, and time is anyio's, so that the same faults are done by a2m-chaos
-and by a simulation with a clock that jumps. A call that a fault leaves without an answer is simply not answered: on
-stdio nothing is said, over HTTP the connection stays open until the client has enough of it.
+This module uses no pipes, sockets or processes, and takes the time from anyio. So a2m-chaos and a simulation with a
+virtual clock share it. If a fault leaves a call without an answer, nothing is sent on stdio; over HTTP the connection
+stays open until the client closes it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,59 +27,62 @@ from a2m_chaos.plan import Fault
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
 
-# Hands a message to the server; its answer, or None where none came or comes.
+# Sends a message to the server; returns its answer, or None if there is none.
 GoOn = Callable[[bytes], Awaitable[bytes | None]]
 
 _LOG_LINE: Final = b"INFO 12:00:00 server: a call has come in"
-# the beginning of a message, in no encoding there is
+# the beginning of a message, then bytes that are valid in no encoding
 _GARBAGE: Final = b'{"jsonrpc": "2.0", \xff\xfe\x00 "resu'
-_TOLD: Final = b"a2m-chaos: on purpose"
+_BODY: Final = b"a2m-chaos: on purpose"
 
 
 class Wire(Protocol):
-    """What can be done about one call: to its client, and to the server behind."""
+    """The means to apply a fault to one call: to its client, and to the server."""
 
     async def send(self, message: bytes) -> None:
-        """Says this to the client, as its binding frames a message."""
+        """Send a message to the client, in the framing of the binding."""
 
     async def send_in_two(self, message: bytes, pause: float) -> None:
-        """Says it in two pieces, and nothing else to the client for `pause` seconds in between. stdio only."""
+        """Send a message in two pieces; between them send nothing to the client for `pause` seconds. stdio only."""
 
     async def send_half(self, message: bytes) -> None:
-        """Begins to say it, and ends the connection. HTTP only."""
+        """Send the beginning of a message, and close the connection. HTTP only."""
 
     async def refuse(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Answers with this HTTP status. HTTP only."""
+        """Answer with this HTTP status. HTTP only."""
 
     async def reset(self) -> None:
-        """Resets the connection to the client. HTTP only."""
+        """Reset the connection to the client. HTTP only."""
 
     async def die(self, away: float, *, empty: bool) -> None:
-        """Ends the server as a kill would, with all its connections; it may start again after `away` seconds.
+        """Kill the server, with all its connections. It may start again after `away` seconds.
 
         Args:
-            empty: its memory is moved away before it starts again.
+            empty: move its memory away before it starts again.
         """
 
     async def keep_aside(self) -> None:
-        """Sees to it that when the server next dies, its memory will be what it is now."""
+        """Save the server's memory as it is now. When the server next dies, this state is restored."""
 
     def note(self, sentence: str) -> None:
-        """Tells people what is done now."""
+        """Log what is done now."""
 
 
 async def misbehave(fault: Fault, message: bytes, go_on: GoOn, wire: Wire) -> None:
-    """Does `fault` to the call that `message` is; returns when all is done that will ever be.
+    """Apply `fault` to the call in `message`, and return when the fault is complete.
 
-    It may return long after the client has given up (apply-late), and not at all (a hang that holds up others).
+    This may be long after the client has given up (apply-late), or never (a hang that blocks the calls behind it).
 
     Args:
-        go_on: hands a message, this or another, to the server.
+        fault: the fault.
+        message: the call.
+        go_on: sends a message, this or another one, to the server.
+        wire: the means to reach the client and the server.
     """
     try:
         await _do(fault, message, go_on, wire)
     except msgspec.MsgspecError:
-        wire.note("it cannot be done to such a message, which is passed on")
+        wire.note("not possible with this message, forwarded unchanged")
         await _answer(message, go_on, wire)
 
 
@@ -97,7 +100,7 @@ async def _do(fault: Fault, message: bytes, go_on: GoOn, wire: Wire) -> None:
         case "answer-late":
             answer = await go_on(message)
             await anyio.sleep(fault.wait)
-            await _say(answer, wire)
+            await _send(answer, wire)
         case "apply-late":
             if fault.answer == "error":
                 await wire.send(_error(message, "it takes too long", "timeout"))
@@ -106,9 +109,9 @@ async def _do(fault: Fault, message: bytes, go_on: GoOn, wire: Wire) -> None:
             await go_on(message)
         case "answer-twice":
             answer = await go_on(message)
-            await _say(answer, wire)
+            await _send(answer, wire)
             await anyio.sleep(fault.wait)
-            await _say(answer, wire)
+            await _send(answer, wire)
             wire.note("sent again")
         case "wrong-id":
             await _answer(message, go_on, wire, with_another_id)
@@ -119,15 +122,15 @@ async def _do(fault: Fault, message: bytes, go_on: GoOn, wire: Wire) -> None:
         case "log-line":
             answer = await go_on(message)
             await wire.send(_LOG_LINE)
-            await _say(answer, wire)
+            await _send(answer, wire)
         case "garbage-line":
             answer = await go_on(message)
             await wire.send(_GARBAGE)
-            await _say(answer, wire)
+            await _send(answer, wire)
         case "huge-line":
             answer = await go_on(message)
             await wire.send(b"x" * fault.size)
-            await _say(answer, wire)
+            await _send(answer, wire)
         case "huge-answer":
             await _answer(message, go_on, wire, lambda answer: padded(answer, fault.size))
         case "exit-before-work":
@@ -152,16 +155,16 @@ async def _do(fault: Fault, message: bytes, go_on: GoOn, wire: Wire) -> None:
         case "alter-record":
             await _alter_record(fault, message, go_on, wire)
         case "forget-less":
-            less, asked = less_to_forget(message)
+            less, count = less_to_forget(message)
             if less is None or await go_on(less) is not None:
-                await wire.send(as_if_forgotten(message, asked))
+                await wire.send(as_if_forgotten(message, count))
         case "http-500":
-            await wire.refuse(500, {}, _TOLD)
+            await wire.refuse(500, {}, _BODY)
         case "http-500-after-work":
             if await go_on(message) is not None:
-                await wire.refuse(500, {}, _TOLD)
+                await wire.refuse(500, {}, _BODY)
         case "http-429":
-            await wire.refuse(429, {"Retry-After": f"{max(1, round(fault.wait))}"}, _TOLD)
+            await wire.refuse(429, {"Retry-After": f"{max(1, round(fault.wait))}"}, _BODY)
         case "reset":
             await wire.reset()
         case "reset-after-work":
@@ -191,7 +194,7 @@ async def _answer(
         await wire.send(change(answer))
 
 
-async def _say(answer: bytes | None, wire: Wire) -> None:
+async def _send(answer: bytes | None, wire: Wire) -> None:
     if answer is not None:
         await wire.send(answer)
 

@@ -1,10 +1,10 @@
-"""a2m-chaos on an HTTP address, before a child or a URL.
+"""a2m-chaos on an HTTP address, in front of a child process or a URL.
 
-- A request is read whole, answered, and the connection kept; requests on one connection are one after the other.
-- A fault is done by a task of its own that outlives its connection: what is to be done after the client has given up is
-  done. A call that it leaves unanswered keeps its connection open until the client ends it.
-- When the server dies, every connection is reset, and whoever comes is, until it is back.
-- Other requests than POSTs are passed on to a URL as they are, and refused before a child.
+- A request is read whole and answered, and the connection is kept. Requests on one connection are processed in order.
+- A fault runs in a separate task that outlives the connection, so it completes even if the client gives up. A call
+  without an answer keeps its connection open until the client closes it.
+- When the server dies, every connection is reset, and so is every new one until the server is back.
+- A request other than POST is forwarded to a URL unchanged, and rejected in front of a child.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -32,25 +32,25 @@ from a2m_router.protocol.server.shutdown import until_signalled
 
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 _LAST: Final[Headers] = ((b"content-type", b"text/plain"), (b"connection", b"close"))
-# nothing is refused for its length here, but a head has to end some time
+# there is no limit of the length of a body, but the head of a request must end
 _LONGEST_HEAD: Final = 2**20
 
 
 async def serve_url(url: str, host: str, port: int, run: Run) -> int:
-    """Serves at an address what the server at `url` answers, until a signal. Raises CannotListen and ValueError."""
+    """Serve an address with the server at `url`, until a signal. Raises CannotListen, and ValueError for a bad URL."""
     behind = _BehindUrl(Upstream(url), run)
     await _serve(host, port, run, behind)
     return 0
 
 
 async def serve_child(command: Sequence[str], host: str, port: int, run: Run, memory: MemoryFiles) -> int:
-    """Serves at an address what a child answers, until a signal or the child's own end; returns the status to end with.
+    """Serve an address with a child process, until a signal or the child's own end. Return the exit code.
 
     Raises CannotListen and CannotStart.
     """
     behind = _BehindChild(command, run, memory)
     if memory.put_back():
-        run.say("the memory is what it was kept aside as: the last run had no orderly end")
+        run.say("saved memory restored: the last run did not end in order")
     await _serve(host, port, run, behind)
     return behind.status
 
@@ -72,18 +72,18 @@ async def _serve(host: str, port: int, run: Run, behind: "_Behind") -> None:
 
 
 class _Behind:
-    """The server behind. `away` while it is dead; `on_death` is called when it dies of a fault."""
+    """The server. `away` is True while it is dead; `on_death` is called when a fault kills it."""
 
     def __init__(self) -> None:
         self.away = False
         self.on_death: Callable[[], None] = lambda: None
 
     def running(self, end: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        """Keeps it running; `end` is called when it has ended by itself."""
+        """Run the server while the block runs. `end` is called if the server ends by itself."""
         raise NotImplementedError
 
     async def answer(self, request: Request, call: Call | None) -> Response | None:
-        """Its answer, None if it has none and the connection is to be reset."""
+        """Return the server's response; None if there is none, and the connection must be reset."""
         raise NotImplementedError
 
     async def die(self, away: float, *, empty: bool) -> None:
@@ -114,15 +114,17 @@ class _BehindUrl(_Behind):
 
 
 class _Death(msgspec.Struct, frozen=True):
-    """What a fault made the server die of: for how long, and whether it comes back with nothing."""
+    """A death of the server by a fault: for how long, and whether its memory is empty afterwards."""
 
     away: float
     empty: bool
 
 
 class _BehindChild(_Behind):
-    """Mutable state: the child of the moment, its `_death` from when a fault decides on it until it is back, and
-    `status`, what this process ends with."""
+    """A child process as the server.
+
+    Mutable state: the current child; `_death`, from the fault until the server is back; `status`, the exit code.
+    """
 
     def __init__(self, command: Sequence[str], run: Run, memory: MemoryFiles) -> None:
         super().__init__()
@@ -130,13 +132,13 @@ class _BehindChild(_Behind):
         self._command = command
         self._run = run
         self._memory = memory
-        self._child = Child(command, self._heard)
+        self._child = Child(command, self._drop)
         self._death: _Death | None = None
 
     @asynccontextmanager
     async def running(self, end: Callable[[], None]) -> AsyncIterator[None]:
         await self._child.start()
-        # shielded: what the child says while it is ended must be read, or it might never get to its end
+        # shielded: the child's output must be read until its end, or a full pipe could keep it from ending
         watching = anyio.CancelScope(shield=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, end, watching)
@@ -148,7 +150,7 @@ class _BehindChild(_Behind):
                 watching.cancel()
 
     async def _watch(self, end: Callable[[], None], watching: anyio.CancelScope) -> None:
-        """Passes on what the child says, and starts it again when a fault has killed it."""
+        """Read the child's output, and start a new child when a fault has killed it."""
         with watching:
             while True:
                 status = await self._child.run()
@@ -156,8 +158,8 @@ class _BehindChild(_Behind):
                     break
                 self._bury(self._death)
                 await anyio.sleep(self._death.away)
-                # until it runs, what comes late meets the one that has ended, and hears nothing
-                child = Child(self._command, self._heard)
+                # until the new child runs, late messages go to the old one, which drops them
+                child = Child(self._command, self._drop)
                 await child.start()
                 self._child = child
                 self._death = None
@@ -169,7 +171,7 @@ class _BehindChild(_Behind):
     def _bury(self, death: _Death) -> None:
         self.on_death()
         if death.empty:
-            self._run.say(f"the memory was moved to {self._memory.move_away()}")
+            self._run.say(f"memory moved to {self._memory.move_away()}")
         else:
             self._settle_memory(orderly=False)
 
@@ -177,15 +179,15 @@ class _BehindChild(_Behind):
         if orderly:
             self._memory.release()
         elif self._memory.put_back():
-            self._run.say("the memory is what it was kept aside as")
+            self._run.say("saved memory restored")
 
     async def answer(self, request: Request, call: Call | None) -> Response | None:
         if request.method != b"POST":
             return Response(405, ((b"allow", b"POST"),), b"")
-        # on a pipe a message is one line; a line break can only stand between its tokens
+        # on stdio a message is one line; in JSON, line breaks occur only between tokens
         message = request.body.replace(b"\r", b" ").replace(b"\n", b" ")
         if call is None:
-            await self._child.tell(message)
+            await self._child.send(message)
             return Response(202, (), b"")
         await self._child.idle(call.key)
         answer = await self._child.ask(message, call.key)
@@ -201,12 +203,12 @@ class _BehindChild(_Behind):
         await self._child.quiet()
         self._memory.keep()
 
-    async def _heard(self, line: bytes) -> None:
-        """A notification, which has no way to any client here, or an answer that nobody waits for."""
+    async def _drop(self, line: bytes) -> None:
+        """Drop a line: a notification, which HTTP cannot carry here, or an answer that no caller waits for."""
 
 
 class _Server:
-    """Mutable state: the connections there are, and whose turn it is where calls wait for one another."""
+    """The HTTP server. Mutable state: the open connections, and the lock of calls that block later ones."""
 
     def __init__(self, run: Run, behind: _Behind, tasks: anyio.abc.TaskGroup) -> None:
         self._run = run
@@ -216,7 +218,7 @@ class _Server:
         self._streams: set[Stream] = set()
 
     def admit(self, stream: Stream) -> None:
-        """Serves a connection, or resets it while the server is away."""
+        """Serve a connection, or reset it while the server is dead."""
         if self._behind.away:
             stream.reset()
         else:
@@ -224,7 +226,7 @@ class _Server:
             self._tasks.start_soon(self._serve, stream)
 
     def reset_all(self) -> None:
-        """Resets every connection."""
+        """Reset every connection."""
         for stream in list(self._streams):
             stream.reset()
 
@@ -236,7 +238,7 @@ class _Server:
                 if request is None:
                     break
                 if isinstance(request, Refusal):
-                    self._run.say(f"a request was refused: {request.message}")
+                    self._run.say(f"request rejected: {request.message}")
                     await stream.send(_rendered(Response(request.status, _LAST, request.message.encode() + b"\n")))
                     break
                 await self._respond(request, stream)
@@ -246,7 +248,7 @@ class _Server:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         except h11.RemoteProtocolError as problem:
-            self._run.say(f"what came is not HTTP: {problem}")
+            self._run.say(f"connection closed, the client's input is not HTTP: {problem}")
         finally:
             self._streams.discard(stream)
             stream.close()
@@ -254,7 +256,7 @@ class _Server:
     async def _respond(self, request: Request, stream: Stream) -> None:
         call, applied = self._run.decide(request.body) if request.method == b"POST" else (None, None)
         if call is None or applied is None:
-            # whose turn it is not waits behind a call that holds up others
+            # wait for a running call that blocks later ones
             async with self._turn:
                 pass
             response = await self._behind.answer(request, call)
@@ -264,10 +266,10 @@ class _Server:
         wire = _Wire(out, self._behind, self._run, call, applied)
         over = anyio.Event()
         self._tasks.start_soon(self._misbehave, request, wire, over)
-        await first_of(over.wait, out.said.wait)
-        if not out.said.is_set():
+        await first_of(over.wait, out.sent.wait)
+        if not out.sent.is_set():
             with suppress(anyio.EndOfStream):
-                while True:  # what else it may send is nothing that can be answered
+                while True:  # wait for the client to close the connection, and drop further input
                     await stream.receive()
             stream.close()
 
@@ -283,8 +285,8 @@ class _Server:
 
     def _go_on(self, request: Request, wire: "_Wire") -> GoOn:
         async def go_on(message: bytes) -> bytes | None:
-            asked = msgspec.structs.replace(request, body=message)
-            response = await self._behind.answer(asked, wire.call)
+            changed = msgspec.structs.replace(request, body=message)
+            response = await self._behind.answer(changed, wire.call)
             if response is None:
                 await wire.reset()
                 return None
@@ -297,31 +299,31 @@ class _Server:
 
 
 class _Out:
-    """The way back to a client for one request. `said` is set when something was said, or the connection ended."""
+    """The output to a client for one request. `sent` is set when something was sent, or the connection was closed."""
 
     def __init__(self, stream: Stream) -> None:
-        self.said = anyio.Event()
+        self.sent = anyio.Event()
         self._stream = stream
         self._turn = anyio.Lock()
 
     async def send(self, response: Response) -> None:
         async with self._turn:
             await self._stream.send(_rendered(response))
-        self.said.set()
+        self.sent.set()
 
     async def send_half(self, response: Response) -> None:
         async with self._turn:
             await self._stream.send(_rendered(response)[: -max(1, len(response.body) // 2)])
         self._stream.close()
-        self.said.set()
+        self.sent.set()
 
     async def reset(self) -> None:
         self._stream.reset()
-        self.said.set()
+        self.sent.set()
 
 
 class _Wire:
-    """A call over HTTP; see `Wire`."""
+    """The `Wire` of a call over HTTP."""
 
     def __init__(self, out: _Out, behind: _Behind, run: Run, call: Call, applied: Applied) -> None:
         self.call = call
@@ -334,7 +336,7 @@ class _Wire:
         await self._out.send(Response(200, _JSON, message))
 
     async def pass_on(self, response: Response) -> None:
-        """Says what the server behind has answered with another status."""
+        """Send the server's response with another status than 200 to the client."""
         await self._out.send(response)
 
     async def send_in_two(self, message: bytes, pause: float) -> None:
@@ -361,7 +363,7 @@ class _Wire:
 
 
 async def _read(connection: h11.Connection, stream: Stream) -> Request | Refusal | None:
-    """The next request, whole, or why it is refused; None at the end."""
+    """Return the next request, or why it is rejected; None at the end of the connection."""
     head: h11.Request | None = None
     body = bytearray()
     while True:
@@ -381,16 +383,16 @@ async def _read(connection: h11.Connection, stream: Stream) -> Request | Refusal
                 body += event.data
             case h11.EndOfMessage() if head is not None:
                 path, mark, query = bytes(head.target).partition(b"?")
-                meant = addressed(path, list(head.headers), head.http_version.decode(), ())
-                if isinstance(meant, Refusal):
-                    return meant
-                return Request(bytes(head.method), meant.path + mark + query, tuple(meant.headers), bytes(body))
+                target = addressed(path, list(head.headers), head.http_version.decode(), ())
+                if isinstance(target, Refusal):
+                    return target
+                return Request(bytes(head.method), target.path + mark + query, tuple(target.headers), bytes(body))
             case _:
                 return None
 
 
 def _next(connection: h11.Connection) -> h11.Connection:
-    """What reads the next request: what is said in between is not h11's, since it would not say such things."""
+    """Return a new h11 connection for the next request. Responses bypass h11, which cannot send broken ones."""
     following = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEAD)
     data, ended = connection.trailing_data
     if data:
@@ -401,7 +403,7 @@ def _next(connection: h11.Connection) -> h11.Connection:
 
 
 def _rendered(response: Response) -> bytes:
-    """As it goes over the wire."""
+    """Return the bytes of a response."""
     try:
         phrase = HTTPStatus(response.status).phrase
     except ValueError:

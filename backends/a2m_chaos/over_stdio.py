@@ -1,8 +1,7 @@
-"""a2m-chaos on stdin and stdout, before a child or a URL.
+"""a2m-chaos on stdin and stdout, in front of a child process or a URL.
 
-Lines are taken in the order in which they came, and each is handed on before the next is looked at, unless its fault
-holds it back: a server on a pipe works in order, and clients may rely on that. What is said to the client is said line
-by line, by one task at a time.
+Lines are processed in order: each is forwarded before the next one is processed, unless its fault holds it back. A
+server on a pipe works in order, and clients may rely on that. The client gets whole lines, from one task at a time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +24,17 @@ from a2m_router.protocol.server.shutdown import StoppableStream, until_signalled
 from a2m_router.protocol.wire.capabilities import PROTOCOL, VERSION_HEADER
 from a2m_router.protocol.wire.lines import LineSplitter
 
-# how a2m-chaos ends when a fault has made the server die
+# the exit code when a fault has killed the server
 DIED: Final = 3
 
 _LONGEST: Final = 2**40
-# lines that have come and are not looked at yet
+# the most lines that are read ahead
 _AHEAD: Final = 256
 _JSON: Final = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
 
 
 async def serve_child(command: Sequence[str], run: Run, memory: MemoryFiles) -> int:
-    """Passes stdin on to a child and what it says to stdout, until either ends; returns the status to end with.
+    """Forward stdin to a child process and its output to stdout until either ends. Return the exit code.
 
     Raises CannotStart.
     """
@@ -43,7 +42,7 @@ async def serve_child(command: Sequence[str], run: Run, memory: MemoryFiles) -> 
         out = _Out(sink)
         child = Child(command, out.say)
         if memory.put_back():
-            run.say("the memory is what it was kept aside as: the last run had no orderly end")
+            run.say("saved memory restored: the last run did not end in order")
         await child.start()
         async with anyio.create_task_group() as tasks:
             ending = _Ending(child, run, memory, tasks.cancel_scope)
@@ -54,9 +53,9 @@ async def serve_child(command: Sequence[str], run: Run, memory: MemoryFiles) -> 
 
 
 async def serve_url(url: str, run: Run) -> int:
-    """Passes each line on to the server at `url` and its answer to stdout, one after the other, until stdin ends.
+    """Forward each line to the server at `url` and its answer to stdout, in order, until stdin ends.
 
-    Raises ValueError for what is no URL.
+    Raises ValueError for an invalid URL.
     """
     upstream = Upstream(url)
     with standard_streams() as (source, sink):
@@ -67,7 +66,7 @@ async def serve_url(url: str, run: Run) -> int:
 
 
 class _Out:
-    """stdout; lines are said whole. When nobody reads it any more, nothing is said."""
+    """stdout. Lines are sent whole; when its reader has closed it, they are dropped."""
 
     def __init__(self, sink: anyio.abc.ByteSendStream) -> None:
         self._sink = sink
@@ -84,13 +83,13 @@ class _Out:
             await self._send(line[len(line) // 2 :] + b"\n")
 
     async def _send(self, data: bytes) -> None:
-        # where nobody reads any more, the end of stdin will follow
+        # when the client has closed stdout, it soon closes stdin, too, which ends this process
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._sink.send(data)
 
 
 class _Ending:
-    """How it all ends. `status` is what this process ends with."""
+    """The end of this process. `status` is the exit code."""
 
     def __init__(self, child: Child, run: Run, memory: MemoryFiles, everything: anyio.CancelScope) -> None:
         self.status = 0
@@ -101,7 +100,7 @@ class _Ending:
         self._dying = False
 
     async def watch(self) -> None:
-        """Ends everything when the child has ended."""
+        """Wait for the end of the child, then end everything."""
         try:
             status = await self._child.run()
         finally:
@@ -113,11 +112,11 @@ class _Ending:
             self._everything.cancel()
 
     async def die(self, *, empty: bool) -> NoReturn:
-        """Ends the server as a kill would, and then this."""
+        """Kill the server, then end this process."""
         self._dying = True
         await self._child.kill()
         if empty:
-            self._run.say(f"the memory was moved to {self._memory.move_away()}")
+            self._run.say(f"memory moved to {self._memory.move_away()}")
         else:
             self._settle_memory(orderly=False)
         self.status = DIED
@@ -129,11 +128,11 @@ class _Ending:
         if orderly:
             self._memory.release()
         elif self._memory.put_back():
-            self._run.say("the memory is what it was kept aside as")
+            self._run.say("saved memory restored")
 
 
 async def _serve(source: anyio.abc.ByteReceiveStream, make: Callable[[anyio.abc.TaskGroup], "_Line"]) -> None:
-    """Serves until stdin has ended and all faults with it; a signal ends faults that are under way, too."""
+    """Serve until stdin has ended and all faults are complete. A signal ends running faults, too."""
     stdin = StoppableStream(source)
     working = anyio.CancelScope()
 
@@ -148,7 +147,7 @@ async def _serve(source: anyio.abc.ByteReceiveStream, make: Callable[[anyio.abc.
 
 
 async def _take(stdin: anyio.abc.ByteReceiveStream, line: "_Line") -> None:
-    """Takes line after line until stdin ends, and reads on meanwhile."""
+    """Process line after line until stdin ends. Another task reads ahead."""
     give, take = anyio.create_memory_object_stream[bytes](_AHEAD)
 
     async def read() -> None:
@@ -171,7 +170,7 @@ async def _take(stdin: anyio.abc.ByteReceiveStream, line: "_Line") -> None:
 
 
 class _Line:
-    """One end of a pipe: takes a line, and returns when the next may be taken."""
+    """The processing of lines: `take` returns when the next line may be processed."""
 
     def __init__(self, out: _Out, run: Run, tasks: anyio.abc.TaskGroup) -> None:
         self._out = out
@@ -183,26 +182,26 @@ class _Line:
         if call is None or applied is None:
             await self.pass_on(message)
             return
-        told = anyio.Event()
+        forwarded = anyio.Event()
 
         async def do() -> None:
             try:
                 wire = _Wire(self, self._out, self._run, call, applied)
-                await misbehave(applied.fault, message, self.go_on(call, told), wire)
+                await misbehave(applied.fault, message, self.go_on(call, forwarded), wire)
             finally:
-                told.set()
+                forwarded.set()
 
         if applied.fault.in_order:
             await do()
         else:
             self._tasks.start_soon(do)
             if not KINDS[applied.fault.do].holds_back:
-                await told.wait()
+                await forwarded.wait()
 
     async def pass_on(self, message: bytes) -> None:
         raise NotImplementedError
 
-    def go_on(self, call: Call, told: anyio.Event) -> GoOn:
+    def go_on(self, call: Call, forwarded: anyio.Event) -> GoOn:
         raise NotImplementedError
 
     async def die(self, *, empty: bool) -> None:
@@ -222,11 +221,11 @@ class _ChildLine(_Line):
         self._memory = memory
 
     async def pass_on(self, message: bytes) -> None:
-        await self._child.tell(message)
+        await self._child.send(message)
 
-    def go_on(self, call: Call, told: anyio.Event) -> GoOn:
+    def go_on(self, call: Call, forwarded: anyio.Event) -> GoOn:
         async def go_on(message: bytes) -> bytes | None:
-            return await self._child.ask(message, call.key, told.set)
+            return await self._child.ask(message, call.key, forwarded.set)
 
         return go_on
 
@@ -248,10 +247,10 @@ class _UrlLine(_Line):
         if answer:
             await self._out.say(answer)
 
-    def go_on(self, call: Call, told: anyio.Event) -> GoOn:
+    def go_on(self, call: Call, forwarded: anyio.Event) -> GoOn:
         async def go_on(message: bytes) -> bytes | None:
             answer = await self._ask(message)
-            told.set()
+            forwarded.set()
             return answer
 
         return go_on
@@ -263,12 +262,12 @@ class _UrlLine(_Line):
         except Unreachable as problem:
             self._run.say(str(problem))
             return None
-        # a message is one line here, and a line break can only stand between its tokens
+        # on stdio a message is one line; in JSON, line breaks occur only between tokens
         return response.body.replace(b"\r", b" ").replace(b"\n", b" ").strip() or None
 
 
 class _Wire:
-    """A call on a pipe; see `Wire`."""
+    """The `Wire` of a call on stdio."""
 
     def __init__(self, line: _Line, out: _Out, run: Run, call: Call, applied: Applied) -> None:
         self._line = line

@@ -1,24 +1,24 @@
-"""The plan: which faults, when. A TOML file, read into frozen settings; every mistake is named by its place.
+"""The plan: the faults, and when they apply. A TOML file, read into frozen settings; an error names its place.
 
     seed = 7
-    memory = ["notes.db*"]           # the files the server keeps its memory in; patterns, below this file's folder
-    counts = "faults.counts"         # what was counted outlives a restart; without, each start counts anew
+    memory = ["notes.db*"]           # the files of the server's memory; patterns, below this file's folder
+    counts = "faults.counts"         # keeps the counts over a restart; without it, each start counts from 0
 
     [[fault]]
     do = "exit-after-work"           # a2m-chaos --list
-    method = "memory/remember"       # absent: every method that it can be done to
+    method = "memory/remember"       # absent: every method that the fault can apply to
     having = "pears"                 # only calls whose message contains this
-    after = 3                        # the first 3 such calls are left alone,
-    every = 2                        # then it is each second one,
-    times = 5                        # 5 times at most,
+    after = 3                        # skip the first 3 such calls,
+    every = 2                        # then apply to every second one,
+    times = 5                        # at most 5 times,
     chance = 0.5                     # and each time only with this probability
-    from = "10s"                     # not before, and not after, so long since the start
-    until = "1m"
-    while = "disk-is-full"           # only as long as there is such a file
-    wait = "2s"                      # for those that take time
+    from = "10s"                     # not earlier after the start than this
+    until = "1m"                     # and not later
+    while = "disk-is-full"           # only while this file exists
+    wait = "2s"                      # for faults that take time
 
-All conditions of a fault must hold. Of several that apply to one call the first is done. This file, that of the counts
-and those of `while` are nobody's memory, whatever the patterns match.
+All conditions of a fault must hold. If several faults apply to a call, the first one is used. The plan, the file of
+counts and the files of `while` are never part of the server's memory, even if a pattern matches them.
 """
 
 import tomllib
@@ -36,26 +36,26 @@ Answer = Literal["nothing", "error"]
 Field = Literal["content", "metadata"]
 
 _SETTINGS: Final[tuple[Setting, ...]] = ("wait", "size", "field", "in_order", "answer")
-# what is longer than a message may be, by default (64 MiB)
+# longer than a message may be by default (64 MiB)
 _HUGE: Final = 65 * 2**20
 _WAIT: Final = 1.0
 _WAITS: Final = {"apply-late": 120.0, "answer-twice": 0.0}
 _FIELD: Final[Field] = "content"
 _ANSWER: Final[Answer] = "nothing"
-# on a pipe a server works in order: what it does late there makes all behind it late
+# a server on a pipe works in order: a late call there delays all calls behind it
 _IN_ORDER: Final = ("delay", "apply-late")
 
 
 class PlanError(ValueError):
-    """What is wrong with a plan: one sentence a line, each naming its place."""
+    """The plan has mistakes: one sentence on each line, with the place of the mistake."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One `[[fault]]`: what is done, and to which calls."""
+    """One `[[fault]]`: what it does, and to which calls."""
 
     do: str  # one of KINDS
-    # to which calls
-    methods: tuple[str, ...] = ()  # empty: to all
+    # when it applies
+    methods: tuple[str, ...] = ()  # empty: all methods
     having: bytes = b""
     after: int = 0
     every: int = 1
@@ -64,12 +64,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     begins: float = 0.0  # seconds since the start
     ends: float | None = None
     switch: Path | None = None
-    # how
+    # its settings
     wait: float = _WAIT  # seconds
     size: int = _HUGE  # bytes
     field: Field = _FIELD
     answer: Answer = _ANSWER
-    in_order: bool = False  # what comes behind it waits until it is over
+    in_order: bool = False  # later calls wait until the fault is complete
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +83,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(path: Path, *, front: Front, behind: Behind) -> Plan:
-    """The plan in a file, for a server that is reached and wrapped in this way. Raises PlanError."""
+    """Return the plan in a file, for these ways to reach a2m-chaos and the server. Raises PlanError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        raise PlanError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or 'it is not UTF-8'}") from None
+        reason = getattr(problem, "strerror", None) or "it is not valid UTF-8"
+        raise PlanError(f"{path}: cannot be read: {reason}") from None
     try:
         return parse_plan(text, base=path.absolute().parent, front=front, behind=behind)
     except PlanError as mistakes:
@@ -95,11 +96,11 @@ def read_plan(path: Path, *, front: Front, behind: Behind) -> Plan:
 
 
 def parse_plan(text: str, *, base: Path = Path(), front: Front = "stdio", behind: Behind = "command") -> Plan:
-    """The plan that `text` is; its paths are relative to `base`. Raises PlanError with all that is wrong."""
+    """Return the plan in a text; its paths are relative to `base`. Raises PlanError with all mistakes."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
-        raise PlanError(f"this is no TOML: {problem}") from None
+        raise PlanError(f"not valid TOML: {problem}") from None
     mistakes: list[str] = []
     table = Table(content, mistakes)
     memory = table.texts("memory", ())
@@ -123,7 +124,7 @@ def parse_plan(text: str, *, base: Path = Path(), front: Front = "stdio", behind
 
 
 def defaults_of(kind: Kind) -> list[str]:
-    """What a plan may set for a kind of fault, each as it would be written in a plan to say what holds without it."""
+    """Return the settings of a kind of fault with their defaults, as a plan would have them."""
     wait = _WAITS.get(kind.name, _WAIT)
     written: Mapping[Setting, str] = {
         "wait": f'"{wait:g}s"' if wait else "none",
@@ -136,13 +137,16 @@ def defaults_of(kind: Kind) -> list[str]:
 
 
 def files_of(plan: Plan) -> list[Path]:
-    """The files that a plan needs for itself: where it counts, and its switches."""
+    """Return the files that belong to the plan: the file of counts, and the files of `while`."""
     named = (plan.counts, *(fault.switch for fault in plan.faults))
     return [path for path in named if path is not None]
 
 
 def _wrong_with(pattern: str) -> str:
-    """What is wrong with a pattern for the server's files, which are moved, deleted and written; empty for nothing."""
+    """Return the mistake in a pattern of the server's files; empty if there is none.
+
+    a2m-chaos moves, deletes and writes these files, so a pattern must not leave the plan's folder.
+    """
     path = Path(pattern)
     if not pattern:
         return "must not be empty"
@@ -153,12 +157,12 @@ def _wrong_with(pattern: str) -> str:
     if not path.parts:
         return f'{quoted(pattern)} is this file\'s folder; expected files in it, such as "notes.db*"'
     if any("**" in part and part != "**" for part in path.parts):
-        return f'{quoted(pattern)}: "**" stands for folders, and must be all that is between two slashes'
+        return f'{quoted(pattern)}: "**" matches folders, and must stand alone between two slashes'
     return ""
 
 
 class _Reading:
-    """Reads faults for one place in the world."""
+    """The reader of faults, for one combination of bindings."""
 
     def __init__(self, base: Path, front: Front, behind: Behind, *, has_memory: bool) -> None:
         self._base = base
@@ -167,13 +171,13 @@ class _Reading:
         self._has_memory = has_memory
 
     def fault(self, table: Table) -> Fault:
-        """One `[[fault]]`; what is wrong with it is noted in its table."""
+        """Return one `[[fault]]`. Its mistakes are collected by its table."""
         name = table.text("do", "")
         kind = KINDS.get(name)
         if name and kind is None:
-            table.note("do", f"{quoted(name)} is no fault{suggestion(name, KINDS, 'the faults are')}")
+            table.note("do", f"there is no fault {quoted(name)}{suggestion(name, KINDS, 'the faults are')}")
         elif kind is None and not table.has("do"):
-            table.note_here(f"do is required, and says what happens; the faults are {', '.join(KINDS)}")
+            table.note_here(f"do is required, the name of the fault; the faults are {', '.join(KINDS)}")
         if kind is not None:
             self._refuse_elsewhere(table, kind)
         switch = table.path("while", None, self._base)
@@ -210,13 +214,15 @@ class _Reading:
     def _refuse_elsewhere(self, table: Table, kind: Kind) -> None:
         if self._front not in kind.over:
             here, there = ("stdio", "HTTP (--http)") if self._front == "stdio" else ("HTTP", "stdio")
-            table.note("do", f"{quoted(kind.name)} is a fault of {there}, and this server is reached over {here}")
+            table.note("do", f"{quoted(kind.name)} is a fault of {there}, but a2m-chaos serves {here} here")
         if kind.kills and self._front == "stdio" and table.has("wait"):
-            table.note("wait", "on stdio whoever has started this server starts it again, and says when")
+            table.note(
+                "wait", "has no meaning on stdio: the client that started this server decides when to restart it"
+            )
         if kind.kills and self._behind == "url":
-            table.note("do", f"{quoted(kind.name)} ends the server, and one at a URL cannot be ended from here")
+            table.note("do", f"{quoted(kind.name)} kills the server, which is not possible with --url")
         if kind.memory and self._behind == "url":
-            table.note("do", f"{quoted(kind.name)} is for a server that is started here, not for one at a URL")
+            table.note("do", f"{quoted(kind.name)} needs a server that a2m-chaos starts, not one with --url")
         elif kind.memory and not self._has_memory:
             table.note("do", f'{quoted(kind.name)} needs the server\'s files; name them: memory = ["notes.db*"]')
 
@@ -227,14 +233,15 @@ def _methods(table: Table, kind: Kind | None) -> tuple[str, ...]:
     if method is None:
         return can
     if method not in CAPABILITY_OF:
-        table.note("method", f"{quoted(method)} is no A2M method{suggestion(method, CAPABILITY_OF, 'the methods are')}")
+        methods = suggestion(method, CAPABILITY_OF, "the methods are")
+        table.note("method", f"A2M has no method {quoted(method)}{methods}")
     elif can and method not in can:
-        table.note("method", f"{quoted(kind.name if kind else '')} can be done to {', '.join(can)} only")
+        table.note("method", f"{quoted(kind.name if kind else '')} can only apply to {', '.join(can)}")
     return (method,)
 
 
 def _refuse_settings_of_others(table: Table, kind: Kind) -> None:
     for setting in _SETTINGS:
         if table.has(setting) and setting not in kind.settings:
-            takes = f"it takes {', '.join(kind.settings)}" if kind.settings else "it takes nothing of the kind"
+            takes = f"its settings are {', '.join(kind.settings)}" if kind.settings else "it has no settings"
             table.note(setting, f"has no meaning for {quoted(kind.name)}; {takes}")

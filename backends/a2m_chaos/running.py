@@ -1,4 +1,4 @@
-"""One run of a2m-chaos: the schedule, what is counted, and what is said about it."""
+"""One run of a2m-chaos: the schedule, the counts and the log."""
 
 import sys
 import time
@@ -10,16 +10,18 @@ from a2m_chaos.altering import Call, call_in
 from a2m_chaos.faults import KINDS
 from a2m_chaos.plan import Plan, PlanError
 from a2m_chaos.schedule import Applied, Count, Schedule
+from a2m_router.process.log_text import text_line
 
 
 class Run:
-    """Decides about each call as it comes, once. Mutable state: the schedule's counts, kept in the plan's file.
+    """The decisions of one run. Mutable state: the counts of the schedule, stored in the plan's file of counts.
 
     Args:
-        say: takes one line for people.
+        plan: the plan.
+        say: called with each message for the log.
 
-    Raises PlanError for counts that cannot be kept where the plan says. If that comes later, people are told, and the
-    run goes on: what it was begun for is not the counts.
+    Raises:
+        PlanError: the file of counts cannot be written. If a later write fails, that is only logged.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
@@ -33,35 +35,35 @@ class Run:
             raise PlanError(f"counts: {plan.counts}: cannot be written: {problem.strerror}") from None
 
     def decide(self, message: bytes) -> tuple[Call | None, Applied | None]:
-        """The call that a message is, if it is one, and the fault that is to be done to it, which is now said."""
+        """Return the call in a message, if it is one, and the fault to apply to it, which is logged."""
         call = call_in(message)
         if call is None:
             return None, None
         applied = self._schedule.next(call.method, message, time.monotonic() - self._began)
         if applied is not None:
-            # before it is done, since this process may not live to see the end of it
+            # stored before the fault: it may end this process
             self._keep_counts()
             self.note(call, applied, KINDS[applied.fault.do].sentence)
         return call, applied
 
     def note(self, call: Call, applied: Applied, sentence: str) -> None:
-        """Says something about a fault that is done to a call."""
+        """Log a sentence about a fault that is applied to a call."""
         id = bytes(call.id).decode("utf-8", "replace")[:40]
-        self.say(f"{call.method} {id} (call {applied.number}): {applied.fault.do}: {sentence}")
+        self.say(f"method={call.method} id={id} call={applied.number} fault={applied.fault.do} {sentence}")
 
     def say(self, sentence: str) -> None:
-        """Says something that is about no call."""
+        """Log a sentence."""
         self._say(sentence)
 
     def keep(self) -> None:
-        """Keeps what was counted, at the end."""
+        """Store the counts, at the end."""
         self._keep_counts()
 
     def _keep_counts(self) -> None:
         try:
             self._write_counts()
         except OSError as problem:
-            self.say(f"counts: {self._plan.counts}: cannot be written any more: {problem.strerror}")
+            self.say(f"counts={self._plan.counts} no longer written: {problem.strerror}")
 
     def _write_counts(self) -> None:
         if self._plan.counts is not None:
@@ -69,13 +71,13 @@ class Run:
 
 
 def to_stderr(sentence: str) -> None:
-    """Says it under this program's name. One write, since the child writes to the same stream."""
-    sys.stderr.write(f"a2m-chaos: {sentence}\n")
+    """Write a log line to stderr, in the text form of the router. One write, because the child shares the stream."""
+    sys.stderr.write(f"{text_line(time.time(), 'info', sentence)}\n")
     sys.stderr.flush()
 
 
 def _counts_of(plan: Plan) -> list[Count]:
-    """What an earlier run has kept. Raises PlanError for a file of something else, which must not be written over."""
+    """Return the counts of an earlier run. Raises PlanError for a file of another kind: it must not be overwritten."""
     if plan.counts is None:
         return []
     try:
@@ -85,7 +87,9 @@ def _counts_of(plan: Plan) -> list[Count]:
     except OSError as problem:
         raise PlanError(f"counts: {plan.counts}: cannot be read: {problem.strerror}") from None
     try:
-        # an empty one is what is left of a process that died while it wrote
+        # a process that dies while it writes the counts leaves an empty file
         return msgspec.json.decode(kept, type=list[Count]) if kept else []
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise PlanError(f"counts: {plan.counts}: is no file of counts; name one that a2m-chaos may write to") from None
+        raise PlanError(
+            f"counts: {plan.counts}: not a file of counts; name a file that a2m-chaos may overwrite"
+        ) from None

@@ -1,8 +1,8 @@
-"""Which fault applies to a call. Pure: time and the existence of files come in as arguments, chance from the seed.
+"""Selects the fault of a call. Pure: time and the existence of files are arguments, chance follows from the seed.
 
-A fault counts the calls that it could be done to: those of its methods, with its text in them. Whether it is done to
-the n-th of them depends on the plan, its seed and n alone, so that a run can be repeated, and one that was interrupted
-can go on from the counts.
+A fault counts the calls that it concerns: those that match its methods, its text, its times and its file. Whether it
+applies to the n-th of them depends only on the plan, the seed, n and how often it has applied. So a run can be
+repeated, and an interrupted run can continue from the counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,27 +15,26 @@ from a2m_chaos.plan import Fault, Plan
 
 
 class Count(msgspec.Struct):
-    """Of one fault: how many calls it could have been done to, and how many it was done to."""
+    """The counts of one fault: the calls that it concerned, and those that it was applied to."""
 
     calls: int = 0
     done: int = 0
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """A fault that is to be done, and to which of the calls it could be done to (from 1)."""
+    """A fault to apply, and the number of the call among those that it concerns, from 1."""
 
     fault: Fault
     number: int
 
 
 class Schedule:
-    """Says of each call, as they come, which fault of a plan is done to it.
+    """The selection of a fault for each call. Mutable state: `counts`, one for each fault, in the plan's order.
 
     Args:
-        counts: where an earlier run had got to; those of another plan's length are not for this one.
-        exists: whether there is such a file, for faults with a switch.
-
-    `counts` is the mutable state, one for each fault, in the plan's order.
+        plan: the plan.
+        counts: the counts of an earlier run; ignored if their number is not that of the plan's faults.
+        exists: returns whether a file exists, for faults with `while`.
     """
 
     def __init__(
@@ -47,7 +46,10 @@ class Schedule:
         self.counts = list(counts) if fits else [Count() for _ in plan.faults]
 
     def next(self, method: str, message: bytes, now: float) -> Applied | None:
-        """The fault to do to this call, `now` seconds after the start; every fault that could be done counts it."""
+        """Return the first fault that applies to this call, `now` seconds after the start; None if no fault does.
+
+        Every fault that concerns the call counts it.
+        """
         chosen: Applied | None = None
         for position, (fault, count) in enumerate(zip(self._plan.faults, self.counts, strict=True)):
             if not self._concerns(fault, method, message, now):

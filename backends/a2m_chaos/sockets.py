@@ -1,4 +1,4 @@
-"""TCP as a fault needs it: a connection that can be reset. Sockets are never anybody's but ours, and non-blocking."""
+"""TCP connections that can be reset. The sockets are non-blocking, and not shared with other code."""
 
 import socket
 import struct
@@ -10,13 +10,13 @@ import anyio.abc
 from a2m_router.protocol.server.server import CannotListen
 
 _CHUNK: Final = 65_536
-# close with a reset: linger on, for no time
+# SO_LINGER with a time of 0: close sends a reset
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _BACKLOG: Final = 128
 
 
 class Stream(anyio.abc.ByteStream):
-    """A connection."""
+    """A TCP connection."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -61,14 +61,14 @@ class Stream(anyio.abc.ByteStream):
             self._socket.close()
 
     def reset(self) -> None:
-        """Closes it so that the other end is told of an error."""
+        """Close the connection with a reset, which the other end receives as an error."""
         if not self._closed:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self.close()
 
 
 class Listener:
-    """A socket that listens; `port` is the actual one. Raises CannotListen."""
+    """A listening socket. `port` is the actual port. Raises CannotListen."""
 
     def __init__(self, host: str, port: int) -> None:
         try:

@@ -1,7 +1,6 @@
-"""The server behind, at a URL: one connection for each request, with all that the client's said.
+"""The server at a URL: one connection for each request, with the headers of the client's request.
 
-Nothing is kept alive and nothing tried twice: that a request was made once is what a test of faults must be able to
-rely on.
+There is no keep-alive and no retry: a test of faults must be able to rely on exactly one request.
 """
 
 import ssl
@@ -17,7 +16,7 @@ import msgspec
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-# what is between two neighbours only (RFC 9110 §7.6.1), and what is said anew
+# headers of a single connection (RFC 9110 §7.6.1), and headers that are set for each request
 _HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
@@ -25,7 +24,7 @@ _OWN: Final = frozenset({b"content-length", b"host"})
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request as it came; names of headers are in lower case."""
+    """A request of a client; names of headers are in lower case."""
 
     method: bytes
     target: bytes
@@ -34,17 +33,19 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
+    """A response of the server."""
+
     status: int
     headers: Headers
     body: bytes
 
 
 class Unreachable(Exception):
-    """The server behind cannot be reached, or does not answer in HTTP; the message is one sentence."""
+    """The server cannot be reached, or its answer is not valid HTTP; the message is one sentence."""
 
 
 class Upstream:
-    """The server at `url`. Raises ValueError for what is no such URL."""
+    """The server at `url`. Raises ValueError for an invalid URL."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -57,7 +58,7 @@ class Upstream:
         self._authority = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
 
     async def ask(self, request: Request) -> Response:
-        """What it answers. Raises Unreachable."""
+        """Send a request, and return the response. Raises Unreachable."""
         connection = h11.Connection(h11.CLIENT)
         try:
             async with await self._connect() as stream:
@@ -71,8 +72,8 @@ class Upstream:
                         (b"connection", b"close"),
                     ],
                 )
-                said = [head, h11.Data(data=request.body), h11.EndOfMessage()]
-                await stream.send(b"".join(connection.send(event) or b"" for event in said))
+                events = [head, h11.Data(data=request.body), h11.EndOfMessage()]
+                await stream.send(b"".join(connection.send(event) or b"" for event in events))
                 status, body = 0, bytearray()
                 headers: Headers = ()
                 while True:
@@ -90,9 +91,9 @@ class Upstream:
                         case h11.EndOfMessage():
                             return Response(status, tuple(end_to_end(headers)), bytes(body))
                         case h11.ConnectionClosed():
-                            raise Unreachable("the server behind has ended the connection")
+                            raise Unreachable("the server closed the connection without an answer")
         except (OSError, anyio.BrokenResourceError, h11.RemoteProtocolError) as problem:
-            raise Unreachable(f"the server behind cannot be reached: {problem or type(problem).__name__}") from None
+            raise Unreachable(f"the server cannot be reached: {problem or type(problem).__name__}") from None
 
     async def _connect(self) -> anyio.abc.ByteStream:
         if not self._tls:
@@ -104,5 +105,5 @@ class Upstream:
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that are meant for the other end."""
+    """Return the headers to forward: without those of a single connection, content-length and host."""
     return [(name, value) for name, value in headers if name not in _HOP and name not in _OWN]

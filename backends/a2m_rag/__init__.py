@@ -1,1 +1,1 @@
-"""a2m-rag: an existing retrieval service as a read-only A2M server."""
+"""a2m-rag: serves an existing retrieval service as a read-only A2M server."""

@@ -1,4 +1,4 @@
-"""A JSON answer, and where in it the results are. Pure."""
+"""Decodes a JSON answer, and finds the results in it. Pure."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from a2m_rag.mapping import Path, has, shown
 from a2m_rag.service import ServiceFailure, on_one_line
 from a2m_router.protocol.wire.equality import atom, number_atom
 
-# results lie a few objects deep at most; to look deeper would not be worth its time
+# how deep to look for lists to suggest in an error; results rarely lie deeper
 _DEEPEST: Final = 4
 _MOST_LISTS: Final = 5
 _INT64: Final = range(-(2**63), 2**63)
@@ -19,15 +19,17 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def decoded(text: str) -> Any:
-    """The value that a JSON text is; a number that no 64-bit integer and no float holds as it is written is a `Raw`.
+    """Return the value of a JSON text. A number that no 64-bit integer and no float represents exactly is a `Raw`.
 
-    Raises ValueError, and RecursionError for what is nested too deeply.
+    Raises:
+        ValueError: the text is not JSON.
+        RecursionError: the text is nested too deeply.
     """
     return _decoder.decode(text)
 
 
 def _integer(digits: str) -> int | Raw:
-    # metadata goes on as it came: what a 64-bit integer does not hold stays as it is written
+    # metadata is passed on unchanged, so a number beyond 64 bits keeps its text
     if len(digits) < 20 and (number := int(digits)) in _INT64:
         return number
     return Raw(digits.encode())
@@ -40,27 +42,30 @@ def _float(text: str) -> float | Raw:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid in JSON")
 
 
 _decoder: Final = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_no_constant)
 
 
 def results_at(path: Path, answer: Any, *, option: str) -> list[Any]:
-    """The list that `path` finds in an answer.
+    """Return the list that `path` finds in an answer.
 
     Args:
-        option: the one that the path was given by.
+        path: where the results are.
+        answer: the decoded answer.
+        option: the option that gave the path; error messages name it.
 
-    Raises ServiceFailure where it finds no list: what it finds, what the answer has, and where lists are in it.
+    Raises:
+        ServiceFailure: there is no list at the path. The message says what is there, and where the answer has lists.
     """
     found = path.find(answer)
     if found == [] and (elements := path.passed_over(answer)):
         first = next((each for each in elements if isinstance(each, Mapping)), None)
         there = shown(elements[0]) if first is None else f"an object; {has(first)}"
         raise ServiceFailure(
-            f"expected results at {path.text!r} of its answer, got nothing of any of {len(elements)} elements; the "
-            f"first is {there}; see {option}"
+            f"expected results at {path.text!r} of its answer, but the path finds nothing in any of {len(elements)} "
+            f"elements; the first is {there}; see {option}"
         )
     if isinstance(found, list):
         return found
@@ -76,13 +81,13 @@ def _described(answer: Any, option: str) -> str:
             where = f"; a list is at {' and at '.join(map(repr, lists))}, see {option}" if lists else f"; see {option}"
             return f"{has(answer)}{where}"
         case list():
-            return f"the answer is a list itself, which {option} '@' takes"
+            return f"the answer itself is a list; use {option} '@'"
         case _:
             return f"the answer is {shown(answer)}"
 
 
 def _lists(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The paths at which lists are, in a few objects at most, those that lie least deep first."""
+    """Yield the paths of lists in an object and in those nested in it, to a limited depth; the least deep first."""
     level: list[tuple[str, Mapping[str, Any]]] = [("", answer)]
     for _ in range(_DEEPEST):
         inner: list[tuple[str, Mapping[str, Any]]] = []
@@ -97,5 +102,5 @@ def _lists(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _quoted(name: str) -> str:
-    """A member's name, as a path has it."""
+    """Return the name of a member in the syntax of a path."""
     return on_one_line(name if _PLAIN_NAME.fullmatch(name) else json.dumps(name))

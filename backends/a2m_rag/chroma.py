@@ -1,7 +1,7 @@
-"""A service that is a collection of a Chroma database, opened where it lies.
+"""A collection of a Chroma database as a service. The database is opened in its own folder.
 
-A result is an entry: its id, its document as `content`, and its metadata. Whoever writes to the database goes on doing
-so: each question is put to what is there then.
+A result is an entry: its id, its document as `content`, and its metadata. Other programs may write to the database
+meanwhile: each search sees the current entries.
 """
 
 from collections.abc import Sequence
@@ -11,34 +11,38 @@ from typing import Any, Final
 
 from a2m_rag.importing import library
 from a2m_rag.over_python import Embedding
-from a2m_rag.service import CannotStart, Result, ServiceFailure, starting, told
+from a2m_rag.service import CannotStart, Result, ServiceFailure, message_of, starting
 from a2m_rag.threads import Threads
 from a2m_rag.thresholds import DISTANCE, Threshold
 
 _METRICS: Final = {"cosine": "cosine", "ip": "dot", "l2": "l2"}
 
-# entries that are read at once when all are listed
+# the number of entries in one read of a listing
 _PAGE: Final = 1000
 
 
 def chroma_service(
     path: Path, collection: str, embed: str | None, threshold: Threshold | None = None
 ) -> "ChromaService":
-    """The service of a collection.
+    """Return the service of a collection.
 
     Args:
-        embed: `module:function`, from texts to vectors; None takes the collection's own embedding function.
+        path: the folder that holds chroma.sqlite3.
+        collection: the name of the collection.
+        embed: `module:function`, from texts to vectors; None uses the collection's own embedding function.
         threshold: a distance, as Chroma measures it.
 
-    Raises CannotStart: there is no such database, or no such collection in it.
+    Raises:
+        CannotStart: the database, the collection or its embedding function cannot be used, or the threshold is not a
+            distance.
     """
     chromadb = library("chromadb", "chroma")
     settings = library("chromadb.config", "chroma").Settings(anonymized_telemetry=False)
     if threshold is not None and threshold.option != DISTANCE:
         raise CannotStart(
-            f"Chroma measures distances, and no similarities; say {DISTANCE} X instead of {threshold.option}"
+            f"Chroma measures distances, not similarities; use {DISTANCE} X instead of {threshold.option}"
         )
-    if not (path / "chroma.sqlite3").is_file():  # else one would be made
+    if not (path / "chroma.sqlite3").is_file():  # without this check, Chroma would create a database
         raise CannotStart(f"{path}: there is no Chroma database here; expected the folder that holds chroma.sqlite3")
     threads = Threads()
     embedding = None if embed is None else Embedding(embed, threads)
@@ -46,9 +50,9 @@ def chroma_service(
         client = chromadb.PersistentClient(path=str(path), settings=settings)
         names = sorted(each.name for each in client.list_collections())
         if collection not in names:
-            there = f"there are: {', '.join(names)}" if names else "there is none"
-            raise CannotStart(f"{path}: there is no collection {collection!r}; {there}")
-        # without a function of its own it would take one that is downloaded, and whose vectors mean something else
+            existing = f"its collections are: {', '.join(names)}" if names else "it has no collections"
+            raise CannotStart(f"{path}: there is no collection {collection!r}; {existing}")
+        # None: by default Chroma would download a function, whose vectors do not fit those of the collection
         found = client.get_collection(collection, embedding_function=None)
         if embedding is None:
             _check_embedding_function(f"{path}: the collection {collection!r}", found)
@@ -56,37 +60,37 @@ def chroma_service(
 
 
 def _check_embedding_function(what: str, collection: Any) -> None:
-    """Raises CannotStart where a collection has an embedding function of its own that cannot be made here."""
+    """Raise CannotStart if a collection has an embedding function of its own that cannot be created here."""
     function = _embedding_function(collection)
     if function is None:
         return
     known = library("chromadb.utils.embedding_functions", "chroma").known_embedding_functions
     if function in known:
         try:
-            _ = collection.configuration  # this makes the function
+            _ = collection.configuration  # this access creates the function
             return
-        except Exception as problem:  # noqa: BLE001 - the function may be anybody's
-            # Chroma puts the configuration before the reason, at any length
-            why = told(problem.__context__ or problem)
+        except Exception as problem:  # noqa: BLE001 - a function of any library may raise anything
+            # Chroma's own message puts the whole configuration before the reason
+            why = message_of(problem.__context__ or problem)
     else:
-        why = "nothing of that name is registered with Chroma in this process"
+        why = "no function with this name is registered with Chroma in this process"
     raise CannotStart(
-        f"{what} makes vectors with the embedding function {function!r}, which cannot be made here: {why}; provide "
-        "what is missing, or give a function that makes the same vectors: --embed MODULE:FUNCTION"
+        f"{what} uses the embedding function {function!r}, which cannot be created here: {why}; install or configure "
+        "what it needs, or name a function that makes the same vectors: --embed MODULE:FUNCTION"
     )
 
 
 def _embedding_function(collection: Any) -> str | None:
-    """The name of the embedding function that a collection was made with, None where it has none.
+    """Return the name of the embedding function that a collection was created with; None if it has none.
 
-    It is read from the configuration as JSON: to read that as an object makes the function, which may be missing here.
+    It reads the configuration as JSON: Chroma's object of the configuration would create the function, which can fail.
     """
     registered = collection.configuration_json.get("embedding_function") or {"type": "legacy"}
     return None if registered["type"] == "legacy" else str(registered.get("name"))
 
 
 class ChromaService:
-    """A `Service`. Mutable state: the width of the vectors, once there is one."""
+    """The `Service` of a collection. Mutable state: the width of the vectors, once the collection has one."""
 
     lists = True
 
@@ -119,10 +123,10 @@ class ChromaService:
     async def search(self, query: str, vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         if vector is None and self._embedding is not None:
             vector = await self._embedding(query)
-        asked = self._asked_in_words(query) if vector is None else {"query_embeddings": [list(vector)]}
+        arguments = self._query_in_words(query) if vector is None else {"query_embeddings": [list(vector)]}
 
         def found() -> list[Result]:
-            answer = self._collection.query(**asked, n_results=limit, include=[*_included(vectors), "distances"])
+            answer = self._collection.query(**arguments, n_results=limit, include=[*_included(vectors), "distances"])
             results = _results({name: rows[0] if rows else rows for name, rows in answer.items() if name in _ROWS})
             if self._threshold is None:
                 return results
@@ -132,11 +136,11 @@ class ChromaService:
         results: list[Result] = await self._threads.run(self._what, found)
         return results
 
-    def _asked_in_words(self, query: str) -> dict[str, Any]:
+    def _query_in_words(self, query: str) -> dict[str, Any]:
         if _embedding_function(self._collection) is None:
             raise ServiceFailure(
-                f"{self._what} has no embedding function of its own, so that a query in words cannot be searched for; "
-                "give one: --embed MODULE:FUNCTION"
+                f"{self._what} has no embedding function of its own, so it cannot search for a query in words; name a "
+                "function: --embed MODULE:FUNCTION"
             )
         return {"query_texts": [query]}
 
@@ -161,7 +165,7 @@ def _included(vectors: bool) -> list[str]:
 
 
 def _results(columns: Any) -> list[Result]:
-    """The rows of an answer, which comes as columns."""
+    """Return the rows of an answer that consists of columns."""
     embeddings = columns["embeddings"]
     return [
         Result(

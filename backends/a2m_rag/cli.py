@@ -1,4 +1,4 @@
-"""a2m-rag: an existing retrieval service as a read-only A2M server, over stdio or HTTP."""
+"""The command line of a2m-rag: serves an existing retrieval service as a read-only A2M server, over stdio or HTTP."""
 
 import argparse
 import json
@@ -34,19 +34,19 @@ from a2m_router.protocol.server.serving import add_log_level, loopback, positive
 
 log = logging.getLogger(__name__)
 
-# longer than anybody waits
+# the highest timeout, in seconds
 _LONGEST: Final = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command, and return its exit code."""
     open_missing_streams()
     options = _options(sys.argv[1:] if arguments is None else list(arguments))
-    # their own lines say nothing that ours do not, and show addresses with what is asked
+    # their lines repeat ours, and show addresses that contain queries
     for library, level in (
         *(("httpx", logging.WARNING), ("httpcore", logging.WARNING)),
         *(("httpx2", logging.WARNING), ("httpcore2", logging.WARNING)),
-        # with a traceback for each line that a server writes and that is no message
+        # these log a traceback for each line of a server that is not a message
         *(("mcp", logging.CRITICAL), ("client", logging.CRITICAL)),
     ):
         logging.getLogger(library).setLevel(level)
@@ -113,7 +113,7 @@ async def _mcp(options: argparse.Namespace) -> AsyncIterator[Service]:
 def _ready(
     made: Callable[[argparse.Namespace], Service],
 ) -> Callable[[argparse.Namespace], AbstractAsyncContextManager[Service]]:
-    """A service that is there when it is made, and needs no end."""
+    """Return a context manager for a service that needs no start and no end."""
 
     @asynccontextmanager
     async def opened(options: argparse.Namespace) -> AsyncIterator[Service]:
@@ -125,7 +125,7 @@ def _ready(
 @asynccontextmanager
 async def _qdrant(options: argparse.Namespace) -> AsyncIterator[Service]:
     if options.embed is None:
-        log.warning("without --embed, only callers that bring a vector are answered")
+        log.warning("no --embed: queries in words are rejected, only calls with a vector can be answered")
     service = qdrant_service(
         options.place,
         options.collection,
@@ -144,7 +144,7 @@ async def _qdrant(options: argparse.Namespace) -> AsyncIterator[Service]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors say which file an argument came from, if it came from one."""
+    """A parser whose errors name the file that an argument came from, if it came from one."""
 
     file: Path | None = None
 
@@ -156,7 +156,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser, http = _parsers()
     command: list[str] = []
     if arguments[:1] == ["mcp"] and "--" in arguments:
-        # what comes after it is not ours to read, further -- least of all
+        # everything after the first -- belongs to the command, including a further --
         after = arguments.index("--")
         arguments, command = arguments[:after], arguments[after + 1 :]
     if arguments[:1] == ["http"]:
@@ -173,11 +173,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def _check_mcp(options: argparse.Namespace, command: list[str]) -> None:
     options.command = command
     if options.url is None and not command:
-        options.parser.error("give the MCP server: its command at the end, after --, or its address with --url")
+        options.parser.error("expected the MCP server: its command at the end, after --, or its address with --url")
     if options.url is not None and command:
-        options.parser.error("argument --url: not allowed with a command after --; the MCP server is one of them")
+        options.parser.error("argument --url: not allowed with a command after --; give only one of them")
     if options.header and command:
-        options.parser.error("argument --header: goes with --url; a command has this environment")
+        options.parser.error("argument --header: only with --url; a command gets its tokens from the environment")
 
 
 def _check_threshold(options: argparse.Namespace) -> None:
@@ -185,9 +185,9 @@ def _check_threshold(options: argparse.Namespace) -> None:
     if not options.scored or (options.score is None) == (wanted is None):
         return
     if wanted is not None:
-        options.parser.error(f"argument {wanted.option}: say where a result has its score: --score PATH")
+        options.parser.error(f"argument {wanted.option}: add the path of the score in a result: --score PATH")
     if options.score is not options.parser.get_default("score"):
-        options.parser.error(f"argument --score: say how near a result must be: {SIMILARITY} X, or {DISTANCE} X")
+        options.parser.error(f"argument --score: add the threshold: {SIMILARITY} X, or {DISTANCE} X")
 
 
 def _threshold(options: argparse.Namespace) -> Threshold | None:
@@ -197,13 +197,13 @@ def _threshold(options: argparse.Namespace) -> Threshold | None:
 
 
 def _from_file(arguments: list[str], http: _Parser) -> list[str]:
-    """The arguments in the file that --config names; they come first, so that the command line wins."""
+    """Return the arguments in the file of --config. They are parsed first, so the command line overrides them."""
     looking = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     looking.add_argument("--config", type=path_argument)
     try:
         path = looking.parse_known_args(arguments)[0].config
     except argparse.ArgumentError:
-        return []  # the parser proper says what is wrong
+        return []  # the main parser reports the mistake
     if path is None:
         return []
     known = [option for action in http._actions for option in action.option_strings if option.startswith("--")]
@@ -220,9 +220,9 @@ def _from_file(arguments: list[str], http: _Parser) -> list[str]:
 def _parsers() -> tuple[_Parser, _Parser]:
     parser = _Parser(
         prog="a2m-rag",
-        description="An existing retrieval service as a read-only A2M 0.1 memory server. It serves stdin and stdout "
+        description="Serves an existing retrieval service as a read-only A2M 0.1 memory server, on stdin and stdout "
         "unless --serve is given.",
-        epilog="a2m-rag KIND --help says what each kind takes.",
+        epilog="a2m-rag KIND --help shows the options of a kind.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     kinds = parser.add_subparsers(metavar="KIND", required=True)
@@ -241,22 +241,28 @@ def _http_parser(kinds: Any) -> _Parser:
     parser.add_argument(
         "--config", type=path_argument, metavar="FILE", help='a TOML file with these options, as url = "…"'
     )
-    parser.add_argument("--url", help="the endpoint; {query} and {limit} may stand after its ?")
+    parser.add_argument("--url", help="the endpoint; it may contain {query} and {limit} after its ?")
     parser.add_argument("--method", choices=("GET", "POST"), help="(default: POST with a --request, else GET)")
     parser.add_argument(
         "--request",
         type=_json,
         metavar="JSON",
-        help="what is posted, or for GET the query's parameters; {query} and {limit} are filled in",
+        help="the body to post, or for GET the parameters of the address; {query} and {limit} are filled in",
     )
     parser.add_argument(
         "--results", type=_path, default="@", metavar="PATH", help="the list of results (default: the whole answer)"
     )
     _add_headers(parser)
-    parser.add_argument("--list", metavar="URL", help="an endpoint whose answer to GET is everything there is")
-    parser.add_argument("--list-results", type=_path, metavar="PATH", help="its results (default: as --results)")
+    parser.add_argument("--list", metavar="URL", help="an endpoint that returns all results in answer to GET")
     parser.add_argument(
-        "--max-answer", type=positive, default=MAX_ANSWER, metavar="N", help="bytes in an answer (default: %(default)s)"
+        "--list-results", type=_path, metavar="PATH", help="the list of results in its answer (default: --results)"
+    )
+    parser.add_argument(
+        "--max-answer",
+        type=positive,
+        default=MAX_ANSWER,
+        metavar="N",
+        help="the most bytes in an answer (default: %(default)s)",
     )
     _add_paths(parser, id="id", created_at="created_at", metadata="metadata")
     _add_threshold(parser)
@@ -267,7 +273,9 @@ def _http_parser(kinds: Any) -> _Parser:
 def _python_parser(kinds: Any) -> None:
     parser = kinds.add_parser("python", help="a Python function", allow_abbrev=False)
     parser.add_argument("search", metavar="MODULE:FUNCTION", help="(query, limit) -> dicts or strings; sync or async")
-    parser.add_argument("--list", metavar="MODULE:FUNCTION", help="a function without arguments: everything there is")
+    parser.add_argument(
+        "--list", metavar="MODULE:FUNCTION", help="a function without arguments that returns all results"
+    )
     _add_paths(parser, id="id", created_at="created_at", metadata="metadata", uri="uri", role="role", group="group")
     _add_threshold(parser)
     _add_common(
@@ -280,33 +288,36 @@ def _mcp_parser(kinds: Any) -> None:
         "mcp",
         help="a search tool of an MCP server",
         usage="%(prog)s --tool NAME [options] (--url URL | -- COMMAND ...)",
-        epilog="After -- comes the command that starts the MCP server. It has this environment, and this stderr.",
+        epilog="After -- comes the command that starts the MCP server. It inherits this environment and stderr.",
         allow_abbrev=False,
     )
-    parser.add_argument("--tool", required=True, metavar="NAME", help="the tool that is called for each search")
-    parser.add_argument("--url", help="the MCP server's address (streamable HTTP), where it is not a command")
+    parser.add_argument("--tool", required=True, metavar="NAME", help="the tool to call for each search")
+    parser.add_argument("--url", help="the address of the MCP server (streamable HTTP), instead of a command")
     _add_headers(parser)
     parser.add_argument(
-        "--query-argument", metavar="NAME", help="the tool's argument for the query (default: query, q, or the like)"
+        "--query-argument",
+        metavar="NAME",
+        help="the tool's argument for the query (default: query, q, or a similar name)",
     )
     parser.add_argument(
         "--limit-argument",
         metavar="NAME",
-        help="the one for the number of results (default: limit, k, top_k, or the like, if the tool has one)",
+        help="the tool's argument for the number of results (default: limit, k, top_k, or a similar name, if there is "
+        "one)",
     )
     parser.add_argument(
         "--arguments",
         type=_arguments,
         default={},
         metavar="JSON",
-        help="an object, the tool's other arguments; {query} and {limit} are filled in",
+        help="the other arguments of the tool, an object; {query} and {limit} are filled in",
     )
     parser.add_argument(
         "--results",
         type=_path,
         metavar="PATH",
-        help="the list of results in the structured content, or in text that is JSON (default: all of it; each text "
-        "where it is none)",
+        help="the list of results in the structured content, or in text that is JSON (default: all of it; if there is "
+        "neither, each text is a result)",
     )
     _add_paths(
         parser,
@@ -326,13 +337,15 @@ def _add_headers(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
-        help="sent with every request; ${VARIABLE} is filled in from the environment",
+        help="a header of every request; ${VARIABLE} is filled in from the environment; may be repeated",
     )
 
 
 def _langchain_parser(kinds: Any) -> None:
     parser = kinds.add_parser("langchain", help="a LangChain retriever", allow_abbrev=False)
-    parser.add_argument("retriever", metavar="MODULE:RETRIEVER", help="a retriever or vector store, or what makes one")
+    parser.add_argument(
+        "retriever", metavar="MODULE:RETRIEVER", help="a retriever or vector store, or a function that returns one"
+    )
     _add_paths(parser, created_at="metadata.created_at", metadata="metadata")
     _add_threshold(parser)
     _add_common(parser, _ready(lambda options: langchain_service(options.retriever)), lambda options: options.retriever)
@@ -340,7 +353,9 @@ def _langchain_parser(kinds: Any) -> None:
 
 def _llamaindex_parser(kinds: Any) -> None:
     parser = kinds.add_parser("llamaindex", help="a LlamaIndex retriever", allow_abbrev=False)
-    parser.add_argument("retriever", metavar="MODULE:RETRIEVER", help="a retriever or index, or what makes one")
+    parser.add_argument(
+        "retriever", metavar="MODULE:RETRIEVER", help="a retriever or index, or a function that returns one"
+    )
     _add_paths(parser, created_at="metadata.created_at", metadata="metadata", group="document")
     _add_threshold(parser, score="score")
     _add_common(
@@ -368,13 +383,15 @@ def _qdrant_parser(kinds: Any) -> None:
     parser = kinds.add_parser(
         "qdrant",
         help="a collection of a Qdrant server",
-        epilog=f"A server's key is taken from the environment variable {API_KEY}.",
+        epilog=f"The key of a server is read from the environment variable {API_KEY}.",
         allow_abbrev=False,
     )
-    parser.add_argument("place", type=_place, metavar="URL", help="the server, or the folder of a local collection")
+    parser.add_argument(
+        "place", type=_place, metavar="URL", help="the address of the server, or the folder of a local collection"
+    )
     parser.add_argument("--collection", required=True, metavar="C")
     parser.add_argument("--embed", metavar="MODULE:FUNCTION", help="texts -> vectors")
-    parser.add_argument("--vector", metavar="NAME", help="which vectors, where points have several")
+    parser.add_argument("--vector", metavar="NAME", help="the vectors to search, if the points have several")
     _add_paths(
         parser,
         content="content || text || page_content || document",
@@ -386,16 +403,16 @@ def _qdrant_parser(kinds: Any) -> None:
 
 
 def _add_paths(parser: argparse.ArgumentParser, *, content: str = "content", **defaults: str) -> None:
-    """The options that say where a result has the fields of a record."""
-    group = parser.add_argument_group("where a result has it (JMESPath)")
+    """Add the options for the paths of a record's fields in a result."""
+    group = parser.add_argument_group("paths of fields in a result (JMESPath)")
     group.add_argument("--content", type=_path, default=content, metavar="PATH", help="(default: %(default)s)")
     for field, what in (
-        ("id", "by default what the service knows it by, else one made from its content"),
+        ("id", "without it, the service's own id, or one computed from the content"),
         ("created_at", "a date, or a number of seconds or milliseconds since 1970"),
-        ("metadata", "an object; * is all that no other path takes"),
-        ("uri", "where the document lies; it is not fetched"),
+        ("metadata", "an object; * takes all members that no other path takes"),
+        ("uri", "the address of the document; it is not fetched"),
         ("role", "such as user or assistant"),
-        ("group", "such as the document that it was cut from"),
+        ("group", "such as the id of the source document"),
     ):
         default = defaults.get(field)
         group.add_argument(
@@ -408,16 +425,16 @@ def _add_paths(parser: argparse.ArgumentParser, *, content: str = "content", **d
 
 
 def _add_threshold(parser: argparse.ArgumentParser, *, score: str | None = None, scored: bool = True) -> None:
-    """The options that say how near a result must be.
+    """Add the options for the threshold of results.
 
     Args:
-        score: where a result has its score if nothing is said.
-        scored: whether its results have scores that a path finds; else the service itself knows them.
+        score: the default path of the score.
+        scored: results have a score at a path; else the service applies the threshold itself.
     """
     parser.set_defaults(scored=scored, score=None)
-    group = parser.add_argument_group("how near a result must be to be one (default: as near as it is)")
+    group = parser.add_argument_group("threshold of results (default: none)")
     if scored:
-        place = "where a result has its similarity or distance, a number (JMESPath)"
+        place = "the path of a result's similarity or distance, a number (JMESPath)"
         group.add_argument(
             "--score",
             type=_path,
@@ -426,8 +443,8 @@ def _add_threshold(parser: argparse.ArgumentParser, *, score: str | None = None,
             help=place if score is None else f"{place} (default: {score})",
         )
     either = group.add_mutually_exclusive_group()
-    either.add_argument(SIMILARITY, type=_number, metavar="X", help="its similarity is X or more")
-    either.add_argument(DISTANCE, type=_number, metavar="X", help="its distance is X or less")
+    either.add_argument(SIMILARITY, type=_number, metavar="X", help="keep results with a similarity of X or more")
+    either.add_argument(DISTANCE, type=_number, metavar="X", help="keep results with a distance of X or less")
 
 
 def _add_common(
@@ -435,31 +452,34 @@ def _add_common(
     opened: Callable[[argparse.Namespace], AbstractAsyncContextManager[Service]],
     named: Callable[[argparse.Namespace], str],
 ) -> None:
-    """The options that every kind has; how its service is opened, and what it is called if nobody says it."""
+    """Add the options that every kind has.
+
+    Args:
+        opened: returns the context manager of the service.
+        named: returns the default for --name.
+    """
     limits = SearchLimits()
     parser.set_defaults(opened=opened, named=named, parser=parser)
-    parser.add_argument("--name", metavar="N", help="the name that `describe` reports")
-    parser.add_argument("--serve", type=loopback, metavar="HOST:PORT", help="serve HTTP there")
+    parser.add_argument("--name", metavar="N", help="the name in the result of `describe`")
+    parser.add_argument("--serve", type=loopback, metavar="HOST:PORT", help="serve HTTP at this address")
     parser.add_argument(
         "--timeout",
         type=_seconds,
         default=limits.timeout,
         metavar="S",
-        help="seconds for the answer to one call (default: %(default)g)",
+        help="seconds for one call of a client (default: %(default)g)",
     )
     for option, default, what in (
-        ("--max-limit", limits.recall, "records in an answer"),
-        ("--max-asked", limits.asked, "results of one search, where a `where` fits few of them"),
-        ("--max-listed", limits.listed, "results in a listing"),
+        ("--max-limit", limits.recall, "the most records in a result"),
+        ("--max-asked", limits.asked, "the most results of one search, if few of them meet a `where`"),
+        ("--max-listed", limits.listed, "the most results in a listing"),
     ):
-        parser.add_argument(
-            option, type=positive, default=default, metavar="N", help=f"{what}, at most (default: %(default)s)"
-        )
+        parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)")
     add_log_level(parser)
 
 
 def _place(text: str) -> str:
-    """A server's address, or a folder."""
+    """Return the address of a server unchanged, or the path of a folder expanded."""
     return text if "://" in text else str(path_argument(text))
 
 
@@ -504,7 +524,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds, up to {_LONGEST:g}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, up to {_LONGEST:g}, got {text!r}")
     return seconds
 
 

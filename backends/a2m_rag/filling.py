@@ -1,8 +1,8 @@
-"""A request's template, filled in. Pure.
+"""Fills in the template of a request. Pure.
 
-`{query}` and `{limit}` stand inside strings of a JSON value; a string that is `{limit}` and nothing else becomes a
-number. Both are filled in at once, into values that are already taken apart: so whatever is in a query stays in its
-place. Names of members are never filled.
+`{query}` and `{limit}` are placeholders inside the strings of a JSON value. A string that consists of `{limit}` alone
+becomes a number. Both are filled in at the same time, into decoded values, so the text of a query cannot change the
+structure of the request. Names of members are never filled in.
 """
 
 import re
@@ -14,7 +14,7 @@ _THE_LIMIT: Final = "{limit}"
 
 
 def filled(template: Any, query: str, limit: int) -> Any:
-    """The JSON value that `template` becomes."""
+    """Return the JSON value of a template with its placeholders filled in."""
     match template:
         case str():
             if template == _THE_LIMIT:
@@ -29,17 +29,17 @@ def filled(template: Any, query: str, limit: int) -> Any:
 
 
 def filled_text(template: str, query: str, limit: int) -> str:
-    """The string that `template` becomes."""
+    """Return a string with its placeholders filled in."""
     return _PLACE.sub(lambda place: query if place[1] == "query" else str(limit), template)
 
 
 def asks(template: Any) -> bool:
-    """Whether `{query}` stands anywhere in it."""
+    """Return whether a template contains `{query}`."""
     return _holds(template, "{query}")
 
 
 def holds_limit(template: Any) -> bool:
-    """Whether `{limit}` stands anywhere in it."""
+    """Return whether a template contains `{limit}`."""
     return _holds(template, _THE_LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""What a command line names: an object in a module of the user's, or a library that is an extra of this package."""
+"""Imports what a command line names: an object of the user's module, or a library that is an extra of this package."""
 
 import importlib
 import importlib.util
@@ -10,9 +10,10 @@ from a2m_rag.service import CannotStart, starting
 
 
 def named(reference: str) -> Any:
-    """The object that `module:attribute` means; modules are looked for in the current folder first.
+    """Return the object at `module:attribute`. The current folder is searched for the module first.
 
-    Raises CannotStart for what cannot be imported, and for what is not in it.
+    Raises:
+        CannotStart: the module cannot be imported, or has no such attribute.
     """
     module_name, _, attribute = reference.partition(":")
     if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
@@ -44,19 +45,20 @@ def _name_of(found: Any) -> str:
 
 
 def made(reference: str) -> Any:
-    """What `named` gives, or, where that is a function, what it makes when it is called without arguments.
+    """Return the object at a reference; if that is a function or a class, the result of a call without arguments.
 
-    Raises CannotStart, also for what the function raises.
+    Raises:
+        CannotStart: the object cannot be imported, or the call raised an exception.
     """
     found = named(reference)
     if not callable(found) or not (isinstance(found, type) or hasattr(found, "__code__")):
         return found
-    with starting(f"{reference}() cannot make it"):
+    with starting(f"the call {reference}() failed"):
         return found()
 
 
 def library(module: str, extra: str) -> Any:
-    """A module of a library that is an extra of this package. Raises CannotStart that says how to get it."""
+    """Return a module of an optional library. If it is missing, raises CannotStart with the command to install it."""
     root = module.partition(".")[0]
     if importlib.util.find_spec(root) is None:
         raise CannotStart(f"{root} is not installed; in the folder of a2m-router: pip install '.[{extra}]'")

@@ -1,4 +1,4 @@
-"""A service that is a LangChain retriever, or a vector store, which has one.
+"""A LangChain retriever, or the retriever of a vector store, as a service.
 
 A result is a document: its id, its page_content as `content`, and its metadata.
 """
@@ -15,7 +15,7 @@ from a2m_rag.threads import Threads
 
 
 def langchain_service(reference: str) -> "LangChainService":
-    """The service of the retriever, or vector store, or function that makes one, at `module:name`.
+    """Return the service of a retriever or vector store, or of a function that returns one, at `module:name`.
 
     Raises CannotStart.
     """
@@ -24,21 +24,21 @@ def langchain_service(reference: str) -> "LangChainService":
     if hasattr(found, "as_retriever"):
         found = found.as_retriever()
     if not isinstance(found, retrievers.BaseRetriever):
-        raise CannotStart(f"{reference} is {shown(found)}, and no LangChain retriever")
+        raise CannotStart(f"{reference}: expected a LangChain retriever or vector store, got {shown(found)}")
     return LangChainService(reference, found)
 
 
 class LangChainService(ByWords):
-    """A `Service`. How many documents are wanted is told to retrievers that can be told: as `k`."""
+    """The `Service` of a retriever. It passes the limit, as `k`, to retrievers that support that."""
 
     def __init__(self, reference: str, retriever: Any) -> None:
         self._reference = reference
-        self._asked = _asking(retriever)
+        self._retrieve = _search_function(retriever)
         self._threads = Threads()
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         def documents() -> list[Result]:
-            return [_result(document) for document in self._asked(query, limit)]
+            return [_result(document) for document in self._retrieve(query, limit)]
 
         found: list[Result] = await self._threads.run(self._reference, documents)
         return found
@@ -51,15 +51,15 @@ def _result(document: Any) -> Result:
     return Result({"content": document.page_content, "metadata": document.metadata}, id=id)
 
 
-def _asking(retriever: Any) -> Callable[[str, int], Any]:
-    """How to ask the retriever for so many documents."""
+def _search_function(retriever: Any) -> Callable[[str, int], Any]:
+    """Return the function that asks the retriever for a number of documents."""
     vectorstores = library("langchain_core.vectorstores", "langchain")
     search = inspect.signature(retriever._get_relevant_documents).parameters
     if isinstance(retriever, vectorstores.VectorStoreRetriever) or "k" in search:
         return lambda query, limit: retriever.invoke(query, k=limit)
     for name in ("k", "top_k"):
         if name in type(retriever).model_fields:
-            # a copy, since another search may be under way that wants another number
+            # a copy, because a concurrent search may need another limit
             return partial(_invoked_on_a_copy, retriever, name)
     return lambda query, _limit: retriever.invoke(query)
 

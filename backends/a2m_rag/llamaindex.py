@@ -1,6 +1,6 @@
-"""A service that is a LlamaIndex retriever, or an index, which has one.
+"""A LlamaIndex retriever, or the retriever of an index, as a service.
 
-A result is a node: its id, its text as `content`, its metadata, and as `document` the id of what it was cut from.
+A result is a node: its id, its text as `content`, its metadata, and the id of its source document as `document`.
 """
 
 import copy
@@ -14,22 +14,27 @@ from a2m_rag.threads import Threads
 
 
 def llamaindex_service(reference: str) -> "LlamaIndexService":
-    """The service of the retriever, or index, or function that makes one, at `module:name`. Raises CannotStart."""
+    """Return the service of a retriever or index, or of a function that returns one, at `module:name`.
+
+    Raises CannotStart.
+    """
     retrievers = library("llama_index.core.base.base_retriever", "llamaindex")
     schema = library("llama_index.core.schema", "llamaindex")
     found = made(reference)
     if hasattr(found, "as_retriever"):
         found = found.as_retriever()
     if not isinstance(found, retrievers.BaseRetriever):
-        raise CannotStart(f"{reference} is {shown(found)}, and no LlamaIndex retriever")
+        raise CannotStart(f"{reference}: expected a LlamaIndex retriever or index, got {shown(found)}")
     return LlamaIndexService(reference, found, schema.MetadataMode.NONE)
 
 
 class LlamaIndexService(ByWords):
-    """A `Service`. How many nodes are wanted is told to retrievers that have a `similarity_top_k`.
+    """The `Service` of a retriever. It passes the limit to retrievers that have a `similarity_top_k`.
 
     Args:
-        bare: the library's name for a text without metadata in it.
+        reference: the name of the retriever in error messages.
+        retriever: the retriever.
+        bare: the library's constant for a text without metadata in it.
     """
 
     def __init__(self, reference: str, retriever: Any, bare: Any) -> None:
@@ -42,7 +47,7 @@ class LlamaIndexService(ByWords):
         def nodes() -> list[Result]:
             retriever = self._retriever
             if hasattr(retriever, "similarity_top_k"):
-                # a copy, since another search may be under way that wants another number
+                # a copy, because a concurrent search may need another limit
                 retriever = copy.copy(retriever)
                 retriever.similarity_top_k = limit
             return [self._result(found) for found in retriever.retrieve(query)]

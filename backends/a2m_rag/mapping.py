@@ -1,13 +1,13 @@
-"""Results of a service as records (§3.1). Pure.
+"""Converts the results of a service to records (§3.1). Pure.
 
 Rules:
-- A result is a string, which is its content, or an object, from which each field is taken by a path (JMESPath).
-- A record has the id that its path finds, else the service's own, else one made from its content. Of several results
-  with one id, the first is the record: so the same content twice in one answer is one record.
-- A record whose time is not given, or means no moment, is undated, as the wire says that.
-- Metadata is an object, passed on as it is. A path `*` means all members of a result that no other field is.
-- A result that cannot be a record is left out, and why is passed on. If no result of an answer can be one, that is a
-  ServiceFailure: a path that is wrong must not look like a service that has nothing.
+- A result is a string, which is the content, or an object. A path (JMESPath) takes each field from the object.
+- A record has the id at its path, else the service's own id, else one computed from its content. If several results
+  have the same id, the first becomes the record. So the same content twice in one answer is one record.
+- A record without a time, or with one that cannot be read, is undated (`UNDATED`).
+- Metadata is an object, passed on unchanged. The path `*` means all members of a result that no other field takes.
+- A result that cannot be a record is left out, and the reason is passed on. If no result of an answer can be a record,
+  that is a ServiceFailure: a wrong path must not look like a service without results.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ from a2m_router.protocol.wire.records import Record
 from a2m_router.protocol.wire.timestamps import UNDATED, render
 
 THE_REST: Final = "*"
-"""The path of metadata that is all members of a result which no other path takes."""
+"""The path of metadata that takes all members of a result that no other path takes."""
 
-# a message may be nested 128 deep, and metadata stands some levels inside it
+# a message may be nested 128 deep, and metadata is some levels inside it
 _DEEPEST: Final = 100
 _LONGEST_SHOWN: Final = 80
 _MOST_NAMES: Final = 12
 
 
 class Path:
-    """A JMESPath expression. Raises ValueError, saying where it is wrong, for what is none."""
+    """A JMESPath expression. Raises ValueError, with the place of the mistake, for an invalid one."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -46,18 +46,21 @@ class Path:
             self._compiled = jmespath.compile(text)
             self._compiled.search({})
         except (UnknownFunctionError, ArityError) as problem:
-            raise ValueError(f"{text!r} is no JMESPath: {problem}") from None
+            raise ValueError(f"{text!r} is not a valid JMESPath: {problem}") from None
         except JMESPathError as problem:
             if not hasattr(self, "_compiled"):
-                raise ValueError(f"{text!r} is no JMESPath: {' '.join(str(problem).split())}") from None
+                raise ValueError(f"{text!r} is not a valid JMESPath: {' '.join(str(problem).split())}") from None
         except (ValueError, RecursionError) as problem:
-            raise ValueError(f"{text!r} is no JMESPath: {problem}") from None
+            raise ValueError(f"{text!r} is not a valid JMESPath: {problem}") from None
 
     def __repr__(self) -> str:
         return f"Path({self.text!r})"
 
     def member(self, value: Mapping[str, Any]) -> str | None:
-        """The member of `value` that the path takes, if it takes one whole: `text`, or one of `text || body`."""
+        """Return the name of the member of `value` that the path takes whole: `text`, or one of `text || body`.
+
+        None if the path is of another kind.
+        """
         choices = list(_choices(self._compiled.parsed))
         if any(choice["type"] != "field" for choice in choices):
             return None
@@ -65,16 +68,19 @@ class Path:
         return next((name for name in names if value.get(name)), names[-1])
 
     def find(self, value: Any) -> Any:
-        """What the path finds, None where there is nothing. Raises ServiceFailure where it does not fit the value."""
+        """Return the value at the path; None if there is none. Raises ServiceFailure if the path fails on `value`."""
         try:
             return self._compiled.search(value)
         except (JMESPathError, RecursionError) as problem:
-            said = " ".join(str(problem).split())
-            raise ServiceFailure(f"the path {self.text!r} cannot be followed: {said}") from None
+            reason = " ".join(str(problem).split())
+            raise ServiceFailure(f"the path {self.text!r} cannot be applied: {reason}") from None
 
     def passed_over(self, value: Any) -> list[Any] | None:
-        """For a path that finds an empty list: the elements of a list on its way that all lack what it takes of each,
-        as hits without a `document` do for `hits[].document`. None where there is no such list."""
+        """Return the elements of a list that the path goes through, if all of them lack the member that it takes.
+
+        For a path that finds an empty list. `hits[].document` finds one if all hits lack `document`. None if there is
+        no such list.
+        """
         node, find = self._compiled.parsed, TreeInterpreter().visit
         while node["type"] in ("projection", "flatten") and find(node, value) == []:
             before = node["children"][0]
@@ -86,7 +92,7 @@ class Path:
 
 
 def _choices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The parts of a path that are joined by `||`."""
+    """Yield the parts of a path that are joined by `||`."""
     if node["type"] != "or_expression":
         yield node
         return
@@ -95,9 +101,9 @@ def _choices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a result has the fields of a record. What has no path is not there; `metadata` may be THE_REST.
+    """The paths of a record's fields in a result. A field without a path is absent; `metadata` may be THE_REST.
 
-    score: no field of a record; what it takes is no part of THE_REST.
+    score: not a field of a record; the member that it takes is not part of THE_REST.
     """
 
     content: Path
@@ -111,19 +117,23 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FIELDS: Final = frozenset(("id", "content", "created_at", "role", "metadata", "group", "uri", "embedding"))
-"""The fields that a record may have here; in a `where` every other name is one of metadata's (§5.2)."""
+"""The fields that a record may have here. Every other name in a `where` is a member of the metadata (§5.2)."""
 
 
 def records(
     results: Sequence[Result], paths: Paths, left_out: Callable[[str], None] = lambda _why: None
 ) -> list[Record]:
-    """The records that results are, in their order; fewer where ids repeat, and where a result cannot be a record or is
-    left out.
+    """Return the records of results, in the same order.
+
+    There are fewer records than results if ids repeat, or if a result is left out or cannot be a record.
 
     Args:
+        results: the results of one answer.
+        paths: the paths of the fields.
         left_out: called with one sentence for each result that cannot be a record.
 
-    Raises ServiceFailure if there are results, and none of them can be a record.
+    Raises:
+        ServiceFailure: there are results, and none of them can be a record.
     """
     found: dict[str, Record] = {}
     reasons: list[str] = []
@@ -177,7 +187,7 @@ def _content(value: Mapping[str, Any], path: Path) -> str:
 
 
 def _name(field: str, value: Mapping[str, Any], path: Path | None) -> str | None:
-    """An id, or something like it; None where it is absent or empty."""
+    """Return a field that is an id or a similar name; None if it is absent or empty."""
     found = None if path is None else path.find(value)
     match found:
         case None:
@@ -188,7 +198,7 @@ def _name(field: str, value: Mapping[str, Any], path: Path | None) -> str | None
             return _encodable(field, found) or None
         case int() | UUID():
             return str(found)
-        case Raw():  # a number that is too long to be anything else
+        case Raw():  # a number that is too long for an integer or a float
             return bytes(found).decode()
     assert path is not None
     raise ServiceFailure(f"expected its {field}, a string or a whole number, at {path.text!r}, got {shown(found)}")
@@ -216,7 +226,7 @@ def _metadata(value: Mapping[str, Any], paths: Paths) -> Raw | UnsetType:
         others = (paths.content, paths.id, paths.created_at, paths.uri, paths.role, paths.group, paths.score)
         taken = {other.member(value) for other in others if other is not None}
         found = {name: member for name, member in value.items() if name not in taken}
-        where = "in all that is no other field"
+        where = "in the members that no other field takes"
         if not found:
             return UNSET
     if not isinstance(found, Mapping):
@@ -231,17 +241,17 @@ def _json(value: Mapping[str, Any], what: str) -> Raw:
         text = msgspec.json.encode(value, enc_hook=_plain)
         text.decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
-        raise ServiceFailure(f"{what} is no JSON: {problem}") from None
+        raise ServiceFailure(f"{what} cannot be encoded as JSON: {problem}") from None
     return Raw(text)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value that it does not have: the arrays and numbers of libraries, and mappings."""
+    """Return a JSON equivalent of a mapping, or of a library's array or number. Raises TypeError for other types."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"it holds an object of the type {type(value).__name__}")
+    raise TypeError(f"it contains an object of the type {type(value).__name__}")
 
 
 def _is_too_deep(value: Any) -> bool:
@@ -264,7 +274,7 @@ def _vector(embedding: Sequence[float] | None) -> list[float] | None:
         return None
     vector = [float(each) for each in embedding]
     if not all(map(math.isfinite, vector)):
-        raise ServiceFailure("its vector holds what is no finite number")
+        raise ServiceFailure("its vector contains a number that is not finite")
     return vector
 
 
@@ -276,12 +286,12 @@ def _encodable(field: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ServiceFailure(f"its {field} holds half of a surrogate pair, which no UTF-8 text can hold") from None
+        raise ServiceFailure(f"its {field} contains half of a surrogate pair, which UTF-8 cannot encode") from None
     return text
 
 
 def has(value: Mapping[str, Any]) -> str:
-    """The names of an object's members, the first dozen of them, as the end of a sentence about it."""
+    """Return the names of an object's first members, as the end of a sentence about the object."""
     if not value:
         return "it is empty"
     names = [repr(str(name)[:_LONGEST_SHOWN]) for name in islice(value, _MOST_NAMES)]
@@ -290,7 +300,7 @@ def has(value: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """What kind of value it is, in JSON's words, and a short one itself."""
+    """Return the kind of a value, in the terms of JSON; a short value is shown itself."""
     match value:
         case None:
             return "nothing"

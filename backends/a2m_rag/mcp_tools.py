@@ -1,10 +1,11 @@
-"""How a search tool of an MCP server is asked, and what its answer holds. Pure.
+"""Builds the calls of a search tool of an MCP server, and finds the results in its answers. Pure.
 
 Rules:
-- Arguments are named by their options. Without these, the first of the usual names that the tool has is taken; a tool
-  without an argument for the limit answers as many as it likes.
-- What would be sent must fit the tool's own input schema. Else the mistake is said, with the arguments that there are.
-- An answer is its structured content; else its texts, as far as they are JSON; else each of its texts is a result.
+- Options name the arguments for the query and the limit. Without them, the first usual name that the tool has is used.
+  If a tool has no argument for the limit, it decides itself how many results it returns.
+- The arguments must fit the tool's input schema. Otherwise the error names the mistake, and the arguments of the tool.
+- The results come from the structured content of an answer; without it, from its texts if all of them are JSON; else
+  each text is a result.
 """
 
 import json
@@ -22,20 +23,20 @@ from a2m_rag.service import CannotStart, ServiceFailure, on_one_line
 _QUERIES: Final = ("query", "q", "question", "text", "search", "search_query", "query_text")
 _LIMITS: Final = ("limit", "k", "top_k", "n", "n_results", "num_results", "max_results", "count")
 
-# enough to find the one that was meant
+# the most names in an error message
 _MOST_NAMES: Final = 40
-# what is tried on the schema; as long as a query in words, and as great as a usual limit
+# the values that are checked against the schema: a query of typical length, and a typical limit
 _A_QUERY: Final = "what is in the handbook"
 _A_LIMIT: Final = 8
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a tool on the command line.
+    """The options of the command line about a tool.
 
-    query, limit: the names of its arguments for these; None leaves the choice to the usual names.
-    arguments: its other arguments, an object; `{query}` and `{limit}` may stand in it.
-    results: where in its answer the results are; None takes the answer as a whole.
-    content: where a result has its content: by that an answer that is one result is told from one that holds some.
+    query, limit: the names of the arguments for the query and the limit; None selects a usual name.
+    arguments: the other arguments, an object; it may contain `{query}` and `{limit}`.
+    results: the path of the results in an answer; None takes the whole answer.
+    content: the path of the content in a result. An object that has content there is one result, not a list of them.
     """
 
     tool: str
@@ -47,41 +48,44 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """How the tool is asked: its arguments with `{query}` and `{limit}` in their places, and the limits it takes."""
+    """A prepared call: the arguments with `{query}` and `{limit}` as placeholders, and the bounds of the limit."""
 
     template: Mapping[str, Any]
     least: int
     most: int | None
 
     def arguments(self, query: str, limit: int) -> dict[str, Any]:
-        """The arguments of one call."""
+        """Return the arguments of one call."""
         within = max(self.least, limit if self.most is None else min(limit, self.most))
         arguments: dict[str, Any] = filled(self.template, query, within)
         return arguments
 
 
 def asking(call: Call, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall:
-    """How to ask the tool that is meant.
+    """Return the prepared call of a tool.
 
     Args:
+        call: the options of the command line.
         tools: the input schemas of the server's tools, by their names.
 
-    Raises CannotStart, with what there is instead: no such tool, no such arguments, or not these values for them.
+    Raises:
+        CannotStart: the server has no such tool, or the tool does not accept these arguments. The message lists the
+            tools or arguments that exist.
     """
     if call.tool not in tools:
-        there = f"there are: {', '.join(sorted(tools)[:_MOST_NAMES])}" if tools else "there is none"
-        raise CannotStart(on_one_line(f"there is no tool {call.tool!r}; {there}"))
+        existing = f"its tools are: {', '.join(sorted(tools)[:_MOST_NAMES])}" if tools else "it has no tools"
+        raise CannotStart(on_one_line(f"the server has no tool {call.tool!r}; {existing}"))
     schema = tools[call.tool]
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     template = dict(call.arguments)
-    # a name that is said twice would lose what is said first
+    # the value in --arguments would be overwritten
     for name, option in ((call.query, "--query-argument"), (call.limit, "--limit-argument")):
         if name is not None and name in template:
-            raise CannotStart(f"the argument {name!r} stands in --arguments already; leave it out there, or {option}")
+            raise CannotStart(f"the argument {name!r} is in --arguments, too; remove it there, or leave out {option}")
     query = call.query or (None if asks(template) else _first(_QUERIES, properties, template))
     if query is None and not asks(template):
-        raise CannotStart(_sentence(call, schema, "has no argument that is called as a query's usually is"))
+        raise CannotStart(_sentence(call, schema, "has no argument with a usual name for the query"))
     limit = call.limit or (None if holds_limit(template) else _first(_LIMITS, properties, template))
     if query is not None:
         template[query] = "{query}"
@@ -107,22 +111,22 @@ def _check(call: Call, found: ToolCall, schema: Mapping[str, Any], properties: M
     try:
         validator = jsonschema.validators.validator_for(schema)(schema)
         problem = jsonschema.exceptions.best_match(validator.iter_errors(found.arguments(_A_QUERY, _A_LIMIT)))
-    except Exception:  # noqa: BLE001 - a schema that cannot be read forbids nothing
+    except Exception:  # noqa: BLE001 - an invalid schema must not prevent the start
         return
     if problem is not None:
         where = ".".join(map(str, problem.absolute_path))
-        said = f"{where}: {problem.message}" if where else problem.message
-        raise CannotStart(_sentence(call, schema, f"does not take what would be sent: {on_one_line(said)}"))
+        reason = f"{where}: {problem.message}" if where else problem.message
+        raise CannotStart(_sentence(call, schema, f"does not accept the arguments: {on_one_line(reason)}"))
 
 
 def _sentence(call: Call, schema: Mapping[str, Any], what: str) -> str:
-    """The sentence about arguments that do not fit, which names those that the tool has."""
+    """Return an error message about arguments that do not fit, with the arguments that the tool has."""
     properties, required = schema.get("properties"), schema.get("required")
     names = [
         f"{name} ({_kind(each)}{', required' if isinstance(required, list) and name in required else ''})"
         for name, each in (properties.items() if isinstance(properties, Mapping) else ())
     ]
-    has = f"it has {', '.join(names[:_MOST_NAMES])}" if names else "it has none"
+    has = f"its arguments are {', '.join(names[:_MOST_NAMES])}" if names else "it has no arguments"
     line = " ".join(f"the tool {call.tool!r} {what}; {has}".split())
     return f"{line}; see --query-argument, --limit-argument and --arguments"
 
@@ -133,7 +137,7 @@ def _kind(schema: Any) -> str:
 
 
 def _bounds(schema: Any) -> tuple[int, int | None]:
-    """The least and the greatest limit that a schema allows; 1 and None where it says nothing."""
+    """Return the lowest and the highest limit that a schema allows; 1 and None if it sets none."""
     least, most = 1, None
     for each in _alternatives(schema):
         match each.get("minimum"):
@@ -146,7 +150,7 @@ def _bounds(schema: Any) -> tuple[int, int | None]:
 
 
 def _alternatives(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """A schema, and those that it is any of."""
+    """Yield a schema, and the schemas in its anyOf, oneOf and allOf."""
     if not isinstance(schema, Mapping):
         return
     yield schema
@@ -160,13 +164,15 @@ def _alternatives(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def results_in(structured: Any, texts: Sequence[Any], call: Call) -> list[Any]:
-    """The results in a tool's answer.
+    """Return the results in a tool's answer.
 
     Args:
-        structured: its structured content; None where it has none.
-        texts: its texts, in their order: strings, and of embedded resources objects with `content` and `uri`.
+        structured: the structured content of the answer; None if it has none.
+        texts: the texts of the answer, in order: strings, and for embedded resources objects with `content` and `uri`.
+        call: the options of the command line.
 
-    Raises ServiceFailure where there is no list of results in it, at its path or as a whole.
+    Raises:
+        ServiceFailure: the answer has no list of results, at the path or as a whole.
     """
     values = list(_values(structured, texts))
     path = call.results
@@ -181,20 +187,20 @@ def results_in(structured: Any, texts: Sequence[Any], call: Call) -> list[Any]:
     if written := _written(texts):
         raise ServiceFailure(
             f"expected a list of results at {path.text!r} of its answer, got text that is not JSON, {shown(written[0])}"
-            "; leave out --results, and each text is a result"
+            "; leave out --results to take each text as a result"
         )
     return []
 
 
 def _values(structured: Any, texts: Sequence[Any]) -> Iterator[Any]:
-    """The JSON values that an answer is, from the outermost to the innermost."""
+    """Yield the JSON values of an answer, from the outermost to the innermost."""
     if structured is None:
         read = [_json(text) for text in texts]
         if read and None not in read:
             yield read[0] if len(read) == 1 else read
         return
     yield structured
-    # servers wrap whatever is no object, texts too, and a text may be JSON
+    # servers wrap a value that is not an object as {"result": value}; a text in it may be JSON
     if isinstance(structured, Mapping) and structured.keys() == {"result"}:
         inner = structured["result"]
         yield inner
@@ -203,7 +209,7 @@ def _values(structured: Any, texts: Sequence[Any]) -> Iterator[Any]:
 
 
 def _json(text: Any) -> Any:
-    """The object or list that a text is as JSON; None where it is none."""
+    """Return the object or list that a text encodes as JSON; None if it does not."""
     if not isinstance(text, str) or not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -213,7 +219,7 @@ def _json(text: Any) -> Any:
 
 
 def _whole(value: Any, content: Path) -> list[Any]:
-    """The results that a value is as it stands: a list of them, or one. Raises ServiceFailure for what is neither."""
+    """Return the results of a value that is a list of results, or one result. Else raises ServiceFailure."""
     match value:
         case Mapping() if isinstance(content.find(value), str):
             return [value]
@@ -228,12 +234,12 @@ def _whole(value: Any, content: Path) -> list[Any]:
 
 
 def _written(texts: Sequence[Any]) -> list[Any]:
-    """The texts that are not blank."""
+    """Return the texts that are not blank."""
     return [each for each in texts if not isinstance(each, str) or each.strip()]
 
 
 def arguments_from(text: str) -> Mapping[str, Any]:
-    """The object that --arguments is. Raises ValueError, saying what was expected."""
+    """Return the object of --arguments. Raises ValueError, with what was expected."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as problem:

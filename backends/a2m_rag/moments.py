@@ -1,7 +1,7 @@
-"""When something was made, in the many ways in which services say it. Pure.
+"""Reads the creation time of a result, in the many forms that services use. Pure.
 
-Texts: RFC 3339 and the rest of ISO 8601's dates, with or without a time, or a mail's date; without a zone it is UTC.
-Numbers: seconds since 1970, or milliseconds where seconds would be beyond the year 5000.
+Texts: the dates of ISO 8601, which include RFC 3339, with or without a time; or the date format of mail. Without a time
+zone, a text is UTC. Numbers: seconds since 1970; or milliseconds, if as seconds they were beyond the year 5000.
 """
 
 import math
@@ -16,13 +16,13 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _LEAST_MILLISECONDS: Final = 1e11
 
 _YEAR_OR_MONTH: Final = re.compile(r"(\d{4})(?:-(\d{2}))?", re.ASCII)
-# eight digits are a date, and fewer no moment that anybody means
+# eight digits are a date; fewer digits are too ambiguous to be seconds
 _EPOCH_DIGITS: Final = re.compile(r"\d{9,13}(?:\.\d+)?", re.ASCII)
 _LEAP_SECOND: Final = re.compile(r"(:\d{2}):60")
 
 
 def milliseconds(value: Any) -> int | None:
-    """The milliseconds since 1970 that `value` means; None for what means no moment between the years 1 and 9999."""
+    """Return `value` in milliseconds since 1970; None if it is not a time between the years 1 and 9999."""
     try:
         match value:
             case bool():
@@ -57,7 +57,7 @@ def _of_text(text: str) -> datetime:
     if coarse is not None:
         return datetime(int(coarse[1]), int(coarse[2] or 1), 1)
     try:
-        # a second that was put in is counted as the one before it
+        # Python has no leap seconds: treat one as the second before it
         return datetime.fromisoformat(_LEAP_SECOND.sub(r"\1:59", text.upper()))
     except ValueError:
         return parsedate_to_datetime(text)

@@ -1,9 +1,10 @@
-"""A service that is a JSON endpoint over HTTP, asked by GET or POST.
+"""A JSON endpoint over HTTP as a service, called by GET or POST.
 
-- Redirects are not followed: the headers would go along, to whomever. The environment's proxies are not used.
-- What comes is JSON in UTF-8, and no more than a number of bytes; it is read no further.
-- Headers appear in no message: they may hold tokens. Of an error, one line of its body is quoted, without what was sent
-  in a header.
+- Redirects are not followed: they would send the headers to another server. The proxies of the environment are not
+  used.
+- An answer is JSON in UTF-8. At most a given number of bytes is read.
+- No message contains headers, because they may hold tokens. The message about an error quotes one line of its body,
+  without the values of headers.
 """
 
 import json
@@ -24,18 +25,18 @@ from a2m_rag.mapping import Path, shown
 from a2m_rag.service import ByWords, CannotStart, Result, ServiceFailure, ServiceSilent, on_one_line
 
 MAX_ANSWER: Final = 16 * 2**20
-"""Bytes in an answer, if nothing else is said."""
+"""The default for the most bytes in an answer."""
 
-# of an error, enough for its first line; a service that has failed may never end what it says
+# the most bytes and seconds for the body of an error: enough for its first line; a failing service may never end it
 _MAX_ERROR: Final = 4096
 _PATIENCE_WITH_AN_ERROR: Final = 1.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An address, what to send there, and where in the answer the results are.
+    """An endpoint: its address, the request to send, and the path of the results in the answer.
 
-    url: http or https, without a password; `{query}` and `{limit}` may stand in its query.
-    request: the JSON value that is posted; for GET an object, whose members are added to the address.
+    url: http or https, without a password; its query part may contain `{query}` and `{limit}`.
+    request: the JSON value to post; for GET an object, whose members are added to the address.
     """
 
     url: str
@@ -48,12 +49,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 async def connect_http(
     search: Endpoint, listing: Endpoint | None, *, headers: Mapping[str, str], max_answer: int = MAX_ANSWER
 ) -> AsyncIterator["HttpService"]:
-    """The service behind these endpoints. Nothing is sent before the first question. Raises CannotStart."""
+    """Yield the service of the endpoints. Nothing is sent before the first search. Raises CannotStart."""
     for endpoint in (search, listing):
         if endpoint is not None:
             check(endpoint)
     if not asks(search.request) and "{query}" not in urlsplit(search.url).query:
-        raise CannotStart("nothing that is sent holds the query: write {query} into --request, or after ? in --url")
+        raise CannotStart("the request does not contain the query: write {query} into --request, or after ? in --url")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=4)
     async with httpx.AsyncClient(
         headers=headers, timeout=None, follow_redirects=False, trust_env=False, limits=limits
@@ -62,14 +63,14 @@ async def connect_http(
 
 
 def check(endpoint: Endpoint) -> None:
-    """Raises CannotStart for an address or a request that cannot be sent."""
+    """Raise CannotStart for an endpoint with an address or a request that cannot be sent."""
     check_address(endpoint.url)
     if endpoint.method == "GET":
         _check_parameters(endpoint.request)
 
 
 def check_address(url: str) -> None:
-    """Raises CannotStart for an address that cannot be asked, or that holds what does not belong there."""
+    """Raise CannotStart for an address that is not valid, or that contains a password or a misplaced placeholder."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -78,11 +79,13 @@ def check_address(url: str) -> None:
     except (ValueError, httpx.InvalidURL):
         usable = False
     if not usable:
-        raise CannotStart("the address is none that can be asked; expected one like http://127.0.0.1:9000/search")
+        raise CannotStart("the address is not valid; expected one like http://127.0.0.1:9000/search")
     if parts.username is not None or parts.password is not None:
-        raise CannotStart("the address holds a name or a password, which everybody sees; send it in a --header")
+        raise CannotStart(
+            "the address contains a user name or a password, which other users of this machine can read; use --header"
+        )
     if asks(parts.path) or "{limit}" in parts.path:
-        raise CannotStart("{query} and {limit} may stand in an address only after its ?")
+        raise CannotStart("{query} and {limit} are allowed in an address only after its ?")
 
 
 def _check_parameters(request: Any) -> None:
@@ -99,11 +102,14 @@ def _check_parameters(request: Any) -> None:
 
 
 class HttpService(ByWords):
-    """A `Service`. It holds connections, and nothing else.
+    """The `Service` of an endpoint. Its only state are the connections of the client.
 
     Args:
         client: without a timeout of its own, and not following redirects.
-        secrets: what appears in no message.
+        search: the endpoint for searches.
+        listing: the endpoint that returns all results; None if there is none.
+        max_answer: the most bytes in an answer.
+        secrets: strings that must not appear in messages.
     """
 
     def __init__(
@@ -125,17 +131,17 @@ class HttpService(ByWords):
         return self._listing is not None
 
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
-        return await self._asked(self._search, query, limit, "--results")
+        return await self._call(self._search, query, limit, "--results")
 
     async def listed(self, most: int, *, vectors: bool) -> list[Result]:
-        assert self._listing is not None, "asked only where it lists"
-        return await self._asked(self._listing, "", most + 1, "--list-results")
+        assert self._listing is not None, "called only if `lists`"
+        return await self._call(self._listing, "", most + 1, "--list-results")
 
-    async def _asked(self, endpoint: Endpoint, query: str, limit: int, option: str) -> list[Result]:
-        """What an endpoint answers.
+    async def _call(self, endpoint: Endpoint, query: str, limit: int, option: str) -> list[Result]:
+        """Call an endpoint, and return its results.
 
         Args:
-            option: by which it was said where its results are.
+            option: the option that gave the path of the results; error messages name it.
         """
         try:
             query.encode()
@@ -143,20 +149,20 @@ class HttpService(ByWords):
         except (UnicodeError, httpx.InvalidURL) as problem:
             raise ServiceFailure(f"the query cannot be sent: {problem}") from None
         where = str(request.url.copy_with(query=None))
-        self._client.cookies.clear()  # what one caller's answer has set is no business of the next one's
+        self._client.cookies.clear()  # cookies from the answer to one caller must not be sent for the next caller
         try:
             status, media_type, body = await self._sent(request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, UnicodeError) as problem:
-            said = str(problem) or type(problem).__name__
-            raise ServiceSilent(f"{where} cannot be reached: {said}; see that it runs") from None
+            reason = str(problem) or type(problem).__name__
+            raise ServiceSilent(f"{where} cannot be reached: {reason}; check that the service runs") from None
         except httpx.HTTPError as problem:
-            raise ServiceSilent(f"{where} broke off before its answer was whole ({type(problem).__name__})") from None
+            raise ServiceSilent(f"{where} closed the connection in mid-answer ({type(problem).__name__})") from None
         if status != 200:
             failure = ServiceSilent if status >= 500 else ServiceFailure
             raise failure(f"{where} {answered(status, media_type, body or b'', self._secrets)}")
         if body is None:
             raise ServiceFailure(
-                f"{where} answered with more than {self._max_answer:,} bytes; ask for less, or raise --max-answer"
+                f"{where} answered with more than {self._max_answer:,} bytes; use a lower limit, or raise --max-answer"
             )
         answer = _json(where, media_type, body)
         try:
@@ -173,7 +179,7 @@ class HttpService(ByWords):
         ]
         request = filled(endpoint.request, query, limit)
         content = None
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}  # so that the bytes counted are all
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}  # compression would evade the limit
         if endpoint.method == "GET":
             for name, value in (request or {}).items():
                 parameters += [(name, _parameter(each)) for each in (value if isinstance(value, list) else [value])]
@@ -186,9 +192,9 @@ class HttpService(ByWords):
         return self._client.build_request(endpoint.method, address, content=content, headers=headers)
 
     async def _sent(self, request: httpx.Request) -> tuple[int, str, bytes | None]:
-        """The answer's status, media type and body; None for a body that is longer than it may be.
+        """Send a request; return the status, media type and body of the answer. The body is None if it is too long.
 
-        Of an error's body it is no more than the beginning, and of the bodies of other statuses nothing.
+        For an error, the body is only its beginning. For a status below 400 other than 200 it is empty.
         """
         response = await self._client.send(request, stream=True)
         try:
@@ -203,19 +209,21 @@ class HttpService(ByWords):
 
 
 def answered(status: int, media_type: str, body: bytes, secrets: Iterable[str]) -> str:
-    """What an endpoint answered that is no success: the status, what to do about it, and the first line of the body, or
-    all of it where that is JSON; on one printable line, of bounded length, without the secrets."""
+    """Return a message about an answer that is not a success: the status, what to do, and the first line of the body.
+
+    A body that is JSON is quoted whole. The quote is one printable line of bounded length, without the secrets.
+    """
     text = body.decode("utf-8", "replace").removeprefix("\ufeff")
     for secret in secrets:
         text = text.replace(secret, "…")
     if "json" not in media_type:
         text = next((line for line in text.splitlines() if line.strip()), "")
-    said = on_one_line(text)
-    return f"answered {_status(status)}" + (f"; it says: {said}" if said else "")
+    quote = on_one_line(text)
+    return f"answered {_status(status)}" + (f"; its message: {quote}" if quote else "")
 
 
 async def beginning(response: Any) -> bytes:
-    """How the body of an error begins, as far as that comes soon; it must not hide the status."""
+    """Return the beginning of the body of an error, as much as arrives soon. A slow body must not hide the status."""
     body = b""
     if "content-encoding" not in response.headers:
         with suppress(Exception), anyio.move_on_after(_PATIENCE_WITH_AN_ERROR):
@@ -224,18 +232,18 @@ async def beginning(response: Any) -> bytes:
 
 
 def media_type_of(response: Any) -> str:
-    """The media type of a body, without its parameters."""
+    """Return the media type of a body, without its parameters."""
     return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
 
 
 async def _read(response: Any, most: int) -> bytes:
-    """The first bytes of a body, up to `most` or a few more."""
+    """Return the first bytes of a body, up to `most` or a few more."""
     body = bytearray()
     with anyio.CancelScope() as reading:
         async for chunk in response.aiter_bytes():
             body += chunk
             if len(body) >= most:
-                # to leave the loop would leave the generators beneath it unclosed; this ends the innermost
+                # a break would leave the inner generators unclosed; cancellation ends the innermost one
                 reading.cancel()
     return bytes(body)
 
@@ -251,39 +259,39 @@ def _parameter(value: Any) -> str:
 
 
 def _status(status: int) -> str:
-    """The status, its phrase, and what to do about it."""
+    """Return the status with its phrase, and what to do about it."""
     try:
         phrase = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         phrase = str(status)
     match status:
         case 401 | 403:
-            return f"{phrase}: it wants to know who asks, or another token; see --header"
+            return f"{phrase}: it expects authentication, or another token; see --header"
         case 404:
-            return f"{phrase}: there is nothing at this address; see --url"
+            return f"{phrase}: it has no such address; see --url"
         case 405:
-            return f"{phrase}: it may want to be asked by another --method"
+            return f"{phrase}: it may expect another --method"
         case _ if 300 <= status < 400:
-            return f"{phrase}: redirects are not followed, since the headers would go along; see --url"
+            return f"{phrase}: redirects are not followed, because they would receive the headers; see --url"
         case _ if 400 <= status < 500:
             return (
-                f"{phrase}: it does not take what it is sent; see --request, and --max-asked if it takes no such limit"
+                f"{phrase}: it rejected the request; see --request, and --max-asked if the limit may be too high for it"
             )
         case _ if status >= 500:
-            return f"{phrase}: its own log may say why"
+            return f"{phrase}: its own log may have the reason"
         case _:
-            return f"{phrase}, where 200 with results is expected"
+            return f"{phrase}, expected 200 with results"
 
 
 def _json(where: str, media_type: str, body: bytes) -> Any:
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise ServiceFailure(f"{where} answered with what is not UTF-8, at byte {problem.start}") from None
+        raise ServiceFailure(f"{where} answered with text that is not valid UTF-8, at byte {problem.start}") from None
     try:
         return decoded(text)
     except RecursionError:
         raise ServiceFailure(f"{where} answered with JSON that is nested too deeply") from None
     except ValueError as problem:
-        what = f"{media_type}, not JSON" if media_type and "json" not in media_type else f"what is not JSON: {problem}"
+        what = f"{media_type}, not JSON" if media_type and "json" not in media_type else f"invalid JSON: {problem}"
         raise ServiceFailure(f"{where} answered with {what}; see --url") from None

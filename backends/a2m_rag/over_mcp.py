@@ -1,14 +1,14 @@
-"""A service that is a search tool of an MCP server: a command that is started, or an address (streamable HTTP).
+"""A search tool of an MCP server as a service. The server is a command to start, or an address (streamable HTTP).
 
-The protocol is the official SDK's. What is here is how a connection comes and goes:
-- A connection is opened, held and closed by one task of its own; it is opened by the first question that finds none.
-  Whoever waits for it may give up, and it is opened all the same: a server that starts slowly starts once.
-- A connection that has ended, or whose session the server knows no more, is replaced, and the question is put again.
-- After a question that nobody waited for to the end, the server is asked for its tools first: one that does not answer
-  that in time is left, and a command is ended and started anew.
-- What a command writes to its stderr goes on to this process's stderr, line by line, whether anybody reads that or not;
-  the last line is told where the command has ended. What its stdout holds besides messages is dropped.
-- A connection that cannot be had, or that has ended twice, is the service's silence; a refusal to let us in is not.
+The official SDK implements the protocol. This module manages the connection:
+- A separate task opens, holds and closes a connection. A search starts one if there is none. If the search is cancelled
+  meanwhile, the connection is opened nevertheless: so a server that starts slowly is started only once.
+- If a connection has ended, or the server no longer knows its session, it is replaced, and the call is sent again.
+- After a cancelled call, the next search first requests the list of tools. If the server does not answer that in time,
+  the connection is dropped; a command is ended and started again.
+- The stderr of a command is forwarded to this process's stderr, line by line, without blocking the command. If the
+  command ends, the error quotes its last line. Lines on its stdout that are not messages are dropped.
+- If no connection can be opened, or two have ended, the failure is a ServiceSilent. A rejected authentication is not.
 """
 
 import logging
@@ -37,46 +37,49 @@ from a2m_router.protocol.client.client import LAST_WORDS
 
 log = logging.getLogger(__name__)
 
-# for a command that is fetched before it runs, as npx and uvx do
+# seconds for the start of a server: npx and uvx download a command before they run it
 _LONGEST_START: Final = 60.0
-# of the time for one call, for a server to show that it still answers; the rest is for another one to be started
-_SHARE_FOR_A_SIGN: Final = 0.25
-# for a server that was told to end; what is left then is cancelled, and a command killed
+# the share of a call's time for a doubtful server to answer a test; the rest is for the start of another one
+_TEST_SHARE: Final = 0.25
+# seconds for an orderly end of the connections; then their tasks are cancelled, and a command is killed
 _LONGEST_END: Final = 5.0
-# pages of a listing of tools; one that never ends must not hang a start
+# the most pages of a listing of tools, so that an endless listing cannot block the start
 _MOST_PAGES: Final = 100
 
 
 class _Gone(Exception):
-    """The connection has ended before the answer was there."""
+    """The connection ended before the answer arrived."""
 
     def __init__(self, failure: ServiceFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
-        """Why it has ended."""
+        """Why it ended."""
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server is: its program, or its address without the query."""
+    """The server: its program, or its address without the query."""
 
     name: str
     is_command: bool
     open: Callable[[StderrLines], AbstractAsyncContextManager[Any]]
-    """Makes the SDK's client anew, each time; what a command says on its stderr goes into what it is given."""
+    """Opens a new client of the SDK. Its argument receives the stderr of a command."""
 
 
 @asynccontextmanager
 async def connect_mcp(
     command: Sequence[str], url: str | None, call: Call, *, headers: Mapping[str, str], timeout: float
 ) -> AsyncIterator["McpService"]:
-    """The service that a tool of an MCP server is.
+    """Yield the service of a tool of an MCP server.
 
     Args:
-        command: what starts the server; empty where there is a `url`.
+        command: the command that starts the server; empty if there is a `url`.
+        url: the address of the server; None if there is a command.
+        call: the options of the command line about the tool.
         headers: sent with every request to `url`.
-        timeout: seconds that a caller waits for an answer.
+        timeout: seconds that a client waits for an answer.
 
-    Raises CannotStart: the server cannot be reached, or has no such tool, or one with other arguments.
+    Raises:
+        CannotStart: the server cannot be reached, has no such tool, or the tool has other arguments.
     """
     library("mcp", "mcp")
     secrets = secrets_in(headers)
@@ -92,7 +95,7 @@ async def connect_mcp(
             try:
                 await service.start()
             except CannotStart as problem:
-                cannot_start = problem  # out of the group it would be one among several
+                cannot_start = problem  # raised here, the task group would wrap it in an exception group
             else:
                 yield service
         finally:
@@ -104,10 +107,10 @@ async def connect_mcp(
 
 
 def _started(command: Sequence[str]) -> Callable[[StderrLines], AbstractAsyncContextManager[Any]]:
-    """Starts the command anew, each time."""
+    """Return the function that starts the command and opens a client."""
     mcp = library("mcp", "mcp")
     program = shutil.which(command[0]) or executable(command[0], FilePath.cwd())
-    # all of the environment: the command is the user's own, and its tokens are there
+    # the whole environment: the command is the user's own, and may need tokens from there
     parameters = mcp.StdioServerParameters(command=program, args=list(command[1:]), env=dict(os.environ))
 
     @asynccontextmanager
@@ -123,7 +126,7 @@ def _started(command: Sequence[str]) -> Callable[[StderrLines], AbstractAsyncCon
                 try:
                     transport = mcp.stdio_client(parameters, errlog=writing)
                     async with mcp.Client(transport, message_handler=_Strays(), cache=None) as opened:
-                        theirs.close()  # from here on it ends when the command does
+                        theirs.close()  # from here on the pipe ends when the command does
                         yield opened
                 finally:
                     theirs.close()
@@ -137,13 +140,13 @@ def _started(command: Sequence[str]) -> Callable[[StderrLines], AbstractAsyncCon
 def _connected(
     url: str, headers: Mapping[str, str], secrets: Sequence[str]
 ) -> Callable[[StderrLines], AbstractAsyncContextManager[Any]]:
-    """Connects to the address anew, each time. The environment's proxies are not used."""
+    """Return the function that connects to the address. The proxies of the environment are not used."""
     mcp = library("mcp", "mcp")
     streamable = library("mcp.client.streamable_http", "mcp")
     httpx = library("httpx2", "mcp")
 
     async def refuse(response: Any) -> None:
-        # the SDK does not say which error it was; others are part of how two versions of the protocol find each other
+        # raised here because the SDK hides the status; other errors are part of the negotiation of the version
         status = response.status_code
         if status in (401, 403) or status >= 500:
             failure = ServiceSilent if status >= 500 else ServiceFailure
@@ -161,21 +164,21 @@ def _connected(
 
 
 class _Strays:
-    """Hears of what comes and is no message; the log says it once for each connection."""
+    """A handler of input that is not a message; it logs the first one of each connection."""
 
     def __init__(self) -> None:
-        self._has_said = False
+        self._has_logged = False
 
     async def __call__(self, message: Any) -> None:
-        if isinstance(message, Exception) and not self._has_said:
-            self._has_said = True
-            errors = getattr(message, "errors", None)  # of pydantic, which says much, and where to read more
-            what = shown(errors()[0].get("input")) if errors is not None else _told(message)
-            log.warning("the MCP server has sent what is no message; that is dropped: %s", what)
+        if isinstance(message, Exception) and not self._has_logged:
+            self._has_logged = True
+            errors = getattr(message, "errors", None)  # of pydantic, whose own message is long
+            what = shown(errors()[0].get("input")) if errors is not None else _message(message)
+            log.warning("MCP server sent input that is not a message, dropped: %s", what)
 
 
 class _Connection:
-    """A connection, from when it is begun. Mutable state: how far it is, and the questions under way on it."""
+    """A connection, from the start of its opening. Mutable state: its phase, and the calls that are running on it."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, place: _Place, call: Call) -> None:
         self._tasks = tasks
@@ -183,20 +186,20 @@ class _Connection:
         self._call = call
         self._client: Any = None
         self._asking: ToolCall | None = None
-        self._under_way: set[_Question] = set()
+        self._running: set[_RunningCall] = set()
         self._stderr = StderrLines(_to_stderr)
         self._ending = anyio.Event()
         self.settled = anyio.Event()
-        """It is open, or never will be."""
+        """Set when the connection is open, or could not be opened."""
         self.over = anyio.Event()
-        """Its task is at its end."""
+        """Set when the connection's task has ended."""
         self.failure: ServiceFailure | None = None
-        """Why it cannot be used; None as long as it can."""
+        """Why the connection cannot be used; None as long as it can."""
         self.in_doubt = False
-        """A question was given up on, so that it may be dead."""
+        """A call was cancelled, perhaps because the connection is dead."""
 
     async def run(self) -> None:
-        """Opens it, and holds it until it is to end or ends by itself."""
+        """Open the connection, and hold it until `end` is called or it ends by itself."""
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _LONGEST_START) as scope:
                 async with self._place.open(self._stderr) as client:
@@ -207,9 +210,9 @@ class _Connection:
                     await self._ending.wait()
             if scope.cancelled_caught:
                 self.failure = ServiceSilent(
-                    f"{self._place.name}: no MCP server has answered within {_LONGEST_START:g} s"
+                    f"{self._place.name}: no answer of an MCP server within {_LONGEST_START:g} s"
                 )
-        except Exception as problem:  # noqa: BLE001 - whatever has gone wrong, it is gone
+        except Exception as problem:  # noqa: BLE001 - any exception ends the connection
             self.failure = self.failure or _failure(self._place, problem, self._stderr.last)
         finally:
             self.end(_silence(self._place))
@@ -217,16 +220,16 @@ class _Connection:
             self.over.set()
 
     def end(self, why: ServiceFailure) -> None:
-        """It is not used any more; what is under way on it ends."""
+        """Make the connection end, and end the calls that are running on it."""
         self.failure = self.failure or why
         self._ending.set()
-        for question in self._under_way:
-            question.scope.cancel()
-            question.done.set()
+        for running in self._running:
+            running.scope.cancel()
+            running.done.set()
 
     async def ask(self, query: str, limit: int) -> Any:
-        """The tool's answer. Raises _Gone where the connection ends first, and ServiceFailure for an error."""
-        assert self._asking is not None, "asked only when it is open"
+        """Call the tool, and return its answer. Raises ServiceFailure; _Gone if the connection ends first."""
+        assert self._asking is not None, "called only while the connection is open"
         arguments = self._asking.arguments(query, limit)
         mcp = library("mcp", "mcp")
         try:
@@ -240,67 +243,66 @@ class _Connection:
             if problem.code in self._codes_of_an_end():
                 raise _Gone(await self._why(problem)) from None
             raise ServiceFailure(str(_failure(self._place, problem))) from None
-        except (RuntimeError, ValueError) as problem:  # none that the protocol or the tool's own schema allows
-            said = f"the answer of the tool {self._call.tool!r} cannot be used: {_told(problem)}"
-            raise ServiceFailure(f"{self._place.name}: {said}") from None
-        except Exception as problem:  # noqa: BLE001 - of the transport, of whatever kind
+        except (RuntimeError, ValueError) as problem:  # the answer violates the protocol or the tool's own schema
+            reason = f"the answer of the tool {self._call.tool!r} cannot be used: {_message(problem)}"
+            raise ServiceFailure(f"{self._place.name}: {reason}") from None
+        except Exception as problem:  # noqa: BLE001 - any other exception comes from the transport
             raise _Gone(await self._why(problem)) from None
 
     async def _why(self, problem: Exception) -> ServiceFailure:
-        """Why the connection has ended; a command's last words may still be on their way."""
+        """Return why the connection ended. First wait a moment for the last lines of a command's stderr."""
         if self._place.is_command:
             with anyio.move_on_after(LAST_WORDS):
                 await self._stderr.ended.wait()
         return _failure(self._place, problem, self._stderr.last)
 
     def _codes_of_an_end(self) -> Sequence[int]:
-        """The codes of errors that another connection need not have: it is closed, or the address does not know the
-        session."""
+        """Return the codes of errors that a new connection can solve: it is closed, or the session is not known."""
         types = library("mcp_types", "mcp")
         closed, invalid = types.CONNECTION_CLOSED, types.INVALID_REQUEST
         return (closed,) if self._place.is_command else (closed, invalid)
 
     async def answers(self, seconds: float) -> bool:
-        """Whether the server still answers anything, within so many seconds."""
+        """Return whether the server answers a request within so many seconds."""
         with anyio.move_on_after(seconds):
             try:
                 await self._until_the_end(self._client.list_tools)
-            except Exception:  # noqa: BLE001 - this is about whether it answers
+            except Exception:  # noqa: BLE001 - any failure means that the connection cannot be trusted
                 return False
             self.in_doubt = False
             return True
         return False
 
-    async def _until_the_end(self, asked: Callable[[], Awaitable[Any]]) -> Any:
-        """What comes of a question. Raises _Gone when the connection ends before.
+    async def _until_the_end(self, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a request, and return its answer. Raises _Gone if the connection ends first.
 
-        The question is a task of its own: the SDK may take seconds to give one up, longer than a caller waits.
+        The request runs in a separate task: the SDK may take seconds to cancel one, longer than a client waits.
         """
         if self.failure is not None:
             raise _Gone(self.failure)
-        question = _Question(asked)
-        self._under_way.add(question)
+        running = _RunningCall(function)
+        self._running.add(running)
         try:
-            self._tasks.start_soon(question.run)
-            await question.done.wait()
+            self._tasks.start_soon(running.run)
+            await running.done.wait()
         finally:
-            self._under_way.discard(question)
-            question.scope.cancel()
-        if question.failure is not None:
-            raise question.failure
-        if question.is_answered:
-            return question.answer
+            self._running.discard(running)
+            running.scope.cancel()
+        if running.failure is not None:
+            raise running.failure
+        if running.is_answered:
+            return running.answer
         raise _Gone(self.failure or _silence(self._place))
 
 
-class _Question:
-    """A question under way. Mutable state: what has come of it."""
+class _RunningCall:
+    """A request that is running. Mutable state: its outcome."""
 
-    def __init__(self, asked: Callable[[], Awaitable[Any]]) -> None:
-        self._asked = asked
+    def __init__(self, function: Callable[[], Awaitable[Any]]) -> None:
+        self._function = function
         self.scope = anyio.CancelScope()
         self.done = anyio.Event()
-        """There is an answer, or a failure; or nobody waits for them any more."""
+        """Set when there is an answer or a failure, or when the connection ends."""
         self.answer: Any = None
         self.is_answered = False
         self.failure: Exception | None = None
@@ -308,16 +310,16 @@ class _Question:
     async def run(self) -> None:
         try:
             with self.scope:
-                self.answer = await self._asked()
+                self.answer = await self._function()
                 self.is_answered = True
-        except Exception as problem:  # noqa: BLE001 - for whoever asked
+        except Exception as problem:  # noqa: BLE001 - raised again in the task that waits
             self.failure = problem
         finally:
             self.done.set()
 
 
 class McpService(ByWords):
-    """A `Service`. Mutable state: the connection in use, and all that have not ended."""
+    """The `Service` of a tool. Mutable state: the current connection, and all connections that have not ended."""
 
     def __init__(
         self,
@@ -331,19 +333,19 @@ class McpService(ByWords):
         self._place = place
         self._call = call
         self._secrets = secrets
-        self._patience = timeout * _SHARE_FOR_A_SIGN
+        self._patience = timeout * _TEST_SHARE
         self._connection: _Connection | None = None
         self._all: set[_Connection] = set()
 
     async def start(self) -> None:
-        """Opens the first connection. Raises CannotStart."""
+        """Open the first connection. Raises CannotStart."""
         try:
             await self._open()
         except ServiceFailure as failure:
             raise CannotStart(str(failure)) from None
 
     async def end(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         for connection in list(self._all):
             connection.end(_silence(self._place, "the connection is closed"))
         for connection in list(self._all):
@@ -352,13 +354,13 @@ class McpService(ByWords):
     async def search(self, query: str, _vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
         try:
             query.encode()
-        except UnicodeError as problem:  # the SDK would lose its connection by it
+        except UnicodeError as problem:  # in the SDK this error would end the connection
             raise ServiceFailure(f"the query cannot be sent: {problem}") from None
         answer = await self._answer(query, limit)
         texts = list(_texts(answer.content))
         if answer.is_error:
-            said = on_one_line(self._without_secrets("\n".join(text for text in texts if isinstance(text, str))))
-            raise ServiceFailure(f"{self._place.name}: the tool {self._call.tool!r} answered with an error: {said}")
+            error = on_one_line(self._without_secrets("\n".join(text for text in texts if isinstance(text, str))))
+            raise ServiceFailure(f"{self._place.name}: the tool {self._call.tool!r} returned an error: {error}")
         try:
             found = results_in(answer.structured_content, texts, self._call)
         except ServiceFailure as failure:
@@ -366,8 +368,10 @@ class McpService(ByWords):
         return [Result(each) for each in found]
 
     async def _answer(self, query: str, limit: int) -> Any:
-        """The tool's answer. A question that a connection has ended on is put once more. Raises ServiceFailure, and
-        ServiceSilent where no connection is to be had, or two have ended."""
+        """Call the tool, and return its answer. If the connection ends meanwhile, call once more on a new one.
+
+        Raises ServiceFailure; ServiceSilent if no connection can be opened, or two have ended.
+        """
         for once_more in (True, False):
             connection = await self._open()
             try:
@@ -375,29 +379,31 @@ class McpService(ByWords):
             except _Gone as gone:
                 connection.end(gone.failure)
                 if not once_more:
-                    raise self._told(gone.failure) from None
+                    raise self._redacted(gone.failure) from None
             except ServiceFailure as failure:
-                raise self._told(failure) from None
+                raise self._redacted(failure) from None
         raise AssertionError
 
     async def _open(self) -> _Connection:
-        """The connection in use, opened anew if there is none. Raises ServiceFailure; ServiceSilent but for a server
-        that refuses whoever asks, or has no such tool any more."""
+        """Return the current connection; open a new one if there is none.
+
+        Raises ServiceSilent; or ServiceFailure, if the server rejects the authentication or no longer has the tool.
+        """
         connection = self._connection
         if connection is not None and connection.in_doubt and not await connection.answers(self._patience):
-            connection.end(_silence(self._place, "the MCP server answers no more"))
+            connection.end(_silence(self._place, "the MCP server does not answer any more"))
         if connection is None or connection.failure is not None:
-            # another caller may have begun one while this one asked for a sign
+            # another search may have started a connection while this one tested the old one
             if self._connection is connection:
-                self._connection = self._begun()
+                self._connection = self._start_connection()
             connection = self._connection
-        assert connection is not None, "it was begun"
+        assert connection is not None, "it was started"
         await connection.settled.wait()
         if connection.failure is not None:
-            raise self._told(connection.failure)
+            raise self._redacted(connection.failure)
         return connection
 
-    def _begun(self) -> _Connection:
+    def _start_connection(self) -> _Connection:
         connection = _Connection(self._tasks, self._place, self._call)
         self._all.add(connection)
 
@@ -410,18 +416,18 @@ class McpService(ByWords):
         self._tasks.start_soon(held)
         return connection
 
-    def _told(self, failure: ServiceFailure) -> ServiceFailure:
-        """The failure for one of those who asked, without what was sent in headers."""
+    def _redacted(self, failure: ServiceFailure) -> ServiceFailure:
+        """Return a copy of a failure without the secrets of headers, for one caller."""
         return type(failure)(self._without_secrets(str(failure)))
 
-    def _without_secrets(self, said: str) -> str:
+    def _without_secrets(self, text: str) -> str:
         for secret in self._secrets:
-            said = said.replace(secret, "…")
-        return said
+            text = text.replace(secret, "…")
+        return text
 
 
 async def _tools(client: Any) -> dict[str, Mapping[str, Any]]:
-    """The input schemas of all tools, by the tools' names."""
+    """Return the input schemas of all tools, by the tools' names."""
     found: dict[str, Mapping[str, Any]] = {}
     cursor: str | None = None
     for _ in range(_MOST_PAGES):
@@ -434,7 +440,7 @@ async def _tools(client: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _texts(content: Sequence[Any]) -> Any:
-    """The texts among an answer's blocks, and those of the resources that are in it."""
+    """Yield the texts of an answer, and objects for its embedded text resources."""
     for block in content:
         if block.type == "text":
             yield block.text
@@ -451,31 +457,31 @@ def _silence(place: _Place, why: str = "the connection has ended") -> ServiceSil
 
 
 def _failure(place: _Place, problem: BaseException, last_line: str = "") -> ServiceFailure:
-    """What has gone wrong with a connection: the service's silence, unless it was refused to us.
+    """Return the failure for an exception of a connection: a ServiceSilent, unless the connection was rejected.
 
     Args:
-        last_line: of what a command has said on its stderr.
+        last_line: the last line of a command's stderr.
     """
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
-    said, kind = _told(problem), type(problem).__name__
+    message, kind = _message(problem), type(problem).__name__
     match problem:
         case ServiceFailure():
-            return type(problem)(f"{place.name} {said}")
+            return type(problem)(f"{place.name} {message}")
         case CannotStart():
-            return ServiceFailure(f"{place.name}: {said}")
+            return ServiceFailure(f"{place.name}: {message}")
         case OSError(strerror=str(why)):
             return ServiceSilent(f"{place.name} cannot be started: {why}")
-        case _ if kind == "MCPError" and place.is_command and "Connection closed" in said:
+        case _ if kind == "MCPError" and place.is_command and "Connection closed" in message:
             last = on_one_line(last_line)
             return _silence(place, f"the MCP server has ended{f': {last}' if last else ', and its stderr is empty'}")
         case _ if kind == "MCPError":
-            return _silence(place, f"the MCP server answered with an error: {said}")
+            return _silence(place, f"the MCP server returned an error: {message}")
         case _ if kind.startswith("Connect"):
-            return ServiceSilent(f"{place.name} cannot be reached: {said}; see that it runs")
+            return ServiceSilent(f"{place.name} cannot be reached: {message}; check that the server runs")
         case _:
-            return _silence(place, said)
+            return _silence(place, message)
 
 
-def _told(problem: BaseException) -> str:
+def _message(problem: BaseException) -> str:
     return on_one_line(str(problem)) or type(problem).__name__

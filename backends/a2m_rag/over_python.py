@@ -1,6 +1,6 @@
-"""A service that is a Python function: `(query, limit)` to an iterable of dicts or strings.
+"""A Python function as a service: `(query, limit)` to an iterable of dicts or strings.
 
-It may be sync, and runs on a thread then, or async, and runs in the event loop: then it must not block.
+A sync function runs on a thread. An async function runs in the event loop, so it must not block.
 """
 
 import inspect
@@ -24,9 +24,11 @@ class Function:
 
     Args:
         reference: `module:function`.
-        arguments: such ones as it will be called with; it is not called.
+        threads: the threads for a sync function.
+        arguments: example arguments, to check the signature; the function is not called.
 
-    Raises CannotStart unless there is such a function, and it takes these arguments.
+    Raises:
+        CannotStart: there is no such function, or it does not accept such arguments.
     """
 
     def __init__(self, reference: str, threads: Threads, *arguments: Any) -> None:
@@ -35,17 +37,20 @@ class Function:
         self._threads = threads
 
     async def __call__(self, *arguments: Any) -> Any:
-        """What it returns. Raises ServiceFailure for whatever it raises."""
+        """Call the function, and return its result. Raises ServiceFailure for any exception of the function."""
         if not _is_async(self._call):
             return await self._awaited(await self._threads.run(self._reference, partial(self._call, *arguments)))
         with foreign(self._reference):
             return await self._awaited(self._call(*arguments))
 
     async def items(self, *arguments: Any, most: int) -> list[Any]:
-        """The first `most` of what it returns, which is an iterable or an async one. Raises ServiceFailure."""
+        """Call the function, and return the first `most` items of its result, an iterable or async iterable.
+
+        Raises ServiceFailure.
+        """
 
         def listed() -> Any:
-            # an iterable may be lazy, and block; so it is walked where the function was called
+            # a lazy iterable may block; so iterate on the thread that called the function
             return self._listed(self._call(*arguments), most)
 
         if _is_async(self._call):
@@ -67,13 +72,15 @@ class Function:
         return items
 
     def _listed(self, returned: Any, most: int) -> Any:
-        """The first items of an iterable; what has to be awaited as it is. Raises ServiceFailure for what is neither,
-        and for what is iterable, but surely not meant like that."""
+        """Return the first items of an iterable; or the value itself, if it must be awaited.
+
+        Raises ServiceFailure for other values, and for a string or a mapping: those are iterable, but surely a mistake.
+        """
         if inspect.isawaitable(returned) or isinstance(returned, AsyncIterable):
             return returned
         if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
             raise ServiceFailure(
-                f"{self._reference} returned {shown(returned)}, where an iterable of dicts or strings is expected"
+                f"{self._reference} returned {shown(returned)}; expected an iterable of dicts or strings"
             )
         return list(islice(returned, most))
 
@@ -85,14 +92,14 @@ class Function:
 
 
 class Embedding:
-    """Turns a text into a vector, by a function from texts to vectors. Raises CannotStart as Function does."""
+    """An embedding of single texts by a function from texts to vectors. Raises CannotStart as `Function` does."""
 
     def __init__(self, reference: str, threads: Threads) -> None:
         self._reference = reference
         self._function = Function(reference, threads, [""])
 
     async def __call__(self, text: str) -> list[float]:
-        """Raises ServiceFailure, also where what comes is not one vector of finite numbers."""
+        """Return the vector of a text. Raises ServiceFailure, also if the result is not one vector of numbers."""
         vectors = await self._function([text])
         try:
             (vector,) = vectors
@@ -101,13 +108,14 @@ class Embedding:
             numbers = []
         if not numbers or not all(map(math.isfinite, numbers)):
             raise ServiceFailure(
-                f"{self._reference}, given one text, returned something else than a list of one vector of numbers"
+                f"{self._reference}: expected a list of one vector of finite numbers for one text, the function "
+                "returned something else"
             )
         return numbers
 
 
 class PythonService(ByWords):
-    """A `Service` made of a function, and of one without arguments that lists everything, if there is one."""
+    """The `Service` of a search function, and optionally of a function without arguments that returns all results."""
 
     def __init__(self, search: Function, listing: Function | None) -> None:
         self._search = search
@@ -121,19 +129,19 @@ class PythonService(ByWords):
         return [Result(item) for item in await self._search.items(query, limit, most=limit)]
 
     async def listed(self, most: int, *, vectors: bool) -> list[Result]:
-        assert self._listing is not None, "asked only where it lists"
+        assert self._listing is not None, "called only if `lists`"
         return [Result(item) for item in await self._listing.items(most=most + 1)]
 
 
 def python_service(search: str, listing: str | None) -> PythonService:
-    """The service of the functions that `search` and `listing` name. Raises CannotStart."""
+    """Return the service of the functions that `search` and `listing` name. Raises CannotStart."""
     threads = Threads()
     return PythonService(Function(search, threads, "", 1), None if listing is None else Function(listing, threads))
 
 
 @asynccontextmanager
 async def _closing(items: AsyncIterable[Any]) -> AsyncIterator[None]:
-    """Closes an async generator at the end: one that is left behind would be closed by whoever finds it."""
+    """Close an async generator at the end of the block. Otherwise the garbage collector would close it at any time."""
     try:
         yield
     finally:
@@ -145,18 +153,18 @@ async def _closing(items: AsyncIterable[Any]) -> AsyncIterator[None]:
 def _function(reference: str, arguments: Sequence[Any]) -> Callable[..., Any]:
     found = named(reference)
     if not callable(found):
-        raise CannotStart(f"{reference} is {shown(found)}, and no function")
+        raise CannotStart(f"{reference}: expected a function, got {shown(found)}")
     try:
         inspect.signature(found).bind(*arguments)
     except TypeError as problem:
-        said = f"with {len(arguments)} arguments" if len(arguments) != 1 else "with one argument"
-        raise CannotStart(f"{reference} cannot be called {said}: {problem}") from None
+        count = f"{len(arguments)} arguments" if len(arguments) != 1 else "one argument"
+        raise CannotStart(f"{reference} cannot be called with {count}: {problem}") from None
     except ValueError:
-        pass  # a function in C may not say what it takes
+        pass  # a function in C may have no signature
     result: Callable[..., Any] = found
     return result
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    kinds = (function, getattr(function, "__call__", None))  # noqa: B004 - not whether it has one, but of what kind
+    kinds = (function, getattr(function, "__call__", None))  # noqa: B004 - this asks of what kind it is, not whether there is one
     return any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in kinds)

@@ -1,4 +1,4 @@
-"""A service that is a collection of a Qdrant server, or of a folder that Qdrant's client keeps.
+"""A collection of a Qdrant server, or of a local folder of Qdrant's client, as a service.
 
 A result is a point: its id, and the members of its payload.
 """
@@ -18,12 +18,12 @@ from a2m_rag.threads import Threads
 from a2m_rag.thresholds import DISTANCE, SIMILARITY, Threshold
 
 API_KEY: Final = "QDRANT_API_KEY"
-"""The environment variable with the key, for a server that wants one."""
+"""The environment variable with the key, for a server that requires one."""
 
 _METRICS: Final = {"Cosine": "cosine", "Dot": "dot", "Euclid": "l2"}
 _THRESHOLDS: Final = {"Cosine": SIMILARITY, "Dot": SIMILARITY, "Euclid": DISTANCE, "Manhattan": DISTANCE}
 
-# points that are read at once when all are listed
+# the number of points in one read of a listing
 _PAGE: Final = 1000
 
 
@@ -36,17 +36,19 @@ def qdrant_service(
     timeout: float = 5.0,
     threshold: Threshold | None = None,
 ) -> "QdrantService":
-    """The service of a collection.
+    """Return the service of a collection.
 
     Args:
         place: the address of a server, or the path of a folder.
-        embed: `module:function`, from texts to vectors; without one, only callers who bring a vector are answered.
-        vector: which vectors are meant, where the points have several.
-        timeout: seconds for each exchange with a server.
-        threshold: a similarity or a distance, as the vectors are compared.
+        collection: the name of the collection.
+        embed: `module:function`, from texts to vectors; without it, only calls with a vector can be answered.
+        vector: the name of the vectors to search, if the points have several.
+        timeout: seconds for each request to a server.
+        threshold: a similarity or a distance, whichever the collection uses to compare vectors.
 
-    Raises CannotStart: there is no such place, no such collection in it, or no such vector in that; or the vectors are
-    not compared by what the threshold is.
+    Raises:
+        CannotStart: the place, the collection or the vectors do not exist, or the threshold is not of the kind that the
+            collection uses.
     """
     qdrant = library("qdrant_client", "qdrant")
     threads = Threads()
@@ -55,8 +57,8 @@ def qdrant_service(
         client = _client(qdrant, place, timeout)
         names = sorted(each.name for each in client.get_collections().collections)
         if collection not in names:
-            there = f"there are: {', '.join(names)}" if names else "there is none"
-            raise CannotStart(f"{place}: there is no collection {collection!r}; {there}")
+            existing = f"its collections are: {', '.join(names)}" if names else "it has no collections"
+            raise CannotStart(f"{place}: there is no collection {collection!r}; {existing}")
         config = client.get_collection(collection).config.params.vectors
     try:
         using, size, distance = _vectors(config, vector)
@@ -65,7 +67,7 @@ def qdrant_service(
     fitting = _THRESHOLDS.get(str(distance))
     if threshold is not None and threshold.option != fitting:
         client.close()
-        instead = f"say {fitting} X instead of" if fitting else "there is no threshold for that; leave out"
+        instead = f"use {fitting} X instead of" if fitting else "no threshold is supported for that; leave out"
         raise CannotStart(
             f"{place}: the collection {collection!r} compares vectors by {distance}; {instead} {threshold.option}"
         )
@@ -77,7 +79,7 @@ def _client(qdrant: Any, place: str, timeout: float) -> Any:
     if place.startswith(("http://", "https://")):
         key = os.environ.get(API_KEY) or None
         return qdrant.QdrantClient(url=place, api_key=key, timeout=math.ceil(timeout), check_compatibility=False)
-    if not (Path(place) / "meta.json").is_file():  # else one would be made
+    if not (Path(place) / "meta.json").is_file():  # without this check, the client would create a collection
         raise CannotStart(
             f"{place}: expected a server's address like http://127.0.0.1:6333, or the folder of a local collection, "
             "which holds meta.json"
@@ -86,7 +88,7 @@ def _client(qdrant: Any, place: str, timeout: float) -> Any:
 
 
 def _vectors(config: Any, wanted: str | None) -> tuple[str | None, int, Any]:
-    """The name, the width and the distance of the vectors that are meant. Raises ValueError, saying why not."""
+    """Return the name, width and distance of the selected vectors. If there are none, raises ValueError: why."""
     if not config:
         raise ValueError("has no dense vectors")
     named = config if isinstance(config, dict) else {None: config}
@@ -95,7 +97,7 @@ def _vectors(config: Any, wanted: str | None) -> tuple[str | None, int, Any]:
     if wanted not in named:
         there = ", ".join(sorted(name for name in named if name is not None)) or "those without a name"
         raise ValueError(
-            f"has several vectors, {there}; say which is meant: --vector"
+            f"has several vectors, {there}; select one with --vector"
             if wanted is None
             else f"has no vectors {wanted!r}; there are: {there}"
         )
@@ -104,10 +106,10 @@ def _vectors(config: Any, wanted: str | None) -> tuple[str | None, int, Any]:
 
 
 class QdrantService:
-    """A `Service`.
+    """The `Service` of a collection.
 
     Args:
-        threshold: how near a point must be, in the measure of its collection.
+        threshold: the least similarity or the greatest distance of a point, in the measure of its collection.
     """
 
     lists = True
@@ -134,8 +136,8 @@ class QdrantService:
         self.metric = metric
 
     def close(self) -> None:
-        """Lets go of the server or the folder."""
-        with suppress(Exception):  # nothing is written, so nothing can be lost
+        """Close the client."""
+        with suppress(Exception):  # nothing was written, so nothing can be lost
             self._client.close()
 
     async def dimensions(self) -> int | None:
@@ -145,16 +147,16 @@ class QdrantService:
         if vector is None:
             if self._embedding is None:
                 raise ServiceFailure(
-                    f"nothing makes vectors of words for {self._what}, so that a query in words cannot be searched "
-                    "for; give a function: --embed MODULE:FUNCTION"
+                    f"{self._what} has no embedding function, so it cannot search for a query in words; name a "
+                    "function: --embed MODULE:FUNCTION"
                 )
             vector = await self._embedding(query)
-        asked = list(vector)
+        numbers = list(vector)
 
         def found() -> list[Result]:
             answer = self._client.query_points(
                 self._collection,
-                query=asked,
+                query=numbers,
                 using=self._using,
                 limit=limit,
                 score_threshold=self._threshold,

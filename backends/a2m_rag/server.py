@@ -1,13 +1,15 @@
 """The read-only A2M server in front of a service (§2.1).
 
 Rules:
-- Writes are refused whatever they carry; reads answer, or say why they cannot. No failure looks like an empty answer.
-- The order is the service's. Its scores are not: a record's score says only at which place of the answer it is.
-- A query that is blank is not sent to a service: the newest of what it can list is the answer, or nothing.
-- A result that cannot be a record is left out. The log says so once; an answer without any other result is a failure.
-- Its health is the service's: `memory/describe` asks it a question, and says under `service` whether it answers. An
-  error that is due to its silence says how often in a row that has been so, so that whoever asks can leave it alone.
-- A service cannot test a `where`. So it is asked for more, and again for more, until enough of what it gives fits.
+- Every write is rejected. A read returns results or an error with the reason. A failure never looks like an empty
+  result.
+- The records keep the order of the service, but not its scores: a record's score depends only on its rank.
+- A blank query is not sent to a service. The result is the newest records that the service can list; none if it cannot.
+- A result that cannot be a record is left out, and logged once. If an answer has no other result, that is a failure.
+- The health of this server is that of the service: `memory/describe` sends the service a test search, and returns under
+  `service` whether it answered. If the service does not answer a call, the error has the number of such failures in a
+  row, so that the router can stop calling it for a while.
+- A service cannot check a `where`. So the server requests more results than needed, and again more, until enough fit.
 """
 
 import logging
@@ -33,21 +35,21 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_LIMIT: Final = 8
 
-# what a service is asked only to see that it answers
+# the query of the test search
 _PROBE: Final = "is anybody there"
 
-# how many times more a service is asked for when too little of its answer fits
+# the factor by which the number of requested results grows if too few fit
 _MORE: Final = 4
 
 
 class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a service at most.
+    """The limits of calls to a service.
 
-    recall: records in an answer; `max_recall_limit` (§4.1).
-    asked: results of one search, where a `where` wants more than the limit.
-    listed: results of a listing; a service that holds more cannot be listed.
-    timeout: seconds for one call, however often the service is asked for it. Less than a tier's timeout (5 s) by
-        default, so that the reason is heard before that has passed.
+    recall: the most records in a result; `max_recall_limit` (§4.1).
+    asked: the most results of one search, when a `where` requires more than the limit.
+    listed: the most results of a listing; a service with more results cannot be listed.
+    timeout: seconds for one call of a client, which may take several calls of the service. The default is less than the
+        default timeout of a tier (5 s), so that the router gets the reason before its own timeout.
     """
 
     recall: int = 100
@@ -57,7 +59,7 @@ class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recall(Params):
-    """§4.3, as far as a server of `core` alone knows it; the other parameters are ignored (§2)."""
+    """The parameters of §4.3 that belong to `core`; the others are ignored (§2)."""
 
     query: Query | None = None
     limit: Count | None = None
@@ -66,30 +68,29 @@ class Recall(Params):
 
 
 class VectorRecall(Recall):
-    """§4.3 with §3.7"""
+    """The parameters of §4.3 with those of §3.7."""
 
     embedding: list[float] | None = None
     embeddings: bool = False
 
 
 class Timeline(Params):
-    """§4.4, as far as a server of `core` alone knows it"""
+    """The parameters of §4.4 that belong to `core`."""
 
     limit: Count | None = None
     where: dict[str, msgspec.Raw] | None = None
 
 
 class VectorTimeline(Timeline):
-    """§4.4 with §3.7"""
+    """The parameters of §4.4 with those of §3.7."""
 
     embeddings: bool = False
 
 
 class Server:
-    """An `Answering`: what it says is what the service says now.
+    """The server, an `Answering`. It stores nothing: each call reads from the service.
 
-    Mutable state: how many times in a row the service has not answered, and whether the log has said that a result is
-    left out.
+    Mutable state: how many times in a row the service did not answer, and whether a left-out result was logged.
     """
 
     def __init__(self, service: Service, paths: Paths, *, name: str, limits: SearchLimits) -> None:
@@ -116,7 +117,7 @@ class Server:
         return await self._dispatcher(message, caller)
 
     def _answering(self, carry_out: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Caller], Awaitable[Any]]:
-        """A handler that comes to an end in time, and for which the service's failures are errors of its own."""
+        """Return a handler with a time limit, which converts failures of the service to errors of the call."""
 
         async def handler(params: Any, _caller: Caller) -> Any:
             try:
@@ -129,29 +130,31 @@ class Server:
 
     def _error(self, problem: ServiceFailure) -> A2MError:
         failure = f"{self._name}: {problem}"
-        log.warning("%s", failure)
+        log.warning("service=%s call failed: %s", self._name, problem)
         silent = {UNANSWERED: self._unanswered} if isinstance(problem, ServiceSilent) else {}
         return A2MError(Code.INTERNAL_ERROR, failure, {"reason": failure, **silent})
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
-        """Notes where the service does not answer. Raises ServiceSilent for what takes too long, too."""
+        """Count failures of the service to answer. If the time limit is exceeded, raises ServiceSilent, too."""
         try:
             with anyio.fail_after(self._limits.timeout):
                 yield
         except TimeoutError:
             self._unanswered += 1
             raise ServiceSilent(
-                f"no answer within {self._limits.timeout:g} s; it may need a longer --timeout, and the tier's own "
-                "`timeout` has to be longer than that"
+                f"no answer within {self._limits.timeout:g} s; if it needs more time, raise --timeout, and the tier's "
+                "`timeout` above that"
             ) from None
         except ServiceSilent:
             self._unanswered += 1
             raise
 
     async def describe(self, caller: Caller) -> Mapping[str, Any]:
-        """The `memory/describe` result; it comes also when the service does not answer, and says so. Raises A2MError
-        when the service answers, and does not say what is needed for it."""
+        """Return the result of `memory/describe`. If the service does not answer, the result says so.
+
+        Raises A2MError if the service answers with an error to a request for the width of its vectors.
+        """
         return await self._describe(Describe(), caller)
 
     async def _describe(self, params: Describe, _caller: Caller) -> Mapping[str, Any]:
@@ -173,9 +176,9 @@ class Server:
         try:
             with self._in_time():
                 width = None if metric is None else await self._service.dimensions()
-                await self._see_that_it_answers(width)
+                await self._probe(width)
         except ServiceSilent as silent:
-            log.warning("%s: %s", self._name, silent)
+            log.warning("service=%s down: %s", self._name, silent)
             described["service"] = {"status": "down", "reason": f"{self._name}: {silent}"}
         except ServiceFailure as problem:
             raise self._error(problem) from None
@@ -185,24 +188,27 @@ class Server:
             described["embeddings"] = {"dimensions": width, "metric": metric, "metrics": [metric], "model": None}
         return described
 
-    async def _see_that_it_answers(self, width: int | None) -> None:
-        """Asks the service in words, and by a vector where it refuses those, maybe before anything is asked. Whatever
-        else it refuses, it is there. Raises ServiceSilent."""
+    async def _probe(self, width: int | None) -> None:
+        """Send the service a test search in words; if that fails, one by vector. Raises ServiceSilent.
+
+        The second search is needed because a service may reject words without any call to its server. A service that
+        returns another error is up.
+        """
         vectors = [None] if not width else [None, [1.0, *[0.0] * (width - 1)]]
         for vector in vectors:
             try:
-                await self._asked(self._service.search(_PROBE, vector, 1, vectors=False))
+                await self._request(self._service.search(_PROBE, vector, 1, vectors=False))
             except ServiceSilent:
                 raise
-            except ServiceFailure as refused:
-                log.info("%s: asked whether it is there: %s", self._name, refused)
+            except ServiceFailure as failure:
+                log.info("service=%s test search failed: %s", self._name, failure)
             else:
                 return
 
-    async def _asked(self, question: Awaitable[list[Result]]) -> list[Result]:
-        """The service's answer to a question; that there is one, if only a refusal, is noted."""
+    async def _request(self, call: Awaitable[list[Result]]) -> list[Result]:
+        """Await a request to the service. Any answer, also an error, resets the count of failures to answer."""
         try:
-            results = await question
+            results = await call
         except ServiceSilent:
             raise
         except ServiceFailure:
@@ -235,26 +241,26 @@ class Server:
         self, query: str, vector: Sequence[float] | None, limit: int, where: Where, embeddings: bool
     ) -> list[Record]:
         most = max(limit, self._limits.asked)
-        asked = min(limit * _MORE, most) if where else limit
+        requested = min(limit * _MORE, most) if where else limit
         full = embeddings or "embedding" in where
-        results = await self._asked(self._service.search(query, vector, asked, vectors=full))
+        results = await self._request(self._service.search(query, vector, requested, vectors=full))
         while True:
             found, failure = [], None
             try:
                 found = self._fitting(records(results, self._paths, self._left_out), where, embeddings)
-            except ServiceFailure as problem:  # no result is a record; a later one may be
+            except ServiceFailure as problem:  # no result can be a record; one among more results may
                 failure = problem
-            # what a service finds comes nearest first: behind what is too far away there is nothing
+            # the nearest results come first: after one that is too far away there are only farther ones
             is_far = bool(results) and results[-1].left_out == "far"
-            if len(found) >= limit or len(results) < asked or asked >= most or is_far:
+            if len(found) >= limit or len(results) < requested or requested >= most or is_far:
                 break
-            asked = min(asked * _MORE, most)
+            requested = min(requested * _MORE, most)
             try:
-                results = await self._asked(self._service.search(query, vector, asked, vectors=full))
+                results = await self._request(self._service.search(query, vector, requested, vectors=full))
             except ServiceFailure:
                 if where:
                     raise
-                break  # a service that does not take such a limit has answered for the one that was wanted
+                break  # the service rejects the higher limit, but it has answered for the lower one
         if failure is not None:
             raise failure
         return found[:limit]
@@ -268,14 +274,14 @@ class Server:
         return {"records": found if params.limit is None else found[-params.limit :]}
 
     async def _listed(self, where: Where, embeddings: bool) -> list[Record]:
-        """All that the service can list and that fits, in its order. Raises ServiceFailure."""
+        """Return all records that the service lists and that meet `where`, in its order. Raises ServiceFailure."""
         if not self._service.lists:
             return []
         most = self._limits.listed
-        results = await self._asked(self._service.listed(most, vectors=embeddings or "embedding" in where))
+        results = await self._request(self._service.listed(most, vectors=embeddings or "embedding" in where))
         if len(results) > most:
             raise ServiceFailure(
-                f"it holds more than {most:,} results, too many to be listed at each call; raise --max-listed, or ask "
+                f"it has more than {most:,} results, too many to list for each call; raise --max-listed, or recall "
                 "with a query"
             )
         return self._fitting(records(results, self._paths, self._left_out), where, embeddings)
@@ -283,10 +289,12 @@ class Server:
     def _left_out(self, why: str) -> None:
         if not self._has_left_out:
             self._has_left_out = True
-            log.warning("%s: %s; it is left out, and so is every later result that is no record", self._name, why)
+            log.warning(
+                "service=%s result left out, and later ones like it without a further log line: %s", self._name, why
+            )
 
     def _fitting(self, found: Sequence[Record], where: Where, embeddings: bool) -> list[Record]:
-        """Those that meet `where`; without their vectors unless these are wanted."""
+        """Return the records that meet `where`, without their vectors unless `embeddings` is set."""
         fitting = [record for record in found if matches(record, where, FIELDS)]
         if not embeddings:
             for record in fitting:
@@ -305,6 +313,4 @@ class Server:
 
 
 async def _refuse_to_write(_params: Params, _caller: Caller) -> Any:
-    raise A2MError(
-        Code.READ_ONLY, "this server takes no writes: what it holds is loaded by the service behind it (§2.1)"
-    )
+    raise A2MError(Code.READ_ONLY, "this server is read-only: its records come from the service behind it (§2.1)")

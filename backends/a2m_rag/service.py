@@ -1,4 +1,4 @@
-"""What a retrieval service is to the server in front of it, and how what goes wrong with one is said."""
+"""The interface of a retrieval service, and the error messages about one."""
 
 import errno
 import os
@@ -17,35 +17,37 @@ from a2m_router.protocol.wire.errors import cut
 _SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
 
 SHORTEST_SECRET: Final = 6
-"""Characters. A value that is shorter stands in too many words that give nothing away."""
+"""The fewest characters of a value that is hidden in messages. A shorter one occurs by chance in too many words."""
 
-# what foreign code meets where nobody answers; the rest of OSError is about files
+# the exceptions of foreign code whose server does not answer; the other kinds of OSError concern files
 _SILENCE: Final = (TimeoutError, ConnectionError, socket.gaierror, httpx.TransportError)
 _NETWORK: Final = frozenset((errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT))
 
 
 class CannotStart(Exception):
-    """What was asked for on the command line cannot be served; the message is one sentence that says why."""
+    """The options of the command line cannot be served; the message is one sentence with the reason."""
 
 
 class ServiceFailure(Exception):
-    """The service gave no answer that can be used; the message is one sentence that says why."""
+    """The service returned no usable answer; the message is one sentence with the reason."""
 
 
 class ServiceSilent(ServiceFailure):
-    """The service did not answer, whatever it was asked: it cannot be reached, is too slow, or has failed by itself (an
-    HTTP status of 500 or more)."""
+    """The service did not answer, for reasons that do not depend on the request.
+
+    It cannot be reached, is too slow, or failed itself (an HTTP status of 500 or more).
+    """
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One result, as the service gives it.
+    """One result of a service.
 
-    value: a string, or an object of JSON's kinds from which the fields of a record are taken.
-    id: what the service itself knows it by, if it has such a thing.
-    embedding: its vector, where it was asked for.
-    unusable: why it cannot be used whatever its value is; one sentence, None where nothing is known against it.
-    left_out: it is none of the answer, since it is too far away, or nobody can tell; it keeps its place, so that the
-        number of results is the service's.
+    value: a string, or an object of JSON values with the fields of a record.
+    id: the service's own id of the result, if it has one.
+    embedding: the vector, if it was requested.
+    unusable: why the result cannot be used, in one sentence, whatever its value is; None if it can.
+    left_out: the result is not part of the answer, because it is too far away, or because its score cannot be read. It
+        stays in the list, so that the number of results remains that of the service.
     """
 
     value: Any
@@ -58,8 +60,8 @@ class Result(msgspec.Struct, frozen=True):
 class Service(Protocol):
     """A retrieval service. Its methods raise ServiceFailure, and may be cancelled at any time.
 
-    lists: `listed` gives everything there is.
-    metric: how it compares vectors: cosine, dot or l2; None where it takes none from callers.
+    lists: `listed` returns all results of the service.
+    metric: how the service compares vectors: cosine, dot or l2; None if it accepts no vectors from callers.
     """
 
     @property
@@ -69,25 +71,27 @@ class Service(Protocol):
     def metric(self) -> str | None: ...
 
     async def dimensions(self) -> int | None:
-        """The width of its vectors, None as long as nothing fixes it. Asked only where there is a `metric`."""
+        """Return the width of the vectors; None if it is not fixed yet. Called only if there is a `metric`."""
         ...
 
     async def search(self, query: str, vector: Sequence[float] | None, limit: int, *, vectors: bool) -> list[Result]:
-        """The best results for a `vector`, else for a query that is not blank, best first. Fewer than `limit` means
-        that there are no more.
+        """Return the best results, best first. Fewer than `limit` means that there are no more.
 
         Args:
-            vectors: with their embeddings.
+            query: the query, not blank unless there is a vector.
+            vector: the vector to search with, instead of the query.
+            limit: the most results.
+            vectors: return the results with their embeddings.
         """
         ...
 
     async def listed(self, most: int, *, vectors: bool) -> list[Result]:
-        """All it holds, in any order; where that is more than `most`, some of it, but more than `most`."""
+        """Return all results, in any order. If there are more than `most`, return some, but more than `most`."""
         ...
 
 
 class ByWords:
-    """What a `Service` is that takes no vectors from callers; one that can list says so itself."""
+    """The base of a `Service` that accepts no vectors from callers. A subclass that can list overrides `lists`."""
 
     metric: str | None = None
 
@@ -103,13 +107,15 @@ class ByWords:
 
 
 def foreign(what: str) -> AbstractContextManager[None]:
-    """Whatever is raised inside, by code that is not ours and that is called `what`, becomes a ServiceFailure;
-    ServiceSilent, where it is that nobody answered that code."""
+    """Convert any exception in the block, raised by foreign code with the name `what`, to a ServiceFailure.
+
+    It becomes a ServiceSilent if the code failed because its own server did not answer.
+    """
     return _turned_into(ServiceFailure, f"{what} raised ")
 
 
 def starting(what: str) -> AbstractContextManager[None]:
-    """Whatever is raised inside, by code that is not ours, becomes a CannotStart that begins with `what`."""
+    """Convert any exception in the block, raised by foreign code, to a CannotStart whose message begins with `what`."""
     return _turned_into(CannotStart, f"{what}: ")
 
 
@@ -119,15 +125,15 @@ def _turned_into(failure: type[Exception], beginning: str) -> Iterator[None]:
         yield
     except failure:
         raise
-    except (Exception, SystemExit) as problem:  # noqa: BLE001 - nothing is known of it
-        said = told(problem)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - foreign code may raise anything
+        reason = message_of(problem)
         if failure is ServiceFailure and is_silence(problem):
             failure = ServiceSilent
-        raise failure(f"{beginning}{type(problem).__name__}" + (f": {said}" if said else "")) from None
+        raise failure(f"{beginning}{type(problem).__name__}" + (f": {reason}" if reason else "")) from None
 
 
 def is_silence(problem: BaseException) -> bool:
-    """Whether foreign code failed since what it asked, of its own or of others', did not answer."""
+    """Return whether foreign code failed because a server that it called did not answer."""
     for cause in causes(problem):
         status = _status_in(cause)
         if status is not None:
@@ -138,7 +144,7 @@ def is_silence(problem: BaseException) -> bool:
 
 
 def _status_in(problem: BaseException) -> int | None:
-    """The HTTP status that a library's exception is about, by the names that libraries give it."""
+    """Return the HTTP status of a library's exception, by the usual names of attributes; None if it has none."""
     for holder in (problem, getattr(problem, "response", None)):
         for name in ("status_code", "status", "code"):
             value = getattr(holder, name, None)
@@ -147,21 +153,23 @@ def _status_in(problem: BaseException) -> int | None:
     return None
 
 
-def told(problem: BaseException) -> str:
-    """What an exception of foreign code says, as `on_one_line` gives it; empty if it says nothing."""
+def message_of(problem: BaseException) -> str:
+    """Return the message of an exception of foreign code, as `on_one_line` does; empty if it has none."""
     try:
-        said = str(problem)
-    except Exception:  # noqa: BLE001 - foreign code, and this is about another of its mistakes
+        message = str(problem)
+    except Exception:  # noqa: BLE001 - the exception's own __str__ may be wrong, too
         return ""
-    return on_one_line(said)
+    return on_one_line(message)
 
 
-def on_one_line(said: str) -> str:
-    """A text of foreign code, on one printable line of bounded length, without the values of environment variables that
-    look like secrets."""
+def on_one_line(text: str) -> str:
+    """Return a text of foreign code as one printable line of bounded length.
+
+    Values of environment variables whose names look like secrets are hidden.
+    """
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET:
-            said = said.replace(value, "…")
-    line = " ".join(said.split()).encode("utf-8", "replace").decode()
+            text = text.replace(value, "…")
+    line = " ".join(text.split()).encode("utf-8", "replace").decode()
     line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
     return cut(line)

@@ -1,7 +1,7 @@
-"""A file of options (TOML), as command-line arguments: what may be said there is said in the same words here.
+"""Reads a TOML file of options as command-line arguments.
 
-Each key is an option without its dashes, `max_limit` or `max-limit`. `headers` is a table of them, and `request` may be
-a table, too.
+Each key is the name of an option without its dashes, `max_limit` or `max-limit`. `headers` is a table of headers.
+`request` may be a table, too.
 """
 
 import json
@@ -13,14 +13,15 @@ from typing import Any
 
 
 class BadFile(Exception):
-    """A file that cannot be used; the message is one sentence that names it and says why."""
+    """The file cannot be used; the message is one sentence with its name and the reason."""
 
 
 def arguments_in(path: Path, known: Collection[str]) -> list[str]:
-    """The arguments that stand in a file.
+    """Return the arguments in a file.
 
     Args:
-        known: the options that may be given there, with their dashes.
+        path: the file.
+        known: the options that the file may contain, with their dashes.
 
     Raises BadFile.
     """
@@ -30,7 +31,7 @@ def arguments_in(path: Path, known: Collection[str]) -> list[str]:
         raise BadFile(f"{path}: cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise BadFile(f"{path}: is not valid UTF-8") from None
-    except (ValueError, RecursionError) as problem:  # its own error is one
+    except (ValueError, RecursionError) as problem:  # TOMLDecodeError is a ValueError
         raise BadFile(f"{path}: is not valid TOML: {problem}") from None
     arguments: list[str] = []
     for key, value in content.items():
@@ -65,5 +66,7 @@ def _argument(path: Path, key: str, value: Any) -> str:
             try:
                 return json.dumps(value)
             except (TypeError, ValueError):
-                raise BadFile(f"{path}: {key}: holds a date or something else that JSON does not have") from None
+                raise BadFile(
+                    f"{path}: {key}: expected only values that JSON has, got a date or another TOML type"
+                ) from None
     raise BadFile(f"{path}: {key}: expected a string or a number")

@@ -1,8 +1,8 @@
-"""Foreign code that blocks, on threads of its own.
+"""Runs blocking foreign code on separate threads.
 
-A call that is given up on is left to itself: nothing can end a thread. So its thread must not keep the process from
-ending, which anyio's own worker threads would, and it keeps its place among those that may be under way until it has
-come back: a service that hangs costs a bounded number of threads.
+A thread cannot be stopped, so a cancelled call runs on. The threads are daemons, so that such a call cannot prevent the
+process from ending, as anyio's worker threads would. And a cancelled call counts as running until it returns, so that a
+service that hangs uses a limited number of threads.
 """
 
 import threading
@@ -17,25 +17,28 @@ import anyio.lowlevel
 from a2m_rag.service import ServiceFailure, foreign
 
 MOST: Final = 16
-"""Calls under way at once."""
+"""The most calls at the same time."""
 
 
 class Threads:
-    """Mutable state: the room that is left."""
+    """The threads of one service. Mutable state: how many more calls may start."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._room = anyio.Semaphore(most, max_value=most)
+        self._slots = anyio.Semaphore(most, max_value=most)
 
     async def run(self, what: str, call: Callable[[], Any]) -> Any:
-        """What `call` returns; waits for room first. Raises ServiceFailure, naming `what`, for whatever it raises."""
-        await self._room.acquire()
+        """Wait until a call may start, run `call`, and return its result.
+
+        Raises ServiceFailure, naming `what`, for any exception of `call`.
+        """
+        await self._slots.acquire()
         done = anyio.Event()
         outcome: list[Any] = []
         failures: list[ServiceFailure] = []
         loop = anyio.lowlevel.current_token()
 
         def finish() -> None:
-            self._room.release()
+            self._slots.release()
             done.set()
 
         def work() -> None:
@@ -44,15 +47,15 @@ class Threads:
                     outcome.append(call())
             except ServiceFailure as failure:
                 failures.append(failure)
-            except BaseException as problem:  # noqa: BLE001 - whatever ends the thread must not keep its room
+            except BaseException as problem:  # noqa: BLE001 - any exception must release the slot
                 failures.append(ServiceFailure(f"{what} ended with {type(problem).__name__}"))
-            with suppress(RuntimeError):  # nobody is there any more
+            with suppress(RuntimeError):  # the event loop may have ended
                 anyio.from_thread.run_sync(finish, token=loop)
 
         try:
             threading.Thread(target=work, name=f"a2m-rag {what}", daemon=True).start()
         except RuntimeError as problem:
-            self._room.release()
+            self._slots.release()
             raise ServiceFailure(f"{what} cannot be called: {problem}") from None
         await done.wait()
         if failures:

@@ -1,11 +1,11 @@
-"""A threshold for what a search finds: a service by vectors always finds something, however far away it is.
+"""A threshold for the results of a search. A vector search always returns something, however far away it is.
 
 Rules:
-- A similarity must be at least the threshold, a distance at most; what is as far away as that counts.
-- Each result is judged by itself, and before it has a rank: ranks are given to what is left.
-- A result whose score cannot be read is left out, and the log says so once. If no score of an answer can be read, no
-  result of it is usable: a path that is wrong must not look like a service that has nothing.
-- Only searches have scores. What is listed is listed whole.
+- A similarity must be at least the threshold, a distance at most. A value equal to the threshold is near enough.
+- Each result is checked separately, before the ranks are assigned: only the remaining results have ranks.
+- A result whose score cannot be read is left out, and logged once. If no score of an answer can be read, no result of
+  it is usable: a wrong path must not look like a service without results.
+- Only searches have scores. A listing is not filtered.
 """
 
 import logging
@@ -30,7 +30,7 @@ DISTANCE: Final = "--max-distance"
 class Threshold(msgspec.Struct, frozen=True):
     """How near a result must be.
 
-    option: SIMILARITY or DISTANCE, which it was said by.
+    option: SIMILARITY or DISTANCE, the option that set the value.
     value: the least similarity, or the greatest distance.
     """
 
@@ -38,21 +38,21 @@ class Threshold(msgspec.Struct, frozen=True):
     value: float
 
     def admits(self, score: float) -> bool:
-        """Whether a result with this similarity or distance is near enough; NaN never is."""
+        """Return whether a result with this similarity or distance is near enough; NaN never is."""
         return score >= self.value if self.option == SIMILARITY else score <= self.value
 
 
 class NearService:
-    """A `Service`: what another one finds, what is not near enough marked as left out.
+    """A `Service` that marks the results of another one that are not near enough as left out.
 
-    Mutable state: whether the log has said that a score cannot be read.
+    Mutable state: whether an unreadable score was logged.
     """
 
     def __init__(self, service: Service, path: Path, threshold: Threshold) -> None:
         self._service = service
         self._path = path
         self._threshold = threshold
-        self._has_said = False
+        self._has_logged = False
 
     @property
     def lists(self) -> bool:
@@ -82,10 +82,10 @@ class NearService:
                 judged.append(result if near else msgspec.structs.replace(result, left_out="far"))
         if len(unreadable) == len(results):
             return unreadable
-        if unreadable and not self._has_said:
-            self._has_said = True
+        if unreadable and not self._has_logged:
+            self._has_logged = True
             log.warning(
-                "%s %g: a result is left out, and so is every later one like it: %s",
+                "%s %g: result left out, and later ones like it without a further log line: %s",
                 self._threshold.option,
                 self._threshold.value,
                 unreadable[0].unusable,
@@ -94,7 +94,7 @@ class NearService:
 
 
 def _score(path: Path, value: Any) -> float:
-    """The number that a path finds in a result. Raises ServiceFailure where that is no number."""
+    """Return the number at a path in a result. Raises ServiceFailure if there is no number."""
     found = path.find(value)
     if isinstance(found, Raw):  # a number with more digits than a float keeps
         return float(bytes(found))
@@ -102,5 +102,5 @@ def _score(path: Path, value: Any) -> float:
     if isinstance(plain, Real | Decimal) and not isinstance(plain, bool) and not math.isnan(plain):
         return float(plain)
     there = has(value) if isinstance(value, Mapping) else f"the result is {shown(value)}"
-    hint = "; to_number(…) takes a number out of a string" if isinstance(found, str) else ""
+    hint = "; to_number(…) converts a string to a number" if isinstance(found, str) else ""
     raise ServiceFailure(f"expected its score, a number, at {path.text!r}, got {shown(found)}; {there}{hint}")

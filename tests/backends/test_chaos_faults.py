@@ -293,7 +293,7 @@ def do(fault: str) -> str:
 def done(fault: str) -> str:
     """What a2m-chaos says when it does a fault of a plan."""
     kind = KINDS[do(fault)]
-    return f"{kind.name}: {kind.sentence}"
+    return f"fault={kind.name} {kind.sentence}"
 
 
 def deadline_for(told: str) -> float:
@@ -484,8 +484,8 @@ async def test_a_write_that_was_not_durable_is_missed_after_the_crash(tmp_path: 
         await seen.well()
         await seen.hears("tier=semantic 2 records lost that should live there: not on disk, last")
         assert await seen.readable() == ["before"]
-        assert "lose-at-crash: a write is carried out and acknowledged, and gone" in seen.log
-        assert "the memory is what it was kept aside as" in seen.log
+        assert "fault=lose-at-crash a write is acknowledged; when the server next dies" in seen.log
+        assert "saved memory restored" in seen.log
         assert await seen.write("not on disk") is None
         assert await seen.readable() == ["before", "not on disk"]
     assert seen.held() == ["before", "not on disk"]
@@ -596,7 +596,7 @@ async def test_a_write_that_lands_after_it_was_abandoned_is_never_shown(tmp_path
             assert await seen.write("in trouble") is not None
             await seen.hears(done('do = "apply-late"'))
         await seen.well()
-        await seen.hears("apply-late: carried out now")
+        await seen.hears("fault=apply-late carried out now")
         assert await seen.readable() == ["before"]
         assert (await seen.fed.call("recall", query="trouble"))["records"] == []
         assert await seen.write("afterwards") is None
@@ -614,7 +614,7 @@ async def test_a_refused_write_that_lands_late_is_not_back_after_a_restart(tmp_p
             assert await seen.write("in trouble") is not None
             await seen.hears(done('do = "apply-late"'))
         await seen.well()
-        await seen.hears("apply-late: carried out now")
+        await seen.hears("fault=apply-late carried out now")
         await seen.fed.call("recall", query="trouble")
     async with world(tmp_path, "http", plan, log) as seen:
         await seen.well()
@@ -628,7 +628,7 @@ async def test_an_answer_that_comes_twice_is_not_taken_for_the_next_ones(tmp_pat
     async with world(tmp_path, "http", plan, log) as seen:
         with seen.trouble():
             assert await seen.write("in trouble") is None
-        await seen.hears("answer-twice: sent again")
+        await seen.hears("fault=answer-twice sent again")
         assert await seen.write("afterwards") is None
         assert await seen.readable() == ["in trouble", "afterwards"]
     assert seen.held() == ["in trouble", "afterwards"]

@@ -118,7 +118,7 @@ def test_what_cannot_be_kept_aside_is_a_sentence_and_is_not_taken_for_kept(
     memory = memory_in(folder, "*.db")
     with monkeypatch.context() as patch:
         patch.setattr(memory_files, "_copy", refused)
-        with pytest.raises(CannotCarry, match=r"memory cannot be kept aside: notes\.db: Permission denied"):
+        with pytest.raises(CannotCarry, match=r"memory cannot be saved: notes\.db: Permission denied"):
             memory.keep()
     assert not memory.put_back()
     memory.keep()
@@ -134,7 +134,7 @@ def test_what_cannot_be_put_back_stays_kept_for_the_next_start(folder: Path, mon
     (folder / "notes.db").write_text("after")
     with monkeypatch.context() as patch:
         patch.setattr(memory_files, "_copy", refused)
-        with pytest.raises(CannotCarry, match=r"memory cannot be put back: notes\.db: Permission denied"):
+        with pytest.raises(CannotCarry, match=r"memory cannot be restored: notes\.db: Permission denied"):
             memory.put_back()
     assert memory_in(folder, "*.db").put_back()
     assert files(folder) == before

@@ -119,26 +119,35 @@ def test_every_fault_can_be_planned_only_where_it_can_happen(name: str) -> None:
         ('memory = ["././"]', 'memory[0]: "././" is this file\'s folder'),
         ('memory = ["../../*"]', 'memory[0]: "../../*" leads out of this file\'s folder'),
         ('memory = ["notes/../../*"]', 'memory[0]: "notes/../../*" leads out of this file\'s folder'),
-        ('memory = ["notes/**.db"]', 'memory[0]: "notes/**.db": "**" stands for folders'),
+        ('memory = ["notes/**.db"]', 'memory[0]: "notes/**.db": "**" matches folders'),
         ("[fault]", "fault: expected a list of tables, written [[fault]], got a table"),
-        ("[[fault]]", "fault[0]: do is required, and says what happens; the faults are delay, hang"),
-        ('[[fault]]\ndo = "exit-after"', 'fault[0].do: "exit-after" is no fault; did you mean "exit-after-work"?'),
+        ("[[fault]]", "fault[0]: do is required, the name of the fault; the faults are delay, hang"),
+        (
+            '[[fault]]\ndo = "exit-after"',
+            'fault[0].do: there is no fault "exit-after"; did you mean "exit-after-work"?',
+        ),
         ('[[fault]]\ndo = "hang"\nmetod = "x"', 'fault[0].metod: unknown key; did you mean "method"?'),
         (
             '[[fault]]\ndo = "hang"\nmethod = "memory/remembre"',
-            'fault[0].method: "memory/remembre" is no A2M method; did you mean "memory/remember"?',
+            'fault[0].method: A2M has no method "memory/remembre"; did you mean "memory/remember"?',
         ),
         (
             '[[fault]]\ndo = "disk-full"\nmethod = "memory/recall"',
-            'fault[0].method: "disk-full" can be done to memory/remember, memory/forget',
+            'fault[0].method: "disk-full" can only apply to memory/remember, memory/forget',
         ),
         ('[[fault]]\ndo = "hang"\nchance = 1.5', "fault[0].chance: must be a probability from 0 to 1, got 1.5"),
         ('[[fault]]\ndo = "hang"\nevery = 0', "fault[0].every: must be at least 1, got 0"),
         ('[[fault]]\ndo = "hang"\nfrom = "2s"\nuntil = "1s"', "fault[0].until: must be later than from"),
         ('[[fault]]\ndo = "delay"\nwait = 2', 'fault[0].wait: 2 has no unit; write for example "2s"'),
-        ('[[fault]]\ndo = "delay"\nsize = 2', 'fault[0].size: has no meaning for "delay"; it takes wait, in_order'),
+        (
+            '[[fault]]\ndo = "delay"\nsize = 2',
+            'fault[0].size: has no meaning for "delay"; its settings are wait, in_order',
+        ),
         ('[[fault]]\ndo = "drop-answer"\nwait = "2s"', "fault[0].wait: has no meaning for"),
-        ('[[fault]]\ndo = "exit-after-work"\nwait = "2s"', "fault[0].wait: on stdio whoever has started this server"),
+        (
+            '[[fault]]\ndo = "exit-after-work"\nwait = "2s"',
+            "fault[0].wait: has no meaning on stdio: the client that started this server",
+        ),
         ('[[fault]]\ndo = "alter-record"\nfield = "owner"', 'fault[0].field: "owner" is not known; expected "content"'),
         (
             '[[fault]]\ndo = "restart-empty"',
@@ -146,7 +155,7 @@ def test_every_fault_can_be_planned_only_where_it_can_happen(name: str) -> None:
         ),
         (
             '[[fault]]\ndo = "http-500"',
-            'fault[0].do: "http-500" is a fault of HTTP (--http), and this server is reached',
+            'fault[0].do: "http-500" is a fault of HTTP (--http), but a2m-chaos serves',
         ),
     ],
 )
@@ -155,7 +164,7 @@ def test_a_mistake_is_named_by_its_place(text: str, sentence: str) -> None:
 
 
 def test_a_fault_of_stdio_is_refused_over_http() -> None:
-    assert '"tear-line" is a fault of stdio, and this server is reached over HTTP' in mistakes(
+    assert '"tear-line" is a fault of stdio, but a2m-chaos serves HTTP' in mistakes(
         '[[fault]]\ndo = "tear-line"', "http"
     )
 
@@ -179,7 +188,7 @@ def test_one_reading_finds_all_mistakes_and_names_the_file(tmp_path: Path) -> No
 def test_a_file_that_is_not_there_or_no_toml_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read: No such file"):
         read_plan(tmp_path / "none.toml", front="stdio", behind="command")
-    assert "this is no TOML" in mistakes("[[fault")
+    assert "not valid TOML" in mistakes("[[fault")
 
 
 # --- the schedule

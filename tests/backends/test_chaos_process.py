@@ -382,7 +382,7 @@ def test_a_server_that_has_died_at_an_address_is_there_again_after_a_while(tmp_p
             posted(url, written("pears"))
         answer = again(lambda: posted(url, call("memory/timeline")))
         assert [record["id"] for record in answer.json()["result"]["records"]] == ["pears"]
-    assert "exit-after-work: the server dies, the call carried out" in (tmp_path / "stderr").read_text()
+    assert "fault=exit-after-work the call is carried out, then the server dies" in (tmp_path / "stderr").read_text()
 
 
 def test_what_lands_late_while_its_server_is_started_again_ends_nothing(tmp_path: Path) -> None:
@@ -473,11 +473,11 @@ def test_it_explains_itself(here: Called) -> None:
     for kind in KINDS.values():
         assert re.search(rf"^{kind.name} +{re.escape(kind.sentence)}", said, re.MULTILINE)
     for line in (
-        r'apply-late .*takes wait = "120s", in_order = true on stdio, answer = "nothing"',
-        r"answer-twice .*takes wait = none",
-        r'huge-line .*takes size = "65MiB"',
-        r'exit-after-work .*takes wait = "1s" over HTTP',
-        r'alter-record .*takes field = "content"',
+        r'apply-late .*settings: wait = "120s", in_order = true on stdio, answer = "nothing"',
+        r"answer-twice .*settings: wait = none",
+        r'huge-line .*settings: size = "65MiB"',
+        r'exit-after-work .*settings: wait = "1s" over HTTP',
+        r'alter-record .*settings: field = "content"',
     ):
         assert re.search(rf"^{line}", said, re.MULTILINE)
 
@@ -488,7 +488,7 @@ MEMORY: Final = 'memory = ["some.db*"]\n[[fault]]\nmethod = "memory/remember"\n'
 @pytest.mark.parametrize("front", ["stdio", "http"])
 def test_memory_that_cannot_be_kept_aside_is_a_sentence_and_the_end(front: str, tmp_path: Path) -> None:
     (tmp_path / "faults.chaos-kept-making").write_text("no folder can be made here")
-    told = f"the server's memory cannot be kept aside: {tmp_path}/faults.chaos-kept-making: File exists\n"
+    told = f"the server's memory cannot be saved: {tmp_path}/faults.chaos-kept-making: File exists\n"
     command = [CHAOS, "--plan", plan(tmp_path, MEMORY + 'do = "lose-at-crash"'), "--", STORE, "some.db"]
     if front == "stdio":
         done = ran(tmp_path, written("one"), *command)
@@ -555,7 +555,7 @@ def test_a_mistake_is_a_sentence(
     [
         ("no/such/folder/faults.counts", "cannot be written: No such file or directory"),
         (".", "cannot be read: Is a directory"),
-        ("faults.toml", "is no file of counts; name one that a2m-chaos may write to"),
+        ("faults.toml", "not a file of counts; name a file that a2m-chaos may overwrite"),
     ],
 )
 def test_counts_that_cannot_be_kept_are_refused_before_serving(
@@ -578,7 +578,7 @@ def test_a_fault_is_done_though_its_counts_can_no_longer_be_kept(tmp_path: Path)
     came = [run.decide(call("memory/recall"))[1] for _ in range(2)]
     run.keep()
     assert [None if applied is None else applied.fault.do for applied in came] == [None, "hang"]
-    told = [sentence for sentence in said if sentence.endswith("cannot be written any more: No such file or directory")]
+    told = [sentence for sentence in said if sentence.endswith("no longer written: No such file or directory")]
     assert len(told) == 2
 
 

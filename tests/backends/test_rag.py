@@ -36,7 +36,7 @@ from a2m_rag.headers import headers_from
 from a2m_rag.mapping import FIELDS, Path, Paths, records
 from a2m_rag.over_python import PythonService, python_service
 from a2m_rag.server import Server
-from a2m_rag.service import CannotStart, Result, ServiceFailure, ServiceSilent, told
+from a2m_rag.service import CannotStart, Result, ServiceFailure, ServiceSilent, message_of
 from a2m_rag.threads import Threads
 from a2m_rag.thresholds import NearService, Threshold
 from a2m_router.conformance.__main__ import main as conformance
@@ -326,8 +326,9 @@ async def test_a_score_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptur
         assert await contents(served, query="x", limit=1) == ["note 2"]
     [line] = [line for line in caplog.messages if line.startswith("--min-score")]
     assert line == (
-        "--min-score 0.5: a result is left out, and so is every later one like it: expected its score, a number, at "
-        "'score', got the string '0.9'; it has 'id', 'content', 'score'; to_number(…) takes a number out of a string"
+        "--min-score 0.5: result left out, and later ones like it without a further log line: expected its score, "
+        "a number, at 'score', got the string '0.9'; it has 'id', 'content', 'score'; to_number(…) converts a string "
+        "to a number"
     )
     assert await contents(near(Corpus(note(1, score="0.9")), "--min-score", 0.5, "to_number(score)"), query="x") == [
         "note 1"
@@ -593,8 +594,8 @@ each_that_is_no_record = pytest.mark.parametrize(
         ({"content": "x", "metadata": "m"}, "expected its metadata, an object, at 'metadata', got the string 'm'"),
         ({"content": "x", "uri": 3}, "expected its uri, a string, at 'uri', got 3"),
         ({"content": "\ud800"}, "half of a surrogate pair"),
-        ({"content": "x", "metadata": {"a": "\ud800"}}, "is no JSON"),
-        ({"content": "x", "metadata": {"a": object()}}, "holds an object of the type object"),
+        ({"content": "x", "metadata": {"a": "\ud800"}}, "cannot be encoded as JSON"),
+        ({"content": "x", "metadata": {"a": object()}}, "contains an object of the type object"),
         ({"content": "x", "metadata": {"a": json.loads("[" * 120 + "]" * 120)}}, "nested more than 100 deep"),
     ],
 )
@@ -613,9 +614,9 @@ async def test_a_result_that_is_no_record_is_left_out_and_the_log_says_so_once(
         assert await contents(served, where={"id": "2"}) == ["note 2"]
         assert await contents(served) == ["note 1", "note 2"]
     [line] = caplog.messages
-    assert line.startswith("corpus: result 2 of 4: ")
+    assert line.startswith("service=corpus result left out, ")
+    assert "result 2 of 4: " in line
     assert said in line
-    assert "it is left out" in line
 
 
 @pytest.mark.anyio
@@ -757,7 +758,7 @@ def same(a: Any, b: Any) -> bool:
 
 def test_a_path_that_is_none_is_refused_where_it_is_written() -> None:
     for text in ("", "[", "foo(@)", "a.`", "length()"):
-        with pytest.raises(ValueError, match="is no JMESPath"):
+        with pytest.raises(ValueError, match="is not a valid JMESPath"):
             Path(text)
 
 
@@ -845,7 +846,7 @@ def test_a_token_comes_from_the_environment_and_appears_in_no_error() -> None:
 
 def test_what_looks_like_a_secret_of_the_environment_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "s3cret-s3cret")
-    assert told(ValueError("no\nentry with s3cret-s3cret")) == "no entry with …"
+    assert message_of(ValueError("no\nentry with s3cret-s3cret")) == "no entry with …"
 
 
 # --- functions
@@ -908,7 +909,7 @@ def fails_on_the_way(query: str, limit: int) -> Iterator[str]:
         (exits, "raised SystemExit: 3"),
         (fails_late, "raised TimeoutError: of its own"),
         (fails_on_the_way, "raised KeyError: 'page'"),
-        (lambda query, limit: None, "returned nothing, where an iterable of dicts or strings is expected"),
+        (lambda query, limit: None, "returned nothing; expected an iterable of dicts or strings"),
         (lambda query, limit: "text", "returned the string 'text'"),
         (lambda query, limit: {"content": "x"}, "returned an object"),
         (lambda query, limit: next(iter(())), "raised StopIteration"),
@@ -967,26 +968,26 @@ def test_a_function_that_hangs_does_not_keep_the_process(handbook: FilePath) -> 
         (("python", "nowhere:search"), 1, "there is no module 'nowhere'"),
         (("python", "handbook:nothing"), 1, "handbook:nothing: there is no 'nothing' in handbook"),
         (("python", "handbook"), 1, "expected MODULE:NAME, such as handbook:search"),
-        (("python", "handbook:PAGES"), 1, "handbook:PAGES is a list, and no function"),
+        (("python", "handbook:PAGES"), 1, "handbook:PAGES: expected a function, got a list"),
         (("python", "handbook:everything"), 1, "cannot be called with 2 arguments"),
         (("python", "broken:search"), 1, "broken cannot be imported: ZeroDivisionError: division by zero"),
         (("python", "needy:search"), 1, "needy cannot be imported: ModuleNotFoundError: No module named 'no_such"),
-        (("python", "handbook:search", "--content", "["), 2, "is no JMESPath"),
+        (("python", "handbook:search", "--content", "["), 2, "is not a valid JMESPath"),
         (("python", "handbook:search", "--serve", "0.0.0.0:80"), 2, "can be reached from elsewhere"),
         (("python", "handbook:search", "--timeout", "0"), 2, "expected a number of seconds"),
         (("python", "handbook:search", "--max-asked", "none"), 2, "expected 1 or more"),
-        (("python", "handbook:search", "--min-score", "0.5"), 2, "say where a result has its score: --score PATH"),
+        (("python", "handbook:search", "--min-score", "0.5"), 2, "add the path of the score in a result: --score PATH"),
         (
             ("langchain", "handbook:search", "--max-distance", "0.5"),
             2,
-            "argument --max-distance: say where a result has",
+            "argument --max-distance: add the path of the score",
         ),
         (
             ("python", "handbook:search", "--score", "s"),
             2,
-            "argument --score: say how near a result must be: --min-score",
+            "argument --score: add the threshold: --min-score",
         ),
-        (("python", "handbook:search", "--score", "[", "--min-score", "1"), 2, "is no JMESPath"),
+        (("python", "handbook:search", "--score", "[", "--min-score", "1"), 2, "is not a valid JMESPath"),
         (("python", "handbook:search", "--score", "s", "--min-score", "nan"), 2, "expected a number, got 'nan'"),
         (("chroma", "x", "--collection", "c", "--max-distance", "near"), 2, "expected a number, got 'near'"),
         (
@@ -998,7 +999,7 @@ def test_a_function_that_hangs_does_not_keep_the_process(handbook: FilePath) -> 
         (
             ("chroma", "x", "--collection", "c", "--min-score", "1"),
             1,
-            "Chroma measures distances, and no similarities; say --max-distance X instead of --min-score",
+            "Chroma measures distances, not similarities; use --max-distance X instead of --min-score",
         ),
     ],
 )

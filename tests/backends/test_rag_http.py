@@ -298,7 +298,10 @@ def test_a_threshold_leaves_out_what_is_not_near(where: str, endpoints: Endpoint
         ("url = 'http://x?q={query}'\nresuts = 'hits'", "resuts: unknown key; did you mean results?"),
         ("url = 'http://x?q={query}'\ntimeout = true", "timeout: expected a string or a number"),
         ("url = 'http://x?q={query}'\ntimeout = 'soon'", "argument --timeout: expected a number of seconds"),
-        ("url = 'http://x?q={query}'\nrequest = { at = 2024-01-01 }", "request: holds a date"),
+        (
+            "url = 'http://x?q={query}'\nrequest = { at = 2024-01-01 }",
+            "request: expected only values that JSON has, got a date",
+        ),
         ("url = 'http://x?q={query}'\nheaders = 3", "headers: expected a table of strings"),
         ("config = 'other.toml'", "config: unknown key"),
         ("url", "is not valid TOML"),
@@ -322,17 +325,17 @@ def test_a_file_that_is_mistaken_is_a_sentence(
     ("arguments", "code", "said"),
     [
         (["--url", "http://x", "--request", "{"], 2, "argument --request: expected JSON"),
-        (["--url", "http://x", "--results", "hits["], 2, "argument --results: 'hits[' is no JMESPath"),
-        (["--url", "http://x"], 1, "nothing that is sent holds the query"),
-        (["--url", "http://x", "--request", '{"{query}": 1}'], 1, "nothing that is sent holds the query"),
-        (["--url", "handbook", "--request", '"{query}"'], 1, "the address is none that can be asked"),
-        (["--url", "http://[/", "--request", '"{query}"'], 1, "the address is none that can be asked"),
-        (["--url", f"http://me:{TOKEN}@x/?q={{query}}"], 1, "the address holds a name or a password"),
+        (["--url", "http://x", "--results", "hits["], 2, "argument --results: 'hits[' is not a valid JMESPath"),
+        (["--url", "http://x"], 1, "the request does not contain the query"),
+        (["--url", "http://x", "--request", '{"{query}": 1}'], 1, "the request does not contain the query"),
+        (["--url", "handbook", "--request", '"{query}"'], 1, "the address is not valid"),
+        (["--url", "http://[/", "--request", '"{query}"'], 1, "the address is not valid"),
+        (["--url", f"http://me:{TOKEN}@x/?q={{query}}"], 1, "the address contains a user name or a password"),
         (["--url", "http://x/{query}", "--request", '"{query}"'], 1, "only after its ?"),
         (["--url", "http://x", "--method", "GET", "--request", '["{query}"]'], 1, "an object of query parameters"),
         (["--url", "http://x", "--method", "GET", "--request", '{"a": {"q": "{query}"}}'], 1, "'a' is an object"),
-        (["--url", "http://x?q={query}", "--list", "ftp://x"], 1, "the address is none that can be asked"),
-        (["--url", "http://x?q={query}", "--header", f"Authorization: Bearer {TOKEN}"], 1, "written out"),
+        (["--url", "http://x?q={query}", "--list", "ftp://x"], 1, "the address is not valid"),
+        (["--url", "http://x?q={query}", "--header", f"Authorization: Bearer {TOKEN}"], 1, "a literal token"),
         (
             ["--url", "http://x?q={query}", "--header", "A: ${NOT_SET}"],
             1,
@@ -410,11 +413,11 @@ def test_nothing_in_a_query_leaves_its_place(
     ("path", "said"),
     [
         ("/html", "/html answered with text/html, not JSON"),
-        ("/nowhere", "answered 404 Not Found: there is nothing at this address; see --url"),
-        ("/status?code=401", "answered 401 Unauthorized: it wants to know who asks"),
+        ("/nowhere", "answered 404 Not Found: it has no such address; see --url"),
+        ("/status?code=401", "answered 401 Unauthorized: it expects authentication"),
         ("/status?code=422", "answered 422"),
-        ("/status?code=503", "answered 503 Service Unavailable: its own log may say why"),
-        ("/status?code=204", "answered 204 No Content, where 200 with results is expected"),
+        ("/status?code=503", "answered 503 Service Unavailable: its own log may have the reason"),
+        ("/status?code=204", "answered 204 No Content, expected 200 with results"),
         ("/elsewhere", "answered 307 Temporary Redirect: redirects are not followed"),
         (
             "/all",
@@ -425,9 +428,9 @@ def test_nothing_in_a_query_leaves_its_place(
             "/raw?hex=" + b'{"hits": {"a": 1}}'.hex(),
             "expected a list of results at 'hits' of its answer, got an object; it has 'hits'; see --results",
         ),
-        ("/raw?hex=" + b'{"hits": ['.hex(), "answered with what is not JSON"),
-        ("/raw?hex=" + b'{"hits": [NaN]}'.hex(), "answered with what is not JSON: NaN is no JSON"),
-        ("/raw?hex=" + b'{"hits": ["\xff"]}'.hex(), "answered with what is not UTF-8, at byte 11"),
+        ("/raw?hex=" + b'{"hits": ['.hex(), "answered with invalid JSON"),
+        ("/raw?hex=" + b'{"hits": [NaN]}'.hex(), "answered with invalid JSON: NaN is not valid in JSON"),
+        ("/raw?hex=" + b'{"hits": ["\xff"]}'.hex(), "answered with text that is not valid UTF-8, at byte 11"),
         ("/raw?hex=" + (b"[" * 5000).hex(), "answered with JSON that is nested too deeply"),
         ("/raw?hex=" + b'{"hits": [{"id": 5}]}'.hex(), "result 1 of 1: expected its content, a string, at 'text'"),
         ("/endless", "answered with more than 5,500 bytes"),
@@ -451,25 +454,25 @@ def erring(body: bytes, media_type: str = "text/plain", code: int = 422) -> str:
 @pytest.mark.parametrize(
     ("path", "end"),
     [
-        (erring(b"limit must be 20 or less"), "; it says: limit must be 20 or less"),
-        (erring(b"\n \r\nlimit must be\t20\nat line 5"), "; it says: limit must be 20"),
+        (erring(b"limit must be 20 or less"), "; its message: limit must be 20 or less"),
+        (erring(b"\n \r\nlimit must be\t20\nat line 5"), "; its message: limit must be 20"),
         (
             erring(b'{\n  "detail": "no\\n such index"\n}', "application/json"),
-            '; it says: { "detail": "no\\n such index" }',
+            '; its message: { "detail": "no\\n such index" }',
         ),
-        (erring(b'{\n"title": "x"}', "application/problem+json", 500), '; it says: { "title": "x"}'),
-        (erring(b"\xef\xbb\xbfno \xff\x1b[31m\xe2\x80\xae\x00."), "; it says: no \ufffd\ufffd[31m\ufffd\ufffd."),
-        (erring(b"x" * 5000), "; it says: " + "x" * 299 + "…"),
-        (erring(f"Bearer {TOKEN} is no key".encode(), code=401), "; it says: … is no key"),
-        (erring(f"'{TOKEN}'?".encode(), code=403), "; it says: '…'?"),
-        (erring(b"the Bearer"), "; it says: the Bearer"),
-        (erring(b"my s3cret-s3cret is gone", code=500), "; it says: my … is gone"),
-        (erring(b"  \n ", code=500), "its own log may say why"),
-        (erring(b"", code=500), "its own log may say why"),
-        ("/nowhere", "; see --url; it says: Not Found"),
-        ("/half-an-error", "its own log may say why"),
+        (erring(b'{\n"title": "x"}', "application/problem+json", 500), '; its message: { "title": "x"}'),
+        (erring(b"\xef\xbb\xbfno \xff\x1b[31m\xe2\x80\xae\x00."), "; its message: no \ufffd\ufffd[31m\ufffd\ufffd."),
+        (erring(b"x" * 5000), "; its message: " + "x" * 299 + "…"),
+        (erring(f"Bearer {TOKEN} is no key".encode(), code=401), "; its message: … is no key"),
+        (erring(f"'{TOKEN}'?".encode(), code=403), "; its message: '…'?"),
+        (erring(b"the Bearer"), "; its message: the Bearer"),
+        (erring(b"my s3cret-s3cret is gone", code=500), "; its message: my … is gone"),
+        (erring(b"  \n ", code=500), "its own log may have the reason"),
+        (erring(b"", code=500), "its own log may have the reason"),
+        ("/nowhere", "; see --url; its message: Not Found"),
+        ("/half-an-error", "its own log may have the reason"),
         ("/endless-error", "word word…"),
-        ("/false-error", "its own log may say why"),
+        ("/false-error", "its own log may have the reason"),
         ("/elsewhere", "see --url"),
     ],
 )
@@ -500,7 +503,7 @@ async def test_an_error_is_quoted_on_one_printable_line(
         ),
         ({"hits": "none"}, "hits", "got the string 'none'; it has 'hits'; see --results"),
         ({}, "hits", "got nothing; it is empty; see --results"),
-        ([{"text": "x"}], "hits", "got nothing; the answer is a list itself, which --results '@' takes"),
+        ([{"text": "x"}], "hits", "got nothing; the answer itself is a list; use --results '@'"),
         ("hits", "hits", "got nothing; the answer is the string 'hits'"),
         (None, "@", "got nothing; the answer is nothing"),
         ({str(n): n for n in range(30)}, "hits", "'11' and 18 more; see --results"),
@@ -508,9 +511,9 @@ async def test_an_error_is_quoted_on_one_printable_line(
         (
             {"hits": [{"doc": 1}, {}]},
             "hits[].document",
-            "got nothing of any of 2 elements; the first is an object; it has",
+            "but the path finds nothing in any of 2 elements; the first is an object; it has",
         ),
-        ({"hits": [{"docs": [{"x": 1}]}]}, "hits[].docs[].y", "got nothing of any of 1 elements"),
+        ({"hits": [{"docs": [{"x": 1}]}]}, "hits[].docs[].y", "but the path finds nothing in any of 1 elements"),
         ({"hits": [None, "x"]}, "hits[*].doc", "the first is nothing; see --results"),
     ],
 )
@@ -552,7 +555,7 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
         code, sentence = await refused(served(service, timeout=0.1), "recall", query="x")
         assert (code, "no answer within 0.1 s" in sentence) == (-32603, True)
         # whoever raises one alone only gets to hear of the other limit
-        assert sentence.endswith("a longer --timeout, and the tier's own `timeout` has to be longer than that")
+        assert sentence.endswith("raise --timeout, and the tier's `timeout` above that")
     gone = Endpoint(url="http://127.0.0.1:1/?q={query}", method="GET", results=Path("@"))
     async with connect_http(gone, None, headers={}) as service:
         code, sentence = await refused(served(service), "recall", query="x")
@@ -616,7 +619,7 @@ async def test_results_without_content_are_left_out(endpoints: Endpoints, caplog
             assert await contents(handbook, **params) == ["tea", "bare"]
         assert await contents(handbook, "timeline") == ["tea", "bare"]
         assert await contents(handbook, where={"id": "c"}) == ["tea"]
-    assert [line.partition(":")[0] for line in caplog.messages] == ["handbook"]
+    assert [line.partition(" ")[0] for line in caplog.messages] == ["service=handbook"]
 
 
 @pytest.mark.anyio

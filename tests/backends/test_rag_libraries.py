@@ -162,7 +162,7 @@ async def test_a_langchain_retriever_is_served(monkeypatch: pytest.MonkeyPatch) 
     ]
     close = near(langchain_service(named(monkeypatch, Fixed(found=ranked))), "metadata.relevance_score", 0.5)
     assert await contents(close, query="x") == ["0.75", "0.5"]
-    with pytest.raises(CannotStart, match="is a list, and no LangChain retriever"):
+    with pytest.raises(CannotStart, match="expected a LangChain retriever or vector store, got a list"):
         langchain_service(named(monkeypatch, [1]))
 
 
@@ -203,7 +203,7 @@ async def test_a_llamaindex_retriever_is_served(monkeypatch: pytest.MonkeyPatch)
     assert await contents(near(llamaindex_service(named(monkeypatch, Scored())), "score", 0.5), query="x") == [
         "Expenses are paid on the 15th."
     ]
-    with pytest.raises(CannotStart, match="is an object, and no LlamaIndex retriever"):
+    with pytest.raises(CannotStart, match="expected a LlamaIndex retriever or index, got an object"):
         llamaindex_service(named(monkeypatch, {}))
 
 
@@ -256,7 +256,7 @@ async def test_a_chroma_collection_is_served(chroma: tuple[FilePath, Any]) -> No
     assert "has no embedding function of its own" in (await refused(by_words, "recall", query="x"))[1]
     assert await contents(by_words, embedding=[0, 1], limit=1) == ["The office opens at eight."]
     wrong = served(chroma_service(path, "handbook", f"{__name__}:embed_nothing"))
-    assert "returned something else than a list of one vector" in (await refused(wrong, "recall", query="x"))[1]
+    assert "expected a list of one vector" in (await refused(wrong, "recall", query="x"))[1]
 
 
 @pytest.mark.anyio
@@ -406,12 +406,18 @@ async def test_a_collection_whose_function_is_missing_is_served_by_another(
 @pytest.mark.parametrize(
     ("collection", "said"),
     [
-        ("custom", "'letters-of-another-process', which cannot be made here: nothing of that name is registered"),
+        (
+            "custom",
+            "'letters-of-another-process', which cannot be created here: no function with this name is registered",
+        ),
         (
             "package",
-            "'sentence_transformer', which cannot be made here: The sentence_transformers python package is not",
+            "'sentence_transformer', which cannot be created here: The sentence_transformers python package is not",
         ),
-        ("key", "'openai', which cannot be made here: The (openai python package|KEY_OF_ANOTHER_PROCESS environment)"),
+        (
+            "key",
+            "'openai', which cannot be created here: The (openai python package|KEY_OF_ANOTHER_PROCESS environment)",
+        ),
     ],
 )
 def test_a_collection_whose_function_is_missing_says_what_is_missing(
@@ -437,7 +443,9 @@ def test_a_chroma_database_that_is_not_there_is_not_made(chroma: tuple[FilePath,
     with pytest.raises(CannotStart, match="there is no Chroma database here"):
         chroma_service(tmp_path, "handbook", None)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CannotStart, match="there is no collection 'other'; there are: empty, handbook, holes"):
+    with pytest.raises(
+        CannotStart, match="there is no collection 'other'; its collections are: empty, handbook, holes"
+    ):
         chroma_service(chroma[0], "other", None)
 
 
@@ -529,7 +537,7 @@ async def test_a_qdrant_collection_leaves_out_what_is_too_far(
         ],
     )
     client.close()
-    with pytest.raises(CannotStart, match=f"compares vectors by {distance}; say {option} X instead of {other}"):
+    with pytest.raises(CannotStart, match=f"compares vectors by {distance}; use {option} X instead of {other}"):
         qdrant_service(str(tmp_path), "c", None, threshold=Threshold(other, value))
     service = qdrant_service(str(tmp_path), "c", f"{__name__}:embed", threshold=Threshold(option, value))
     try:
@@ -559,7 +567,7 @@ async def test_words_without_a_function_are_refused_by_qdrant_in_a_sentence(qdra
     service: QdrantService = qdrant_service(qdrant, "handbook", None)
     try:
         server = served(service, BY_PAYLOAD)
-        assert "give a function: --embed MODULE:FUNCTION" in (await refused(server, "recall", query="x"))[1]
+        assert "name a function: --embed MODULE:FUNCTION" in (await refused(server, "recall", query="x"))[1]
         assert await contents(server, embedding=[0, 1], limit=1) == ["The office opens at eight."]
     finally:
         service.close()
@@ -603,8 +611,8 @@ async def test_a_collection_is_down_when_the_maker_of_its_vectors_is(chroma: tup
 @pytest.mark.parametrize(
     ("collection", "vector", "said"),
     [
-        ("other", None, "there is no collection 'other'; there are: handbook, holes, two"),
-        ("two", None, "the collection 'two' has several vectors, looks, words; say which is meant: --vector"),
+        ("other", None, "there is no collection 'other'; its collections are: handbook, holes, two"),
+        ("two", None, "the collection 'two' has several vectors, looks, words; select one with --vector"),
         ("two", "sounds", "the collection 'two' has no vectors 'sounds'; there are: looks, words"),
     ],
 )

@@ -146,9 +146,13 @@ async def test_answers_of_every_shape_are_results(
             "at '@' of its answer, got an object; it has 'hits', 'took'; a list is at 'hits', see --results",
         ),
         ("envelope", "pages", "at 'pages' of its answer, got nothing; it has 'hits', 'took'; a list is at 'hits', see"),
-        ("envelope", "hits[].page", "got nothing of any of 3 elements; the first is an object; it has 'id', 'content'"),
+        (
+            "envelope",
+            "hits[].page",
+            "but the path finds nothing in any of 3 elements; the first is an object; it has 'id', 'content'",
+        ),
         ("as_json", None, "it has 'data'; a list is at 'data.hits', see --results"),
-        ("search", "pages", "got nothing; the answer is a list itself, which --results '@' takes"),
+        ("search", "pages", "got nothing; the answer itself is a list; use --results '@'"),
         (
             "texts",
             "hits",
@@ -255,22 +259,23 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "odd": {"type": "object", "properties": {"query": {"type": "no such type"}}},
 }
 HAS: Final = (
-    "; it has words (string, required), most (integer), lang (anything); see --query-argument, --limit-argument"
+    "; its arguments are words (string, required), most (integer), lang (anything); see --query-argument, "
+    "--limit-argument"
 )
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (Call(tool="search"), "there is no tool 'search'; there are: bare, find, odd, open"),
-        (Call(tool="find"), "the tool 'find' has no argument that is called as a query's usually is" + HAS),
+        (Call(tool="search"), "the server has no tool 'search'; its tools are: bare, find, odd, open"),
+        (Call(tool="find"), "the tool 'find' has no argument with a usual name for the query" + HAS),
         (Call(tool="find", query="query"), "the tool 'find' has no argument 'query'" + HAS),
         (Call(tool="find", query="words", limit="limit"), "the tool 'find' has no argument 'limit'" + HAS),
         (Call(tool="find", query="words", arguments={"x": 1}), "the tool 'find' has no argument 'x'" + HAS),
-        (Call(tool="find", query="most"), "the tool 'find' does not take what would be sent: "),
+        (Call(tool="find", query="most"), "the tool 'find' does not accept the arguments: "),
         (Call(tool="find", query="words", arguments={"lang": "fr"}), "lang: 'fr' is not one of ['en', 'de']" + HAS),
-        (Call(tool="find", query="words", arguments={"words": "x"}), "'words' stands in --arguments already"),
-        (Call(tool="bare"), "has no argument that is called as a query's usually is; it has none"),
+        (Call(tool="find", query="words", arguments={"words": "x"}), "the argument 'words' is in --arguments, too"),
+        (Call(tool="bare"), "has no argument with a usual name for the query; it has no arguments"),
     ],
 )
 def test_a_call_that_does_not_fit_is_a_sentence(call: Call, said: str) -> None:
@@ -447,7 +452,7 @@ async def test_a_tool_that_is_gone_when_the_server_comes_back_is_no_silence(tmp_
     async with served([sys.executable, str(program), "--marks", str(tmp_path)], "search") as server:
         program.write_text("from mcp.server.mcpserver import MCPServer\nMCPServer('another').run('stdio')\n")
         (tmp_path / "die").touch()
-        assert "there is no tool 'search'" in (await refused(server, "recall", query="x"))[1]
+        assert "the server has no tool 'search'" in (await refused(server, "recall", query="x"))[1]
         assert await unanswered(server, query="x") is None
 
 
@@ -560,8 +565,8 @@ async def test_nobody_waits_until_a_question_is_given_up() -> None:
     [
         (ValueError("no such\nfield"), "the answer of the tool 'search' cannot be used: no such field", 1),
         (RuntimeError("no schema"), "the answer of the tool 'search' cannot be used: no schema", 1),
-        (MCPError(-32602, "no such tool"), "the MCP server answered with an error: no such tool", 1),
-        (MCPError(-32600, "no request"), "the MCP server answered with an error: no request", 1),
+        (MCPError(-32602, "no such tool"), "the MCP server returned an error: no such tool", 1),
+        (MCPError(-32600, "no request"), "the MCP server returned an error: no request", 1),
         (MCPError(-32000, "Connection closed"), "the MCP server has ended: no pages", 2),
         (anyio.BrokenResourceError(), "BrokenResourceError", 2),
         (ExceptionGroup("two", [OSError("no pipe")]), "no pipe", 2),
@@ -619,7 +624,7 @@ async def test_a_tool_that_fails_is_quoted(tmp_path: FilePath) -> None:
         (tmp_path / "fail").touch()
         code, sentence = await refused(server, "recall", query="the pay")
         assert code == -32603
-        assert f"handbook: {sys.executable}: the tool 'search' answered with an error: " in sentence
+        assert f"handbook: {sys.executable}: the tool 'search' returned an error: " in sentence
         assert sentence.isprintable()
         assert await contents(server, query="x", limit=1) == [EXPENSES]
 
@@ -653,14 +658,14 @@ def answering(status: int, body: str, media_type: str, port: int = 0) -> Iterato
 @pytest.mark.parametrize(
     ("status", "body", "media_type", "said"),
     [
-        (401, f"not {TOKEN}\nat all", "text/plain", "answered 401 Unauthorized: it wants to know who asks, or another "
-         "token; see --header; it says: not …"),
-        (403, '{\n"error": "no"}', "application/json", '; see --header; it says: { "error": "no"}'),
-        (500, "", "text/plain", "answered 500 Internal Server Error: its own log may say why"),
-        (503, "soon", "text/html", "its own log may say why; it says: soon"),
-        (404, "nothing", "text/plain", ": the MCP server answered with an error: Not Found"),
-        (200, "<html>", "text/html", ": the MCP server answered with an error: Unexpected content type: text/html"),
-        (200, "{}", "application/json", ": the MCP server answered with an error: Failed to parse JSON response: "),
+        (401, f"not {TOKEN}\nat all", "text/plain", "answered 401 Unauthorized: it expects authentication, or another "
+         "token; see --header; its message: not …"),
+        (403, '{\n"error": "no"}', "application/json", '; see --header; its message: { "error": "no"}'),
+        (500, "", "text/plain", "answered 500 Internal Server Error: its own log may have the reason"),
+        (503, "soon", "text/html", "its own log may have the reason; its message: soon"),
+        (404, "nothing", "text/plain", ": the MCP server returned an error: Not Found"),
+        (200, "<html>", "text/html", ": the MCP server returned an error: Unexpected content type: text/html"),
+        (200, "{}", "application/json", ": the MCP server returned an error: Failed to parse JSON response: "),
     ],
 )  # fmt: skip
 async def test_an_address_with_something_else_is_a_sentence(status: int, body: str, media_type: str, said: str) -> None:
@@ -679,12 +684,12 @@ async def test_an_address_with_something_else_is_a_sentence(status: int, body: s
 @on_one_loop
 async def test_what_never_answers_is_no_mcp_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(over_mcp, "_LONGEST_START", 0.2)
-    with pytest.raises(CannotStart, match=r"^sleep: no MCP server has answered within 0\.2 s$"):
+    with pytest.raises(CannotStart, match=r"^sleep: no answer of an MCP server within 0\.2 s$"):
         async with served(["sleep", "1000000"], "search"):
             raise AssertionError
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/mcp"
-        with pytest.raises(CannotStart, match="no MCP server has answered within 0"):
+        with pytest.raises(CannotStart, match="no answer of an MCP server within 0"):
             async with served(url, "search"):
                 raise AssertionError
 
@@ -752,7 +757,7 @@ def test_a_command_has_the_environment_and_all_that_comes_after_the_dashes(tmp_p
     arguments = ["--tool", "search", "--", sys.executable, str(tmp_path / "asked.py"), "--tool", "--", "-x"]
     [records], said = talk(arguments, OF_OURS="a value")
     assert [record["content"] for record in records] == ["a value", "--tool", "--", "-x"]
-    assert "the MCP server has sent what is no message; that is dropped: the string 'starting'" in said
+    assert "MCP server sent input that is not a message, dropped: the string 'starting'" in said
     assert "Traceback" not in said
 
 
@@ -821,15 +826,15 @@ def test_a_process_keeps_the_profile_on_stdio(capsys: pytest.CaptureFixture[str]
     ("arguments", "code", "said"),
     [
         (["--", "true"], 2, "the following arguments are required: --tool"),
-        (["--tool", "t"], 2, "give the MCP server: its command at the end, after --, or its address with --url"),
-        (["--tool", "t", "--"], 2, "give the MCP server"),
+        (["--tool", "t"], 2, "expected the MCP server: its command at the end, after --, or its address with --url"),
+        (["--tool", "t", "--"], 2, "expected the MCP server"),
         (["--tool", "t", "--url", "http://x", "--", "true"], 2, "argument --url: not allowed with a command after --"),
-        (["--tool", "t", "--header", "A: b", "--", "true"], 2, "argument --header: goes with --url"),
+        (["--tool", "t", "--header", "A: b", "--", "true"], 2, "argument --header: only with --url"),
         (["--tool", "t", "--arguments", "{", "--", "true"], 2, "argument --arguments: expected JSON"),
         (["--tool", "t", "--arguments", "[]", "--", "true"], 2, 'expected a JSON object, like \'{"collection"'),
-        (["--tool", "t", "--min-score", "1", "--", "true"], 2, "say where a result has its score: --score PATH"),
-        (["--tool", "t", "--url", "handbook"], 1, "the address is none that can be asked"),
-        (["--tool", "t", "--url", f"http://me:{TOKEN}@x/"], 1, "the address holds a name or a password"),
+        (["--tool", "t", "--min-score", "1", "--", "true"], 2, "add the path of the score in a result: --score PATH"),
+        (["--tool", "t", "--url", "handbook"], 1, "the address is not valid"),
+        (["--tool", "t", "--url", f"http://me:{TOKEN}@x/"], 1, "the address contains a user name or a password"),
         (["--tool", "t", "--url", "http://127.0.0.1:1/mcp"], 1, "http://127.0.0.1:1/mcp cannot be reached: "),
         (["--tool", "t", "--", "no-such-program"], 1, "no-such-program cannot be started: No such file or directory"),
         (["--tool", "t", "--", "true"], 1, "true: the MCP server has ended, and its stderr is empty"),
@@ -837,14 +842,14 @@ def test_a_process_keeps_the_profile_on_stdio(capsys: pytest.CaptureFixture[str]
         (
             ["--tool", "find", "--", *PROGRAM],
             1,
-            "there is no tool 'find'; there are: as_json, each_json, echo, envelope,",
+            "the server has no tool 'find'; its tools are: as_json, each_json, echo, envelope,",
         ),
         (
             ["--tool", "listed", "--", *PROGRAM],
             1,
-            "it has queries (array, required), collection (string, required), n (int",
+            "its arguments are queries (array, required), collection (string, required), n (int",
         ),
-        (["--tool", "t", "--url", "{url}/nowhere"], 1, "/nowhere: the MCP server answered with an error: "),
+        (["--tool", "t", "--url", "{url}/nowhere"], 1, "/nowhere: the MCP server returned an error: "),
     ],
 )
 def test_mistakes_at_the_start_are_sentences(

@@ -1210,7 +1210,7 @@ def test_a_search_tool_beside_memory_comes_back_when_it_has_died(tmp_path: Path)
             if mark == "fail":
                 (missing,) = answer["degraded"]
                 assert missing["tier"] == "tool"
-                assert "the tool 'search' answered with an error" in missing["reason"]
+                assert "the tool 'search' returned an error" in missing["reason"]
                 assert ids == {"a"}
             else:
                 assert (ids, answer.get("degraded")) == ({"a", "tool/pay", "tool/doors"}, None)

@@ -1265,8 +1265,9 @@ async def test_a_record_not_yet_seen_is_not_forgotten_without_the_right() -> Non
         (
             (Right("a"), Right("b", admin=True)),
             [
-                "principal 'a' may write: what it owns in working, episodic, semantic and the shared procedural, pool",
-                "principal 'b', an admin, may write: every owner's records in working, episodic, semantic and the "
+                "principal 'a' may write: its own records in working, episodic, semantic and the shared procedural, "
+                "pool",
+                "principal 'b' (admin) may write: every owner's records in working, episodic, semantic and the "
                 "shared procedural, pool",
             ],
             True,
@@ -1275,9 +1276,9 @@ async def test_a_record_not_yet_seen_is_not_forgotten_without_the_right() -> Non
             (Right("a", ("pool",)), Right("b"), Right("c", ()), Right("d", ("private", "pool"), admin=True)),
             [
                 "principal 'a' may write: the shared pool",
-                "principal 'b' may write: what it owns in working, episodic, semantic",
+                "principal 'b' may write: its own records in working, episodic, semantic",
                 "principal 'c' may write: nothing",
-                "principal 'd', an admin, may write: every owner's records in working, episodic, semantic and the "
+                "principal 'd' (admin) may write: every owner's records in working, episodic, semantic and the "
                 "shared pool",
             ],
             False,
@@ -1287,7 +1288,7 @@ async def test_a_record_not_yet_seen_is_not_forgotten_without_the_right() -> Non
 )
 def test_who_may_write_where_is_told(principals: tuple[Right, ...], sentences: list[str], warned: bool) -> None:
     settings = with_rights(*principals)
-    assert list(rights.told(settings.serve.principals, settings.tiers)) == sentences
+    assert list(rights.write_rights(settings.serve.principals, settings.tiers)) == sentences
     warning = rights.warning(settings.serve.principals, settings.tiers)
     assert (warning is not None) == warned
     assert warning is None or "(procedural, pool)" in warning

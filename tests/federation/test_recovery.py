@@ -345,7 +345,7 @@ async def test_a_second_record_at_a_key_is_kept_named_and_does_not_cause_scans(
         holder, aside, tier = other_of(fed)
         assert [record["id"] for record in await fed.timeline()] == [holder]
         assert await print_check(fed.federation) == 0
-        assert re.search(rf"{tier}: '{aside}' is set aside.*'k'", capsys.readouterr().out)
+        assert re.search(rf"{tier}: record '{aside}' is quarantined.*'k'", capsys.readouterr().out)
         await fed.settled()
         assert {id for id, tiers in fed.copies().items()} == {"x", "y"}
     assert await started(tmp_path) == []

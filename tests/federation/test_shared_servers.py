@@ -475,9 +475,9 @@ def test_a_start_without_the_catalog_is_refused_and_the_ways_out_work(tmp_path: 
         theirs, ours, named = told.groups()
         assert theirs != ours == named
     run("a2m", "timeline", code=1)
-    assert "goes with --rebuild" in run("a2m-router", "--federation", ours, code=2).stderr
+    assert "add --rebuild, or leave it out" in run("a2m-router", "--federation", ours, code=2).stderr
     run("a2m-router", "--rebuild", "--federation", ours)
-    assert "nothing was found" in run("a2m", "timeline", code=3).stderr
+    assert "no record was found" in run("a2m", "timeline", code=3).stderr
     run("a2m-router", "--rebuild", "--federation", theirs)
     found = json.loads(run("a2m", "timeline", "--json").stdout)["records"]
     assert [(record["id"], record["content"]) for record in found] == [("t", "one")]

@@ -259,7 +259,7 @@ def test_an_address_where_nobody_listens_is_said(call: Callable[..., Called]) ->
         (["describe", "--stdio", "false"], 1, "status 1"),
         (["describe", "--stdio", "echo nonsense"], 1, "echo nonsense: it ended"),
         (["describe", "--config", "no.toml"], 1, "there is no such file"),
-        (["describe"], 2, "say which memory"),
+        (["describe"], 2, "no memory selected"),
         (["describe", "--http", "http://x/", "--stdio", "y"], 2, "expected one of"),
         (["describe", "--http", "localhost:8778"], 2, "expected a URL"),
         (["describe", "--stdio", "a 'b"], 2, "--stdio"),
@@ -301,14 +301,18 @@ def test_what_is_wrong_is_said_in_a_sentence(
         (["promote", "r1", "--tier", "nowhere"], 1, "a2m: UNKNOWN_TIER: no tier nowhere\n"),
         (["forget"], 2, "a2m: forget: expected ids"),
         (["summarize"], 2, "a2m: summarize: expected ids"),
-        (["forget", "--tier", "semantic"], 2, "say --yes"),
+        (["forget", "--tier", "semantic"], 2, "add --yes"),
         (["remember", "x", "--metadata", '{"n": 1e999}'], 2, "JSON"),
-        (["remember", "x", "--if-revision", "3"], 2, "a2m: remember: --if-revision says what must be at a key"),
+        (
+            ["remember", "x", "--if-revision", "3"],
+            2,
+            "a2m: remember: --if-revision needs --key, the key whose revision is checked",
+        ),
         *(
             (
                 ["remember", "x", "--key", "k", "--if-revision", wrong],
                 2,
-                f"expected a whole number from 0, or new, got {wrong!r}",
+                f"expected a whole number, 0 or more, or new, got {wrong!r}",
             )
             for wrong in ("-1", "1.0", "null", "")
         ),
@@ -714,7 +718,7 @@ def test_an_export_imported_elsewhere_is_exported_again_to_the_byte(records: lis
 async def test_an_interrupted_import_is_repeated() -> None:
     lines = [json.dumps({"content": f"note {number}"}) for number in range(450)]  # they have no ids
     async with two_tiers() as fed:
-        with pytest.raises(NotAnExport, match="line 251 is no record"):
+        with pytest.raises(NotAnExport, match="line 251 is not a record"):
             await imported(fed, [*lines[:250], "half of a li"])
         assert len(await exported(fed)) == 200
         into, _ = await imported(fed, lines)
@@ -757,7 +761,7 @@ async def test_two_equal_lines_without_an_id_are_two_records() -> None:
 async def test_a_bad_line_stops_an_import_before_its_batch_is_written(line: bytes, said: str) -> None:
     """A line that is no record stops an import before its batch is written."""
     async with two_tiers() as fed:
-        with pytest.raises(NotAnExport, match=f"line 4 is no record: .*{said}"):
+        with pytest.raises(NotAnExport, match=f"line 4 is not a record: .*{said}"):
             await imported(fed, ['{"format":"a2m-export","version":1}', '{"content":"good"}', "", line])
         assert await exported(fed) == []
 
@@ -788,7 +792,7 @@ async def test_no_record_that_is_there_is_changed() -> None:
         )
         assert counts(into) == (1, 2, 3)
         assert [number for number, _ in skipped] == [2, 3, 5]
-        assert skipped[0][1] == "its key is another record's: 'city' is that of 'r'"
+        assert skipped[0][1] == "another record has its key: 'city' belongs to 'r'"
         after = await exported(fed)
         assert after[:2] == before
         assert [json.loads(line)["content"] for line in after[2:]] == ["Oslo"]
@@ -817,8 +821,8 @@ async def test_records_that_are_refused_do_not_keep_the_others_out() -> None:
         into, skipped = await imported(fed, lines)
         assert counts(into) == (18, 0, 2)
         assert {(number, reason.partition(":")[0]) for number, reason in skipped} == {
-            (8, "refused with EMBEDDING_MISMATCH"),
-            (10, "no tier is called 'nowhere' here; --drop tier"),
+            (8, "rejected with EMBEDDING_MISMATCH"),
+            (10, "the server has no tier 'nowhere'; --drop tier lets the server choose one"),
         }
         again, _ = await imported(fed, lines, drop=["tier", "embedding"])
         assert counts(again) == (2, 18, 0)
@@ -839,7 +843,13 @@ async def test_what_a_server_would_lose_it_does_not_get() -> None:
         fed.client = peer
         into, skipped = await imported(fed, lines)
         assert counts(into) == (1, 0, 1)
-        assert skipped == [(1, "the server declares no tiers, and would lose its tier; --drop tier")]
+        assert skipped == [
+            (
+                1,
+                "the server does not declare tiers, so it would lose the field tier; --drop tier imports the record "
+                "without it",
+            )
+        ]
         into, _ = await imported(fed, lines, drop=["tier", "owner"])
         assert counts(into) == (1, 1, 0)
     assert [record["id"] for record in server.records] == ["b", "a"]
@@ -891,7 +901,7 @@ async def test_an_export_without_a_tier_is_none(pages: bool, monkeypatch: pytest
         monkeypatch.setattr(exporting, "_of_store", without_pages)
     async with trial(settings_of(TWO_TIERS), down={"semantic"}) as fed:
         await fed.remember("x", tier="working")
-        with pytest.raises(A2MError if pages else Incomplete, match=r"'semantic' (does not answer|holds: it is)"):
+        with pytest.raises(A2MError if pages else Incomplete, match=r"'semantic' (does not answer|did not return its)"):
             await exported(fed)
 
 
@@ -921,15 +931,15 @@ def test_an_import_that_left_something_out_says_so_and_what(tmp_path: Path, call
     file.write_text('{"content":"x","tier":"semantic","id":"a"}\n{"content":"y"}\n')
     partly = call("import", str(file), "--stdio", store(tmp_path / "a.db"))
     assert partly.returncode == 1
-    assert partly.stderr.startswith("a2m: line 1 is skipped: the server declares no tiers")
+    assert partly.stderr.startswith("a2m: line 1 skipped: the server does not declare tiers")
     assert json.loads(partly.stdout)["written"] == 1
     whole = call("import", str(file), "--drop", "tier", "--stdio", store(tmp_path / "a.db"))
     assert (whole.returncode, json.loads(whole.stdout)) == (0, {"written": 1, "already_there": 1, "skipped": {}})
     file.write_text('{"content":"z"}\nnonsense\n')
     stopped = call("import", str(file), "--stdio", store(tmp_path / "a.db"))
     assert stopped.returncode == 1
-    assert "a2m: 0 written, 0 already there; it can be repeated" in stopped.stderr
-    assert "a2m: line 2 is no record" in stopped.stderr
+    assert "a2m: 0 written, 0 already there; the import can be repeated" in stopped.stderr
+    assert "a2m: line 2 is not a record" in stopped.stderr
 
 
 def test_a_file_is_replaced_when_all_is_written_and_not_before(tmp_path: Path) -> None:
@@ -1033,7 +1043,7 @@ def test_describe_shows_which_tiers_are_mounted_and_why_one_is_down() -> None:
 def test_describe_shows_how_the_service_behind_a_server_is(service: Any, told: str | None) -> None:
     described = {"protocol": "a2m/0.1", "name": "pages", "capabilities": ["core"], "service": service}
     rows = showing.description(msgspec.convert(described, Description)).decode().splitlines()
-    found = [row for row in rows if "the service behind it" in row]
+    found = [row for row in rows if "service behind it" in row]
     assert len(found) == (told is not None)
     assert all(told is not None and told in row for row in found)
 
@@ -1182,7 +1192,8 @@ def test_a_watch_waits_for_nothing_where_no_router_is(
     refused = call("watch")
     assert refused.returncode == 1
     assert refused.stderr == (
-        "a2m: no router that serves HTTP has the federation of federation.toml; start it with --http 127.0.0.1:8778\n"
+        "a2m: no router serves the federation of federation.toml over HTTP; "
+        "start a2m-router with --http 127.0.0.1:8778\n"
     )
     assert list(tmp_path.iterdir()) == [tmp_path / "federation.toml"]
 
@@ -1190,7 +1201,7 @@ def test_a_watch_waits_for_nothing_where_no_router_is(
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        ({"reason": "overloaded", "retry_after": 0.5}, "a2m: INTERNAL_ERROR: not now (repeat it in 0.5 s)\n"),
+        ({"reason": "overloaded", "retry_after": 0.5}, "a2m: INTERNAL_ERROR: not now (retry in 0.5 s)\n"),
         ({"reason": "overloaded", "retry_after": 0}, "a2m: INTERNAL_ERROR: not now\n"),
         ({"reason": "overloaded", "retry_after": "soon"}, "a2m: INTERNAL_ERROR: not now\n"),
         (None, "a2m: INTERNAL_ERROR: not now\n"),

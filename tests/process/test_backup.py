@@ -429,7 +429,7 @@ def test_a_router_for_a_backup_alone_leaves_none_when_it_is_ended(tmp_path: Path
         terminate(router)
         assert router.popen.wait(PATIENCE) == 1
         assert "Traceback" not in said.all()
-        assert "what there was of the backup is removed" in said.all()
+        assert "the incomplete backup is deleted" in said.all()
     assert not copy.exists()
 
 
@@ -493,7 +493,7 @@ def test_a_folder_whose_name_cannot_be_told_is_refused_in_a_sentence(tmp_path: P
     with on_http(federation(tmp_path)) as (_, _, url):
         ended = backed_up("--http", url, "backup", os.fsdecode(b"\xff"), cwd=tmp_path)
         assert (ended.returncode, ended.stdout) == (1, "")
-        assert re.fullmatch(r"a2m: b'.*': the name of the folder is not UTF-8, and so cannot be sent\n", ended.stderr)
+        assert re.fullmatch(r"a2m: b'.*': the folder's name cannot be sent: it is not valid UTF-8\n", ended.stderr)
 
 
 def test_a_terminal_sees_how_far_each_copy_is(tmp_path: Path) -> None:

@@ -225,10 +225,10 @@ def test_a_router_says_who_may_write_where(tmp_path: Path) -> None:
     checking = [COMMAND, "--config", str(config), "--check", "--log-level", "warning"]
     checked = subprocess.run(checking, capture_output=True, text=True, timeout=PATIENCE, check=True)
     sentences = [
-        "principal 'alice' may write: what it owns in working and the shared pool",
-        "principal 'bob' may write: what it owns in working",
+        "principal 'alice' may write: its own records in working and the shared pool",
+        "principal 'bob' may write: its own records in working",
     ]
     assert [line for line in checked.stdout.splitlines() if line.startswith("principal")] == sentences
     config.write_text(config.read_text().replace('write = ["private", "pool"]\n', ""))
     checked = subprocess.run(checking, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert "every principal may write into the shared tiers (pool), for all to read" in checked.stdout
+    assert "every principal may write into the shared tiers (pool), which all principals read" in checked.stdout

@@ -23,7 +23,7 @@ import pytest
 
 from a2m_router.config.loading import ConfigError, parse
 from a2m_router.config.settings import Settings
-from a2m_router.daemon.serve.reloading import Door
+from a2m_router.daemon.serve.reloading import Authentication
 from a2m_router.protocol.server.server import Caller, Refusal
 
 ROUTER: Final = str(Path(sys.executable).with_name("a2m-router"))
@@ -132,8 +132,8 @@ def running(folder: Path, *principals: str, environ: Mapping[str, str] = {}) -> 
         router.kill()
 
 
-READ: Final = "principals read anew: "
-REFUSED: Final = "the principals are as they were"
+READ: Final = "principals reloaded: "
+REFUSED: Final = "principals not reloaded, the old ones stay in force"
 
 
 def test_principals_come_and_go_and_connections_stay(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_principals_come_and_go_and_connections_stay(tmp_path: Path) -> None:
         assert (call("alices"), call("bobs"), call("carols")) == (200, 200, 401)
         router.write(principal("alice", token="another"), principal("carol"))
         said = router.hang_up(until=READ)
-        assert "new tokens of 'alice', 'carol'; no longer valid: tokens of 'alice', 'bob'" in said
+        assert "new tokens of 'alice', 'carol'; removed tokens of 'alice', 'bob'" in said
         assert not any(token in said for token in ("alices", "another", "bobs", "carols"))
         # on the connection of before
         assert [call(token) for token in ("alices", "another", "bobs", "carols")] == [401, 200, 401, 200]
@@ -198,7 +198,7 @@ BAD: Final = {
     "a token's file that is not there": (principal("bob", 'token_file = "nowhere"'), "cannot be read"),
     "a variable that is not there": (principal("bob", 'token_env = "NOBODY_S"'), "NOBODY_S is not set"),
     "a tier that is not there": (principal("bob", 'write = ["pools"]'), 'did you mean "pool"'),
-    "nobody any more": ("", "there is none any more"),
+    "nobody any more": ("", "all principals are removed"),
     "something wrong elsewhere": ("[recall]\nk = -1\n" + principal("bob"), "recall.k"),
 }
 
@@ -246,13 +246,13 @@ def test_rights_are_read_anew_and_told(tmp_path: Path) -> None:
         "params": {"records": [{"content": "x", "tier": "pool"}]},
     }
     with running(tmp_path, principal("alice"), principal("bob")) as router:
-        assert "principal 'bob' may write: what it owns in working and the shared pool" in router._said
+        assert "principal 'bob' may write: its own records in working and the shared pool" in router._said
         assert "every principal may write into the shared tiers (pool)" in router._said
         assert "ids" in router.ask("bobs", write).json()["result"]
         router.write(principal("alice", 'write = ["private", "pool"]'), principal("bob"))
         said = router.hang_up(until="'bob' may write")
-        assert "other rights for 'alice'" in said
-        assert "principal 'bob' may write: what it owns in working\n" in said
+        assert "changed rights of 'alice'" in said
+        assert "principal 'bob' may write: its own records in working\n" in said
         assert router.ask("bobs", write).json()["error"]["code"] == -32005
         assert "ids" in router.ask("alices", write).json()["result"]
 
@@ -262,9 +262,9 @@ def test_what_else_has_changed_takes_a_restart_and_that_is_said(tmp_path: Path) 
         router.write(principal("alice"), principal("bob"))
         router.hang_up(until=READ)
         router.write(principal("bob"), tiers=TIERS.replace("shared = true\n", "shared = true\nweight = 2\n"))
-        assert "takes a restart" in router.hang_up(until="'bob' may write")
+        assert "they need a restart" in router.hang_up(until="'bob' may write")
         _, said = router.end()
-        assert said.count("takes a restart") == 1
+        assert said.count("they need a restart") == 1
 
 
 def test_many_hang_ups_under_load_drop_no_call(tmp_path: Path) -> None:
@@ -374,12 +374,12 @@ def settings(text: str) -> Settings:
     return parse(text + TIERS, base=Path("/nowhere"), environ={})
 
 
-def who(door: Door, token: str) -> str | None:
+def who(door: Authentication, token: str) -> str | None:
     caller: Caller | Refusal = door.admit({"authorization": f"Bearer {token}"})
     return caller.owner if isinstance(caller, Caller) else None
 
 
-async def until_let_in(door: Door, token: str) -> None:
+async def until_let_in(door: Authentication, token: str) -> None:
     """Nobody is told when the file has been read."""
     with anyio.fail_after(PATIENCE):
         while who(door, token) is None:  # noqa: ASYNC110
@@ -396,14 +396,14 @@ async def test_a_file_that_is_changed_while_it_is_read_is_read_once_more() -> No
         nonlocal reads
         reads += 1
         if reads == 1:
-            anyio.from_thread.run_sync(door.read_soon)
+            anyio.from_thread.run_sync(door.reload_soon)
         return settings(next(files))
 
-    door = Door(settings(principal("alice")), read)
+    door = Authentication(settings(principal("alice")), read)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(door.run)
-        door.read_soon()
-        door.read_soon()
+        door.reload_soon()
+        door.reload_soon()
         await until_let_in(door, "carols")
         tasks.cancel_scope.cancel()
     assert reads == 2
@@ -423,14 +423,14 @@ async def test_whatever_happens_to_the_reading_the_door_stays_as_it_was(fault: E
         return settings(outcome)
 
     failed = anyio.Event()
-    door = Door(settings(principal("alice")), read)
+    door = Authentication(settings(principal("alice")), read)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(door.run)
-        door.read_soon()
+        door.reload_soon()
         with anyio.fail_after(PATIENCE):
             await failed.wait()
         assert who(door, "alices") == "alice"
-        door.read_soon()
+        door.reload_soon()
         await until_let_in(door, "bobs")
         tasks.cancel_scope.cancel()
     assert who(door, "alices") is None

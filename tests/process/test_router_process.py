@@ -94,14 +94,14 @@ def test_the_manual_lists_every_option_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--rebuild", "--check"), "--rebuild and --check do one thing each, and end: say one of them, then the other"),
-        (("--adopt", "--check", "--rebuild"), "--rebuild and --check do one thing each"),
-        (("--rebuild", "token", "alice"), "token prints a token, and does nothing else: leave out --rebuild"),
+        (("--rebuild", "--check"), "--rebuild and --check each do one thing and end: run a2m-router once for each"),
+        (("--adopt", "--check", "--rebuild"), "--rebuild and --check each do one thing"),
+        (("--rebuild", "token", "alice"), "token prints a token and does nothing else: leave out --rebuild"),
         (("--check", "token", "alice"), "leave out --check"),
-        (("--backup", "copy", "--check"), "--backup makes a backup, and ends: leave out --check"),
+        (("--backup", "copy", "--check"), "--backup makes a backup and ends: leave out --check"),
         (("--backup", "copy", "--adopt"), "leave out --adopt"),
         (("--backup", "copy", "token", "alice"), "leave out --backup"),
-        (("--federation", "3f"), "--federation says whose records a rebuild is to take: it goes with --rebuild"),
+        (("--federation", "3f"), "--federation names the federation whose records --rebuild reads"),
     ],
 )
 def test_options_of_which_one_would_be_ignored_are_refused(

@@ -1,1 +1,1 @@
-"""The a2m command."""
+"""The a2m command: an A2M client on the command line."""

@@ -1,6 +1,6 @@
-"""`a2m backup`: a copy of a federation's files, which its router makes while it goes on serving.
+"""`a2m backup`: makes the router copy the files of its federation while it serves.
 
-The router has it in its hands; the command asks how far it has come, and calls it off when it is interrupted.
+The router makes the copies. The command polls its progress, and cancels the backup when it is interrupted.
 """
 
 import os
@@ -20,16 +20,16 @@ from a2m_router.protocol.client.results import BadAnswer
 from a2m_router.protocol.wire.errors import A2MError
 
 _METHOD: Final = "store/backup"
-# how long is waited for a router that is to call a backup off
-_CALLING_OFF: Final = 5.0
+# how long the command waits for the router to cancel a backup, in seconds
+_CANCEL_SECONDS: Final = 5.0
 
 
 class NoBackups(Exception):
-    """The server makes none, or not for this caller; a sentence."""
+    """The server makes no backups, or not for this caller; a sentence."""
 
 
 class File(msgspec.Struct):
-    """A copy on its way: of which tier, and how many of its bytes are there."""
+    """One copy in progress: the tier or catalog that it is of, the bytes copied so far, and its size."""
 
     of: str
     copied: int
@@ -37,12 +37,14 @@ class File(msgspec.Struct):
 
 
 class LeftOut(msgspec.Struct):
+    """A tier that the backup does not include, and why."""
+
     tier: str
     reason: str
 
 
 class Progress(msgspec.Struct):
-    """How far a backup has come."""
+    """The state of a backup, as the router returns it."""
 
     backup: str
     path: str
@@ -55,7 +57,7 @@ Watch = Callable[[list[File]], None]
 
 
 async def backup(run: Running) -> int:
-    """The command."""
+    """Run the command `backup`."""
     with progress() as watch:
         made = await back_up(run.asking, run.options.folder, watch)
     for line in not_included(made):
@@ -65,17 +67,25 @@ async def backup(run: Running) -> int:
 
 
 async def back_up(asking: PatientPeer, folder: Path, watch: Watch) -> Progress:
-    """Have the router behind `asking` make a backup; returns when it is whole. Cancelled, it is called off.
+    """Make the router behind `asking` create a backup, and return when it is complete.
+
+    If this call is cancelled, the backup is cancelled, too.
 
     Args:
-        folder: where the router runs; `~` and relative paths are this process's.
+        asking: the connection to the router.
+        folder: a folder on the router's machine; `~` and relative paths are resolved in this process.
+        watch: called with the copies in progress.
 
-    Raises NoBackups; A2MError as the router answers it; Unanswered where it is not known what became of it.
+    Raises:
+        NoBackups: the server makes no backups, or not for this caller.
+        A2MError: the router returned an error.
+        Unanswered: the connection failed, and the outcome is not known.
     """
     described = await asking.read("memory/describe", _Described)
     if not _makes_backups(described.store):
         raise NoBackups(
-            f"{described.name} makes no backups, or not for this caller: a federation does, for who sees all of it"
+            f"{described.name} makes no backups, or not for this caller: only a federation makes them, and only for a "
+            "caller that may read all its records, such as an admin"
         )
     state = await asking.read(_METHOD, Progress, path=_absolute(folder))
     try:
@@ -84,35 +94,35 @@ async def back_up(asking: PatientPeer, folder: Path, watch: Watch) -> Progress:
             state = await asking.read(_METHOD, Progress, backup=state.backup)
         watch(state.files)
     except anyio.get_cancelled_exc_class():
-        with anyio.move_on_after(_CALLING_OFF, shield=True), suppress(A2MError, Unanswered, BadAnswer):
+        with anyio.move_on_after(_CANCEL_SECONDS, shield=True), suppress(A2MError, Unanswered, BadAnswer):
             await asking.read(_METHOD, Progress, backup=state.backup, cancel=True)
         raise
     return state
 
 
 def summary(made: Progress) -> str:
-    """What was made, in a line."""
+    """Return a line about a complete backup."""
     return f"{len(made.files):,} files, {sum(file.size for file in made.files):,} bytes, in {made.path}"
 
 
 def not_included(made: Progress) -> Iterator[str]:
-    """What was not, a line each."""
+    """Yield a line for each tier that the backup does not include."""
     for each in made.left_out:
         yield f"not included: {each.tier}: {each.reason}"
 
 
 @contextmanager
 def progress() -> Iterator[Watch]:
-    """Shows how far each copy is, on a terminal."""
+    """Show the progress of each copy while the block runs, if stderr is a terminal. Yield the function to call."""
     if not sys.stderr.isatty():
         yield lambda files: None
         return
-    # loaded where somebody sees it
+    # imported here: only a terminal needs it
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    bars: list[TaskID] = []  # a tier may have the name by which the catalog goes
+    bars: list[TaskID] = []  # by position, not by name: a tier may have the same name as the catalog
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Bars(*columns, console=Console(stderr=True), transient=True) as shown:
 
@@ -130,7 +140,7 @@ def _absolute(folder: Path) -> str:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise NoBackups(f"{os.fsencode(path)!r}: the name of the folder is not UTF-8, and so cannot be sent") from None
+        raise NoBackups(f"{os.fsencode(path)!r}: the folder's name cannot be sent: it is not valid UTF-8") from None
     return path
 
 
@@ -144,9 +154,9 @@ class _Store(msgspec.Struct):
     backup: bool = False
 
 
-def _makes_backups(said: Any) -> bool:
-    # a store copies its own file only, for the router that has started it; of a federation it is one tier
+def _makes_backups(store: Any) -> bool:
+    # a single store (one with an identity) copies only its own file, and only for the router that started it
     try:
-        return msgspec.convert(said, _Store).backup and "identity" not in said
+        return msgspec.convert(store, _Store).backup and "identity" not in store
     except msgspec.ValidationError:
         return False

@@ -1,4 +1,4 @@
-"""a2m: the command line. A memory is reached, a command carried out; an error becomes one sentence and an exit code."""
+"""The command line of a2m: connects to a memory and runs a command; an error becomes one sentence and an exit code."""
 
 import argparse
 import os
@@ -54,10 +54,10 @@ _COMMANDS: Final[Mapping[str, Callable[[Running], Awaitable[int]]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code, as `a2m --help` lists them."""
+    """Run the command, and return its exit code. `a2m --help` lists the exit codes."""
     open_missing_streams()
     try:
-        with _help_to_nobody():
+        with _help_may_be_unread():
             options = parser().parse_args(arguments)
         log_to_stderr("info" if hasattr(options, "verbose") else "critical", "text")
         try:
@@ -73,17 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _run(options: argparse.Namespace, way: Way) -> int:
     with streams() as ours, anyio.CancelScope() as scope:
         async with until_signalled(scope.cancel):
-            return await _carried_out(options, way, ours)
-    # a watch ends in no other way
+            return await _execute(options, way, ours)
+    # reached only after a signal, which is the normal end of a watch
     return DONE if options.command == "watch" else INTERRUPTED
 
 
-async def _carried_out(options: argparse.Namespace, way: Way, ours: Streams) -> int:
-    """Carries the command out; every error becomes a sentence and a code here."""
+async def _execute(options: argparse.Namespace, way: Way, ours: Streams) -> int:
+    """Connect and run the command. Every error becomes a sentence on stderr and an exit code."""
     arrived, pushed = anyio.create_memory_object_stream[Mapping[str, Any]](inf)
     try:
         with arrived, pushed:
-            # of a federation that runs for a watch alone there would be nothing to see
+            # a federation that runs only for this watch would have no changes to show
             may_run = options.command != "watch"
             async with reached(way, arrived.send_nowait, may_run=may_run) as greeted:
                 asking = PatientPeer(greeted.peer, way.timeout)
@@ -91,12 +91,12 @@ async def _carried_out(options: argparse.Namespace, way: Way, ours: Streams) -> 
                 over_http = isinstance(greeted.peer, HttpClient)
                 running = Running(memory, asking, options, way, ours, pushed, arrived.close, over_http)
                 return await _COMMANDS[options.command](running)
-    except Exception as problem:  # noqa: BLE001 - the last line: no traceback reaches a user
+    except Exception as problem:  # noqa: BLE001 - the outermost handler: a user gets no traceback
         return _failed(_innermost(problem), way, options)
 
 
 def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> int:
-    """Says what went wrong; returns the exit code."""
+    """Print the error, and return the exit code."""
     match problem:
         case OutputClosed():
             if options.command == "export":
@@ -110,9 +110,9 @@ def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> in
             return MISUSED
         case A2MError():
             name = Code(problem.code).name if problem.code in list(Code) else f"error {problem.code}"
-            say(f"{name}: {problem.message}{_when_again(problem)}")
+            say(f"{name}: {problem.message}{_retry_hint(problem)}")
         case HttpFailure() if problem.reason.startswith("HTTP 401"):
-            say(f"{way}: {problem.reason}; a token is taken from the variable {way.token_variable}")
+            say(f"{way}: {problem.reason}; the token is read from the environment variable {way.token_variable}")
         case Unanswered():
             say(f"{way}: {problem.reason}")
         case BadAnswer() | CannotServe() | CannotStart() | DatabaseError() | Incomplete() | NotAnExport() | NotServed():
@@ -123,14 +123,14 @@ def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> in
             where = "" if problem.filename is None else f"{problem.filename}: "
             say(where + (problem.strerror or str(problem)))
         case _:
-            say(f"failed in a way that was not foreseen: {type(problem).__name__}: {problem}")
+            say(f"unexpected error: {type(problem).__name__}: {problem}")
     return FAILED
 
 
-def _when_again(problem: A2MError) -> str:
-    """What the server says of when to repeat the call."""
+def _retry_hint(problem: A2MError) -> str:
+    """Return when to retry the call, if the server says so."""
     seconds = (problem.data or {}).get("retry_after")
-    return f" (repeat it in {seconds:.3g} s)" if isinstance(seconds, int | float) and seconds > 0 else ""
+    return f" (retry in {seconds:.3g} s)" if isinstance(seconds, int | float) and seconds > 0 else ""
 
 
 def _innermost(problem: BaseException) -> BaseException:
@@ -140,7 +140,7 @@ def _innermost(problem: BaseException) -> BaseException:
 
 
 def _check_text(options: argparse.Namespace) -> None:
-    """Raises Unusable for an argument that is no text: it could not be sent."""
+    """Raise Unusable for an argument that is not valid text: it could not be sent."""
     for name, value in vars(options).items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
@@ -148,8 +148,8 @@ def _check_text(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _help_to_nobody() -> Iterator[None]:
-    """Lets the program end in peace when it has printed its help and nobody reads that."""
+def _help_may_be_unread() -> Iterator[None]:
+    """Prevent an error message at exit if the help was printed to a pipe whose reader has ended."""
     try:
         yield
     except SystemExit:

@@ -1,4 +1,4 @@
-"""The commands that are one call: its parameters from the command line, its result shown."""
+"""The commands that consist of one call: parameters from the command line, the result shown."""
 
 from msgspec import UNSET
 
@@ -18,7 +18,7 @@ async def describe(run: Running) -> int:
 async def remember(run: Running) -> int:
     options = run.options
     if options.if_revision is not UNSET and options.key is None:
-        raise Unusable("remember: --if-revision says what must be at a key; expected --key beside it")
+        raise Unusable("remember: --if-revision needs --key, the key whose revision is checked")
     text: str = options.text
     if text == "-":
         text = await _whole(run.streams)
@@ -66,19 +66,19 @@ async def timeline(run: Running) -> int:
 
 async def _show_found(run: Running, found: Recalled) -> int:
     for down in found.degraded:
-        say(f"what the tier {down.tier!r} holds may be missing here: {down.reason}")
+        say(f"records of the tier {down.tier!r} may be missing: {down.reason}")
     prompt = found.prompt
     await run.show(lambda: showing.records(found.records) if prompt is None else showing.plain(prompt).encode() + b"\n")
     if getattr(run.options, "prompt", False) and prompt is None:
-        say("the server renders no text for prompts; these are the records")
-    return DONE if found.records else _nothing("nothing was found")
+        say("the server does not support --prompt; the records are shown instead")
+    return DONE if found.records else _nothing("no record was found")
 
 
 async def fetch(run: Running) -> int:
     key: str = run.options.key
     record = await run.memory.fetch(key)
     await run.show(lambda: b"" if record is None else showing.record(record))
-    return DONE if record is not None else _nothing(f"there is nothing at the key {key!r}")
+    return DONE if record is not None else _nothing(f"there is no record at the key {key!r}")
 
 
 async def forget(run: Running) -> int:
@@ -91,11 +91,11 @@ async def forget(run: Running) -> int:
         which = " and ".join(f"{name} {value!r}" for name, value in chosen.items())
         if not run.streams.asks:
             raise Unusable(
-                f"forget: every record with {which} would go; say --yes, since there is no terminal to ask on"
+                f"forget: this deletes every record with {which}; add --yes, because there is no terminal to ask on"
             )
         answer = await run.streams.answer(f"Forget every record with {showing.plain(which)}? [y/N]")
         if answer.lower() not in ("y", "yes"):
-            say("nothing was forgotten")
+            say("no record was forgotten")
             return FAILED
     forgotten = await run.memory.forget(
         options.ids or None,
@@ -123,7 +123,7 @@ async def reinforce(run: Running) -> int:
 
 async def sessions(run: Running) -> int:
     found = await run.memory.sessions()
-    await run.show(lambda: showing.sessions(found) or b"there is no conversation\n")
+    await run.show(lambda: showing.sessions(found) or b"there are no conversations\n")
     return DONE
 
 
@@ -159,7 +159,7 @@ async def summarize(run: Running) -> int:
 
 
 async def _whole(streams: Streams) -> str:
-    """All of stdin, without the line break at its end."""
+    """Return the whole of stdin, without the line break at its end."""
     data = b"".join([chunk async for chunk in streams.chunks()])
     try:
         return data.decode().removesuffix("\n")

@@ -1,4 +1,4 @@
-"""`a2m export` and `a2m import` as commands: files and streams, progress, and what is said at the end."""
+"""The commands `a2m export` and `a2m import`: their files and streams, progress bars and final messages."""
 
 import sys
 from collections import Counter
@@ -14,13 +14,13 @@ from a2m_router.command.exporting import Export, written_whole
 from a2m_router.command.importing import Import, Line, Numbered
 from a2m_router.command.running import DONE, FAILED, Running, say
 
-# of skipped records so many are told one by one for each reason
+# skipped records are reported one by one up to this number for each reason; all are counted
 _EXAMPLES: Final = 10
 _CHUNK: Final = 65_536
 
 
 async def export(run: Running) -> int:
-    """Writes everything to a file or to stdout."""
+    """Write all records to a file or to stdout."""
     path: Path | None = run.options.file
     export = Export(run.asking, run.way.owner)
     await export.open()
@@ -35,7 +35,7 @@ async def export(run: Running) -> int:
 
 
 async def _copied(export: Export, write: Callable[[bytes], Awaitable[None]]) -> int:
-    """How many records were written."""
+    """Write the header and all records with `write`, and return the number of records."""
     written = 0
     with _progress(export.header.records, beside_data=True) as advance:
 
@@ -52,15 +52,15 @@ async def _copied(export: Export, write: Callable[[bytes], Awaitable[None]]) -> 
 
 
 async def import_(run: Running) -> int:
-    """Writes what a file or stdin holds to the server. FAILED if something was skipped."""
+    """Write the records of a file or of stdin to the server. Return FAILED if a record was skipped or is missing."""
     path: Path | None = run.options.file
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
 
     def say_skipped(line: Line, reason: str) -> None:
         kind = reason.partition(":")[0]
-        told[kind] += 1
-        if told[kind] <= _EXAMPLES:
-            say(f"line {line.number} is skipped: {reason}")
+        reported[kind] += 1
+        if reported[kind] <= _EXAMPLES:
+            say(f"line {line.number} skipped: {reason}")
 
     into = Import(
         run.asking,
@@ -77,14 +77,14 @@ async def import_(run: Running) -> int:
             with path.open("rb") as file:
                 await _import_from(into, _chunks(file))
     except Exception:
-        say(f"{_counted(into)}; it can be repeated, what is there is left alone")
+        say(f"{_counted(into)}; the import can be repeated, records that exist stay unchanged")
         raise
     counts = into.counts
     run.asking.last = msgspec.json.encode(counts)
     await run.show(lambda: _counted(into).encode() + b"\n")
-    announced, came = into.header.records, counts.written + counts.already_there + counts.skipped.total()
-    if announced is not None and came < announced:
-        say(f"the file says that it has {announced:,} records, and {came:,} came: it is not whole")
+    announced, read = into.header.records, counts.written + counts.already_there + counts.skipped.total()
+    if announced is not None and read < announced:
+        say(f"the file is incomplete: its header announces {announced:,} records, and it has {read:,}")
         return FAILED
     return FAILED if counts.skipped else DONE
 
@@ -108,6 +108,7 @@ async def _import_from(into: Import, chunks: AsyncGenerator[bytes, None]) -> Non
 
 
 def _counted(into: Import) -> str:
+    """Return the counts of an import in words."""
     counts = into.counts
     reasons = [f"{number:,} skipped ({reason})" for reason, number in counts.skipped.items()]
     return ", ".join([f"{counts.written:,} written", f"{counts.already_there:,} already there", *reasons])
@@ -127,12 +128,15 @@ def _into(file: BinaryIO) -> Callable[[bytes], Awaitable[None]]:
 
 @contextmanager
 def _progress(total: int | None, *, beside_data: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr, where that is a terminal, and what goes to stdout `beside` it does not go there, too. What is
-    yielded takes how many are done, and of how many if that has become known."""
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
+
+    If data is written to stdout meanwhile (`beside_data`), there is a bar only if that is not a terminal, too. The
+    yielded function takes the number of records done, and their total number or None.
+    """
     if not sys.stderr.isatty() or (beside_data and sys.stdout.isatty()):
         yield lambda done, of: None
         return
-    # loaded where somebody sees it
+    # imported here: only a terminal needs it
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 

@@ -1,9 +1,9 @@
-"""`a2m export`: every record as a line of JSON, as the server tells it, after a line that says what this is.
+"""`a2m export`: a header line, then every record as a line of JSON, unchanged from the server's result.
 
-What is held at once is bounded where the server can be read in pages (a2m-router and a2m-store say that they can). The
-protocol itself has none: elsewhere the timeline is read conversation by conversation, or whole where there are few
-records; a part that is too long for one message is read tier by tier. A record that moves meanwhile may then come
-twice, which `a2m import` does not mind.
+Memory use is bounded if the server supports pages, as a2m-router and a2m-store declare. Pages are an extension of the
+protocol. From other servers the timeline is read conversation by conversation, or as a whole if there are few records.
+A part that is too long for one message is read tier by tier. A record that moves meanwhile may then appear twice;
+`a2m import` ignores the second copy.
 """
 
 import os
@@ -30,9 +30,9 @@ FORMAT: Final = "a2m-export"
 VERSION: Final = 1
 
 _PAGE: Final = 500
-# so many records are read at once
+# up to this number, records are read in one call
 _FEW: Final = 2000
-# a server that is away is waited for so long, with so long between two questions, seconds
+# how long to wait for a server that is down, and between two attempts, in seconds
 _PATIENCE: Final = 60.0
 _FIRST_WAIT: Final = 0.1
 _LONGEST_WAIT: Final = 2.0
@@ -41,7 +41,7 @@ Take = Callable[[list[Raw]], Awaitable[None]]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line. `records` is how many the server counted, None where it does not."""
+    """The first line. `records` is their number by the server's count; None if it does not count them."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -54,9 +54,9 @@ class Incomplete(Exception):
 
 
 class Export:
-    """The records of one server, to the byte. `open` comes first.
+    """An export of all records of one server, byte for byte.
 
-    `header` and the records that `copy` hands on are all there is to an export.
+    Call `open` first. Then `header` is the first line, and `copy` passes on the records.
     """
 
     def __init__(self, asking: PatientPeer, owner: str | None) -> None:
@@ -66,7 +66,7 @@ class Export:
         self._described = _Described(name="")
 
     async def open(self) -> None:
-        """Ask what there is."""
+        """Read the server's description."""
         self._described = described = await self._asking.read(
             "memory/describe", _Described, protocol=PROTOCOL, owner=self._owner
         )
@@ -76,9 +76,10 @@ class Export:
         )
 
     async def copy(self, take: Take) -> None:
-        """Hands every record to `take`, some at a time; oldest first within each conversation at least.
+        """Pass every record to `take`, several at a time. At least within a conversation, older records come first.
 
-        Raises Incomplete where a tier does not answer.
+        Raises:
+            Incomplete: a tier does not answer.
         """
         counted = self.header.records
         if _of_store(self._described.store).pages:
@@ -90,7 +91,7 @@ class Export:
 
     @property
     def _tiers(self) -> list[Tier]:
-        """Those that the server writes to; what is mounted belongs to somebody else."""
+        """The tiers that the server writes to. The records of mounts belong to other services."""
         return [tier for tier in self._described.tiers or () if not tier.mount]
 
     @property
@@ -104,7 +105,7 @@ class Export:
             try:
                 page = await self._page(size, after)
             except AnswerTooLong:
-                # a page of long records may be too long for one message
+                # a page of long records may exceed the length of one message: halve it
                 if size == 1:
                     raise
                 size //= 2
@@ -116,8 +117,10 @@ class Export:
             size = min(2 * size, _PAGE)
 
     async def _page(self, size: int, after: str | None) -> "_Page":
-        """The page behind `after`. A cursor outlives the server: one that is away, or says that it stops, is waited for
-        until it has been started again."""
+        """Return the page after the cursor `after`.
+
+        A cursor stays valid when the server restarts. So if the server is down or shuts down, wait for its restart.
+        """
         until, wait = -inf, _FIRST_WAIT
         while True:
             try:
@@ -128,22 +131,22 @@ class Export:
                     raise
                 if until == -inf:
                     until = now + _PATIENCE
-                    say(f"the export waits for the server, for {_PATIENCE:.0f} s at most, and then goes on: {problem}")
+                    say(f"server down, the export waits for it, for at most {_PATIENCE:.0f} s: {problem}")
                 if now >= until:
                     raise
                 await anyio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
 
     async def _copy_conversations(self, take: Take) -> None:
-        """Each conversation, in the order in which they were opened; then the records of none."""
+        """Copy each conversation, in the order in which they were opened; then the records without a conversation."""
         found = (await self._asking.read("memory/session/list", _Sessions, owner=self._owner)).sessions
         found.sort(key=lambda session: session.opened_at or "")
-        # owners may have conversations of one name; they are read together
+        # several owners may have a conversation with the same name; one call reads them all
         for name in (*dict.fromkeys(session.session for session in found), None):
             await self._copy_part(take, where={"session": name})
 
     async def _copy_part(self, take: Take, where: dict[str, Any] | None = None, tier: str | None = None) -> None:
-        """What a `where` and a tier mean: in one piece, or in several where that is too much for one answer."""
+        """Copy the records that `where` and `tier` select, in several calls if they are too long for one result."""
         try:
             whole = await self._timeline(where=where, tier=tier)
         except AnswerTooLong:
@@ -161,7 +164,9 @@ class Export:
         embeddings = True if "embeddings" in self._described.capabilities else None
         page = await self._asking.read("memory/timeline", _Page, embeddings=embeddings, owner=self._owner, **params)
         for down in _degraded(page.degraded):
-            raise Incomplete(f"an export must not lack what the tier {down.tier!r} holds: {down.reason}")
+            raise Incomplete(
+                f"the export is incomplete, the tier {down.tier!r} did not return its records: {down.reason}"
+            )
         mounted = {tier.name for tier in self._described.tiers or () if tier.mount}
         if mounted:
             page.records = [raw for raw in page.records if msgspec.json.decode(raw, type=_Lives).tier not in mounted]
@@ -169,20 +174,22 @@ class Export:
 
 
 def _is_restart(problem: ConnectionLost | A2MError, *, is_known: bool) -> bool:
-    """Whether a server that fails so may just be started again; `is_known`: it has been so before."""
+    """Return whether an error may come from a restart of the server. `is_known`: an earlier error certainly did."""
     if isinstance(problem, HttpFailure):
-        return problem.reason.startswith("HTTP 50")  # something before it speaks for it
+        return problem.reason.startswith("HTTP 50")  # a proxy in front of the server may answer in its place
     if isinstance(problem, A2MError):
         data = problem.data or {}
-        # a server that has just come up may have to be waited for by one that has not
+        # after a restart the router is up before its tiers are; until then it returns errors with retry_after
         return data.get("reason") == STOPPING or (is_known and "retry_after" in data)
     return True
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of what is at `path` when the block has ended well; readable by its
-    owner alone. What is no ordinary file (a pipe, a device) is written to at once."""
+    """Yield a new file, readable by its owner only, that replaces the one at `path` if the block ends without an error.
+
+    If `path` is not a regular file (a pipe, a device), it is written to directly.
+    """
     path = path.resolve()
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         with path.open("wb") as file:
@@ -225,16 +232,16 @@ class _Lives(msgspec.Struct):
     tier: str | None = None
 
 
-def _of_store(said: Any) -> _Store:
-    # the name is not the protocol's: another server may mean something else by it
+def _of_store(store: Any) -> _Store:
+    # `store` is not part of the protocol: in another server's description it may have another meaning
     try:
-        return msgspec.convert(said, _Store)
+        return msgspec.convert(store, _Store)
     except msgspec.ValidationError:
         return _Store()
 
 
-def _degraded(said: Any) -> list[Degraded]:
+def _degraded(degraded: Any) -> list[Degraded]:
     try:
-        return msgspec.convert(said or [], list[Degraded])
+        return msgspec.convert(degraded or [], list[Degraded])
     except msgspec.ValidationError as problem:
         raise BadAnswer(f"memory/timeline: degraded: {problem}") from None

@@ -1,11 +1,11 @@
-"""`a2m import`: the records of an export, written to any server; an interrupted one can simply be repeated.
+"""`a2m import`: writes the records of an export to any server. An interrupted import can be repeated.
 
-No record that is there is changed. Ids that exist are left alone, and so is a key that another record has: both are
-looked up before a batch is written. What a server would silently not keep, since it does not declare the capability, it
-does not get, unless the field is left out on purpose.
+An import changes no existing record. Before it writes a batch, it looks up the ids and keys: a record whose id exists,
+or whose key another record has, is not written. A record with a field that the server would silently lose, because it
+does not declare the capability, is skipped, unless --drop leaves the field out.
 
-A record without an id is given one that follows from its text and its place in the file, so that it is written once
-however often the file is read.
+A record without an id gets one that is computed from its text and its place in the file. So it is written only once,
+even if the file is imported several times.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from a2m_router.protocol.wire.lines import BYTE_ORDER_MARK, DEFAULT_MAX_MESSAGE
 from a2m_router.protocol.wire.records import Draft
 from a2m_router.protocol.wire.timestamps import moment, render
 
-# records in a batch, unless the server takes fewer; and about how many bytes
+# the most records in a batch, unless the server's limit is lower; and about the most bytes
 _BATCH: Final = 200
 _BATCH_BYTES: Final = 4 * 2**20
 
-# errors that are about a record: the others of its batch can still be written
+# errors that concern one record: the other records of the batch can still be written
 _ABOUT_A_RECORD: Final = frozenset(
     {
         *(Code.INVALID_PARAMS, Code.SCOPE_DENIED, Code.QUOTA_EXCEEDED, Code.EMBEDDING_MISMATCH),
@@ -39,14 +39,14 @@ _ABOUT_A_RECORD: Final = frozenset(
     }
 )
 
-# the capability that each field of a record belongs to, but for core's
+# the capability that each field of a record belongs to, except the fields of core
 _CAPABILITY: Final = {
     field: capability for capability, fields in FIELDS.items() if capability != "core" for field in fields
 }
 
 
 class NotAnExport(Exception):
-    """The file cannot be imported, in a sentence that names the line."""
+    """The file cannot be imported; a sentence that names the line."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """What became of the records; `skipped` counts by reason."""
+    """The number of records by outcome; `skipped` counts by reason."""
 
     written: int = 0
     already_there: int = 0
@@ -65,15 +65,16 @@ class Counts(msgspec.Struct):
 
 
 class Import:
-    """Writes records to one server: `open` comes first, then `take` for every line, then `finish`.
+    """An import into one server. Call `open` first, then `take` for every line, then `finish`.
+
+    `counts` has the outcomes so far, `header` the first line of the file.
 
     Args:
-        owner: of records that have none.
-        drop: fields that are left out of every record.
+        asking: the connection to the server.
+        owner: the owner of records that have none.
+        drop: the fields to leave out of every record.
         told_by_token: the server takes the owner of records that have none from the connection.
-        on_skipped: is told of each record that is skipped, and why.
-
-    `counts` is what became of the records so far, `header` what the file says of itself.
+        on_skipped: called with each skipped record and the reason.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Import:
         self._place = 0  # of the last record in the file
 
     async def open(self) -> None:
-        """Ask what the server takes."""
+        """Read the server's limits, capabilities and tiers."""
         described = await self._asking.read("memory/describe", _Described, protocol=PROTOCOL, owner=self._owner)
         declared = described.limits.max_records_per_call if described.limits else None
         self._most = min(_BATCH, declared or _BATCH)
@@ -109,9 +110,10 @@ class Import:
             self._tiers = frozenset(tier.name for tier in described.tiers)
 
     async def take(self, number: int, text: bytes) -> bool:
-        """Takes one line; True if a batch was full and has been written before it.
+        """Add one line to the batch. If the batch is full, write it first, and return True.
 
-        Raises NotAnExport for a line that is no record, before anything of its batch is written.
+        Raises:
+            NotAnExport: the line is not a record. No record of its batch has been written.
         """
         if number == 1 and (header := _header(text)) is not None:
             self.header = header
@@ -130,13 +132,13 @@ class Import:
         return full
 
     async def finish(self) -> None:
-        """Writes what is left, at the end of the file."""
+        """Write the current batch; called once more at the end of the file."""
         batch, self._batch, self._held = self._batch, [], 0
         if batch:
             await self._write_new(batch)
 
     async def _write_new(self, batch: Sequence[Line]) -> None:
-        """Writes those of a batch that are not there, and whose key is free."""
+        """Write the records of a batch whose id is new and whose key is free."""
         taken = await self._ids_there([id_of(line) for line in batch])
         holders = await self._key_holders(batch)
         new: list[Line] = []
@@ -149,11 +151,15 @@ class Import:
             if id in taken:
                 self.counts.already_there += 1
             elif lost is not None:
-                self._skip(line, f"the server declares no {lost[1]}, and would lose its {lost[0]}; --drop {lost[0]}")
+                self._skip(
+                    line,
+                    f"the server does not declare {lost[1]}, so it would lose the field {lost[0]}; --drop {lost[0]} "
+                    "imports the record without it",
+                )
             elif self._tiers is not None and draft.tier is not None and draft.tier not in self._tiers:
-                self._skip(line, f"no tier is called {draft.tier!r} here; --drop tier")
+                self._skip(line, f"the server has no tier {draft.tier!r}; --drop tier lets the server choose one")
             elif holder is not None:
-                self._skip(line, "its key is another record's", f": {draft.key!r} is that of {holder!r}")
+                self._skip(line, "another record has its key", f": {draft.key!r} belongs to {holder!r}")
             else:
                 taken.add(id)
                 if address is not None:
@@ -163,7 +169,7 @@ class Import:
             await self._write(new)
 
     async def _write(self, lines: Sequence[Line]) -> None:
-        """Writes lines in one call; where the server refuses one of them, the others without it."""
+        """Write lines in one call. If the server rejects a record, write the others without it."""
         drafts = [line.draft for line in lines]
         try:
             ids = (await self._asking.read("memory/remember", _Ids, records=drafts, owner=self._owner)).ids
@@ -171,7 +177,7 @@ class Import:
             if error.code not in _ABOUT_A_RECORD:
                 raise
             if len(lines) == 1:
-                self._skip(lines[0], f"refused with {Code(error.code).name}", f": {error.message}")
+                self._skip(lines[0], f"rejected with {Code(error.code).name}", f": {error.message}")
                 return
             half = len(lines) // 2
             await self._write(lines[:half])
@@ -179,21 +185,21 @@ class Import:
             return
         if ids != [draft.id for draft in drafts]:
             first, last = lines[0].number, lines[-1].number
-            raise BadAnswer(f"memory/remember: lines {first} to {last} were given ids, and the server answered others")
+            raise BadAnswer(f"memory/remember: the server returned other ids than those of lines {first} to {last}")
         self.counts.written += len(ids)
 
     async def _ids_there(self, ids: Sequence[str]) -> set[str]:
         return {record.id for record in await self._found({"id": ids})}.intersection(ids)
 
     async def _key_holders(self, batch: Sequence[Line]) -> dict[tuple[str | None, str], str]:
-        """Whose the keys of a batch are, by owner and key."""
+        """Return the ids of the records that have the keys of a batch, by owner and key."""
         keys = [line.draft.key for line in batch if line.draft.key is not None]
         if not keys or "keys" not in self._capabilities:
             return {}
         found = [record for record in await self._found({"key": keys}) if record.key is not None]
         holders = {(record.owner, str(record.key)): record.id for record in found}
         if self._told_by_token:
-            # whose the token is cannot be known: any record at the key may be what a record without an owner replaces
+            # the owner of the token is not known: a record without an owner might replace any record with its key
             holders |= {(None, str(record.key)): record.id for record in found}
         return holders
 
@@ -201,20 +207,20 @@ class Import:
         return self._owner if draft.owner is None else draft.owner
 
     async def _found(self, where: dict[str, Any]) -> "list[_There]":
-        # a server that takes no `where` here answers with more than was asked for
+        # a server that does not support this `where` returns more records than requested
         there = await self._asking.read("memory/timeline", _Timeline, where=where, owner=self._owner)
         if there.degraded:
             raise A2MError(
                 Code.INTERNAL_ERROR,
-                "a tier does not answer all that it holds, so it cannot be told which records are there already; "
-                "`a2m timeline` says why",
+                "a tier did not return all its records, so it is not known which records exist already; run "
+                "`a2m timeline` for the reason",
             )
         return there.records
 
     def _not_kept(self, draft: Draft) -> tuple[str, str] | None:
-        """A field of the record that the server would not keep, and its capability."""
+        """Return a field of the record that the server would lose, and its capability; None if there is none."""
         for field, capability in _CAPABILITY.items():
-            # a revision says how often a key was rewritten, and nothing without one
+            # a revision counts the writes to a key; without a key it has no meaning
             means_something = field != "revision" or draft.key is not None
             if capability not in self._capabilities and means_something and getattr(draft, field, None) is not None:
                 return field, capability
@@ -226,13 +232,13 @@ class Import:
 
 
 def id_of(line: Line) -> str:
-    """The id of a line's record; each has one."""
+    """Return the id of a line's record. `Import.take` gives an id to each record that has none."""
     assert line.draft.id is not None
     return line.draft.id
 
 
 class Numbered:
-    """Cuts a stream into its lines, numbered from 1, and leaves blank ones out."""
+    """A splitter of a stream into lines, numbered from 1. Blank lines are counted and left out."""
 
     def __init__(self) -> None:
         self._number = 1
@@ -240,7 +246,7 @@ class Numbered:
         self._held = 0
 
     def feed(self, chunk: bytes) -> list[tuple[int, bytes]]:
-        """The lines that `chunk` completes. Raises NotAnExport for one that is longer than a message may be."""
+        """Return the lines that `chunk` completes. Raises NotAnExport for a line longer than a message may be."""
         lines: list[tuple[int, bytes]] = []
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
@@ -254,7 +260,7 @@ class Numbered:
         return lines
 
     def end(self) -> list[tuple[int, bytes]]:
-        """The line that is still open, as if its newline had come, without a byte order mark at its head."""
+        """Return the last line, which has no newline yet, without a byte order mark at its beginning."""
         line = b"".join(self._pieces).removeprefix(BYTE_ORDER_MARK)
         self._pieces, self._held = [], 0
         return [(self._number, line)] if line.strip() else []
@@ -297,7 +303,7 @@ class _FirstLine(msgspec.Struct):
 
 
 def _header(text: bytes) -> Header | None:
-    """The header in the first line, if it is one. Raises NotAnExport for one of a later version."""
+    """Return the header, if the first line is one. Raises NotAnExport for a header of another version."""
     try:
         first = msgspec.json.decode(text, type=_FirstLine)
     except msgspec.MsgspecError:
@@ -305,13 +311,13 @@ def _header(text: bytes) -> Header | None:
     if first.format != FORMAT:
         return None
     if first.version != VERSION:
-        raise NotAnExport(f"line 1: an export of version {first.version!r}; this program knows {VERSION}")
+        raise NotAnExport(f"line 1: expected an export of version {VERSION}, got version {first.version!r}")
     return Header(records=first.records if isinstance(first.records, int) else None)
 
 
 def _draft(number: int, text: bytes) -> Draft:
-    """The record in a line. Raises NotAnExport."""
-    problem = _refused_at_the_door(text)
+    """Return the record in a line. Raises NotAnExport."""
+    problem = _malformed(text)
     if problem is None:
         try:
             draft = msgspec.json.decode(text, type=Draft)
@@ -324,18 +330,18 @@ def _draft(number: int, text: bytes) -> Draft:
             problem = _mistaken(draft)
             if problem is None:
                 return draft
-    raise NotAnExport(f"line {number} is no record: {problem}")
+    raise NotAnExport(f"line {number} is not a record: {problem}")
 
 
-def _refused_at_the_door(text: bytes) -> str | None:
-    """What every server refuses, whatever it means: it would be the whole call that is refused."""
+def _malformed(text: bytes) -> str | None:
+    """Return why any server would reject a whole call that has this record in it; None if it would not."""
     try:
         text.decode()
         parse_request(b'{"jsonrpc":"2.0","id":1,"method":"memory/remember","params":{"record":%s}}' % text.strip())
     except UnicodeDecodeError as problem:
         return f"not valid UTF-8 at byte {problem.start}"
     except MalformedMessage as malformed:
-        # what is no JSON is told better by those who read it without an envelope
+        # for invalid JSON the caller has a better message: it decodes the line without the request around it
         return malformed.message.removeprefix("params: ") if malformed.code == Code.INVALID_PARAMS else None
     return None
 
@@ -347,7 +353,7 @@ def _mistaken(draft: Draft) -> str | None:
         return "metadata: expected an object"
     if draft.created_at is not None:
         try:
-            draft.created_at = render(moment(draft.created_at))  # a server may take no other form
+            draft.created_at = render(moment(draft.created_at))  # a server may accept only this form
         except ValueError as problem:
             return f"created_at: {problem}"
     return None

@@ -1,5 +1,7 @@
-"""A connection that remembers the last result as it came: what is printed or copied is what the server said, to the
-byte, with whatever this client does not know of."""
+"""A connection that keeps the bytes of the last result.
+
+So the command prints or copies exactly what the server returned, with fields that this client does not know.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ T = TypeVar("T")
 
 
 class PatientPeer:
-    """A `Peer` in front of another."""
+    """A `Peer` that forwards to another one. `last` is the last result in bytes; `timeout` holds for `read`."""
 
     def __init__(self, peer: Peer, timeout: float) -> None:
         self.last = b"{}"
@@ -46,6 +48,6 @@ class PatientPeer:
         return raw
 
     async def read(self, method: str, type: type[T], **params: Any) -> T:
-        """The result of one call as `type`; parameters that are None are left out."""
+        """Call a method, and return its result as `type`. Parameters that are None are left out."""
         given = {name: value for name, value in params.items() if value is not None}
         return read(method, await self.call(method, given, timeout=self._timeout), type)

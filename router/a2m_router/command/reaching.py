@@ -1,4 +1,4 @@
-"""Which memory the command talks to, and how it gets there."""
+"""Selects the memory that the command calls, and connects to it."""
 
 import argparse
 import logging
@@ -23,8 +23,8 @@ _USUAL_ADDRESS: Final = "127.0.0.1:8778"
 _TOKEN_VARIABLE: Final = "A2M_TOKEN"
 _CA_VARIABLE: Final = "A2M_CA_FILE"
 _HOW: Final = (
-    "say which memory: --http URL, --stdio COMMAND or --config FILE, or put an address into A2M_URL; "
-    "there is no federation.toml in this folder"
+    "no memory selected, and there is no federation.toml in this folder: give --http URL, --stdio COMMAND or "
+    "--config FILE, or put an address into A2M_URL"
 )
 
 log = logging.getLogger(__name__)
@@ -33,15 +33,15 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class Unusable(Exception):
-    """The arguments make no sense together; a sentence."""
+    """The arguments are not valid; a sentence."""
 
 
 class NotServed(Exception):
-    """No router that serves HTTP has the federation; a sentence."""
+    """No router serves the federation over HTTP; a sentence."""
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How to get to a memory: exactly one of `http`, `stdio` and `config`."""
+    """The address of a memory, exactly one of `http`, `stdio` and `config`; and how to connect to it."""
 
     http: str | None = None
     stdio: tuple[str, ...] | None = None
@@ -57,12 +57,12 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
             return self.http
         return shlex.join(self.stdio) if self.stdio is not None else str(self.config)
 
-    def __repr__(self) -> str:  # the token is nobody's business
+    def __repr__(self) -> str:  # without the token: a repr may end up in a log
         return f"<Way {self}>"
 
 
 def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
-    """The way that the options say, or the environment. Raises Unusable."""
+    """Return the way that the options select, else the environment or this folder. Raises Unusable."""
     given = {name: getattr(options, name) for name in ("http", "stdio", "config") if hasattr(options, name)}
     if len(given) > 1:
         raise Unusable(f"expected one of --http, --stdio and --config, got --{' and --'.join(given)}")
@@ -78,7 +78,7 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
         raise Unusable(f"--ca-file: there is no file {str(ca_file)!r}")
     variable = getattr(options, "token_env", _TOKEN_VARIABLE)
     if hasattr(options, "token_env") and not environ.get(variable):
-        raise Unusable(f"--token-env: there is nothing in the variable {variable}")
+        raise Unusable(f"--token-env: the environment variable {variable} is empty or not set")
     return Way(
         http=given.get("http"),
         stdio=None if "stdio" not in given else _words(given["stdio"]),
@@ -102,17 +102,22 @@ def _ca_file(options: argparse.Namespace, environ: Mapping[str, str]) -> Path | 
 
 
 def way_to(config: Path, environ: Mapping[str, str]) -> Way:
-    """The way to the federation of a file; the token and certificates are the environment's."""
+    """Return the way to the federation of a file, with the token and certificates that the environment names."""
     token = environ.get(_TOKEN_VARIABLE) or None
     return Way(config=config, token=token, ca_file=_ca_file(argparse.Namespace(), environ))
 
 
 def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:
-    """The memory; `on_event` is told of pushed events, over bindings that can push.
+    """Connect to a memory for the length of a block.
 
-    `may_run`: whether a federation that no router has is run here, which keeps all others out meanwhile.
+    Args:
+        way: the memory, and how to connect to it.
+        on_event: called with each pushed event, if the connection supports push.
+        may_run: run the federation in this process if no router has it. No other process can have it meanwhile.
 
-    Raises what `connect`, `connect_command` and `open_federation` raise; NotServed.
+    Raises:
+        NotServed: no router has the federation, and `may_run` is False.
+        Exception: the errors of `connect`, `connect_command` and `open_federation`.
     """
     if way.http is not None:
         return connect(way.http, way.token, timeout=way.timeout, owner=way.owner, ca_file=way.ca_file, few=True)
@@ -130,32 +135,32 @@ def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsy
 
 @asynccontextmanager
 async def _federation(way: Way, config: Path, on_event: OnEvent, may_run: bool) -> AsyncIterator[Memory]:
-    """The federation of a file: the router that has it, over HTTP, or else run here for as long as the block lasts."""
+    """Yield the federation of a file: through the router that serves it over HTTP, else run in this process."""
     state = load(config, os.environ).state
     async with AsyncExitStack() as stack:
         url = announced(state)
         memory: Memory | None = None
         if url is None and not may_run:
             raise NotServed(
-                f"no router that serves HTTP has the federation of {config}; start it with --http {_USUAL_ADDRESS}"
+                f"no router serves the federation of {config} over HTTP; start a2m-router with --http {_USUAL_ADDRESS}"
             )
         if url is None:
-            # the whole router: only those load it who run one
+            # imported here: this loads the whole router, which most calls do not need
             from a2m_router.daemon.opening import open_federation
 
             here = open_federation(config, timeout=way.timeout, owner=way.owner, on_notification=on_event)
             try:
                 memory = await stack.enter_async_context(here)
             except InUse as problem:
-                url = announced(state)  # it may just have come up
+                url = announced(state)  # a router may have started meanwhile
                 if url is None:
                     raise DatabaseError(
-                        f"{problem}. Whoever has it cannot be joined, since it does not serve HTTP (yet): end it, or "
-                        f"start it with --http {_USUAL_ADDRESS}"
+                        f"{problem}. That process does not serve HTTP (yet), so a2m cannot use it: end it, or restart "
+                        f"it with --http {_USUAL_ADDRESS}"
                     ) from None
         if memory is None:
             assert url is not None
-            log.info("a router has the federation already, and listens on %s", url)
+            log.info("a router serves this federation already, connecting to %s", url)
             there = connect(url, way.token, timeout=way.timeout, owner=way.owner, few=True)
             memory = await stack.enter_async_context(there)
         yield memory
@@ -165,7 +170,7 @@ def _words(line: str) -> tuple[str, ...]:
     try:
         words = shlex.split(line)
     except ValueError as problem:
-        raise Unusable(f"--stdio: not quoted as a shell would have it: {problem}") from None
+        raise Unusable(f"--stdio: expected a command line with shell quoting: {problem}") from None
     if not words:
         raise Unusable("--stdio: expected a command line, such as 'a2m-store notes.db'")
     return tuple(words)

@@ -1,4 +1,4 @@
-"""What every command works with: the memory, what was asked of it, the streams; and what it says on stderr."""
+"""The context of a command: the memory, the options and the streams; and its messages on stderr."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ from a2m_router.protocol.client.memory import Memory
 
 PROGRAM: Final = "a2m"
 
-# the exit codes; `a2m --help` says what they mean
+# the exit codes; `a2m --help` explains them
 DONE: Final = 0
 FAILED: Final = 1
 MISUSED: Final = 2
@@ -25,8 +25,11 @@ INTERRUPTED: Final = 130
 
 
 class Running(msgspec.Struct, frozen=True):
-    """What a command works with. `memory` asks through `asking`. `pushed` are the events that come by themselves; after
-    `no_more` they end with those that are there."""
+    """The context of a command.
+
+    `memory` sends its calls through `asking`. `pushed` yields the events that the server pushes; after `no_more` it
+    ends once the events already received are consumed.
+    """
 
     memory: Memory
     asking: PatientPeer
@@ -39,15 +42,15 @@ class Running(msgspec.Struct, frozen=True):
 
     @property
     def raw(self) -> bool:
-        """Whether results are written as they came, instead of drawn for a person."""
+        """Whether results are written unchanged, as JSON, instead of as tables."""
         return not self.streams.shows or hasattr(self.options, "json")
 
     async def show(self, drawn: Callable[[], bytes]) -> None:
-        """Writes the last result: as it came, or as `drawn`."""
+        """Write the last result, unchanged if `raw`, else as `drawn` returns it."""
         await self.streams.write(self.asking.last + b"\n" if self.raw else drawn())
 
 
 def say(sentence: str) -> None:
-    """Says something on stderr, in one line unless that is a terminal and too narrow."""
+    """Print a sentence to stderr, in one line; on a narrow terminal, in several."""
     line = f"{PROGRAM}: {showing.plain(sentence)}"
     print(showing.fitted(line) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)

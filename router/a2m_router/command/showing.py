@@ -1,7 +1,7 @@
-"""Results as a person reads them, on a terminal. Pure but for the terminal's width.
+"""Results as text for a terminal. Pure, except that it reads the terminal's width.
 
-Whatever a server says may have been written by anybody: control characters are shown, never sent to the terminal.
-What draws is loaded by the first thing that is drawn: in a pipe nothing is, and there the command starts sooner.
+Text from a server is not trusted: control characters are shown as escapes and never sent to the terminal.
+The drawing library is imported at the first use: without a terminal it is not needed, and the command starts faster.
 """
 
 import json
@@ -20,7 +20,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u
 
 _UNDATED: Final = "undated"
 
-# the narrowest that content is made for the sake of columns that tell less
+# the width that the content column needs at least; less important columns are left out for it
 _CONTENT: Final = 30
 
 T = TypeVar("T")
@@ -28,29 +28,29 @@ T = TypeVar("T")
 Column = tuple[str, Callable[[T], str | None]]
 
 
-# what is cut or broken says nothing any more; and what of a record a narrow terminal does without, in this order
+# columns whose values must not be cut or wrapped; and the columns that a narrow terminal leaves out, in this order
 _WHOLE: Final = frozenset({"score", "written", "tier", "id"})
 _LEFT_OUT_FIRST: Final = ("metadata", "role", "owner", "session", "key", "score", "written")
 
-# characters and lines of a content in a table; to lay out more takes seconds
+# the most characters and lines of a content in a table: the layout of more takes seconds
 _MOST_SHOWN: Final = 2000
 _MOST_LINES: Final = 40
 
 
 def plain(text: str) -> str:
-    """A text without what a terminal would obey: control characters, and those that turn the direction of writing."""
+    """Return a text with escapes in place of control characters and characters that change the writing direction."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _short(text: str) -> str:
-    """As much of a text as a table can show: what is longer is to be had as JSON."""
+    """Return the part of a text that a table shows. The whole text is available with --json."""
     lines = text[:_MOST_SHOWN].splitlines()[:_MOST_LINES]
     short = "\n".join(lines)
     return short if len(short) >= len(text.rstrip()) else f"{short} …"
 
 
 def records(found: Sequence[Record]) -> bytes:
-    """A table of records, with a column for each field that one of them has."""
+    """Return a table of records, with a column for each field that at least one of them has."""
     return _table(
         found,
         (
@@ -70,15 +70,15 @@ def records(found: Sequence[Record]) -> bytes:
 
 
 def record(found: Record) -> bytes:
-    """One record, a field a line."""
-    told = [(name, getattr(found, name)) for name in found.__struct_fields__]
+    """Return one record as text, one field on each line."""
+    fields = [(name, getattr(found, name)) for name in found.__struct_fields__]
     if not is_dated(found.created_at):
-        told = [(name, _UNDATED if name == "created_at" else value) for name, value in told]
-    return _fields((name, value) for name, value in told if value not in (None, {}))
+        fields = [(name, _UNDATED if name == "created_at" else value) for name, value in fields]
+    return _fields((name, value) for name, value in fields if value not in (None, {}))
 
 
 def sessions(found: Sequence[Session]) -> bytes:
-    """A table of conversations."""
+    """Return a table of conversations."""
     return _table(
         found,
         (
@@ -93,7 +93,7 @@ def sessions(found: Sequence[Session]) -> bytes:
 
 
 def description(described: Description) -> bytes:
-    """What a server says of itself: a field a line, then its tiers."""
+    """Return a server's description: one field on each line, then a table of its tiers."""
     limits = described.limits
     embeddings = described.embeddings
     lines = {
@@ -104,8 +104,8 @@ def description(described: Description) -> bytes:
         "records in a recall": limits and limits.max_recall_limit,
         "characters in a record": limits and limits.max_content_length,
         "vectors": embeddings and f"{embeddings.metric}, {embeddings.dimensions or 'any'} dimensions",
-        "events come by themselves": None if described.events is None else ("no", "yes")[described.events.push],
-        "the service behind it": _health(described.service),
+        "pushes events": None if described.events is None else ("no", "yes")[described.events.push],
+        "service behind it": _health(described.service),
         "text for prompts": described.prompt and ", ".join(described.prompt.styles),
     }
     shown = _fields((name, value) for name, value in lines.items() if value is not None)
@@ -139,13 +139,13 @@ def _health(service: Any) -> str | None:
 
 
 def consolidated(did: Consolidated) -> bytes:
-    """What a consolidation or the end of a session did."""
-    told = {name: getattr(did, name) for name in did.__struct_fields__ if name != "counts"}
-    return _fields([*told.items(), ("in tiers", _counts(did.counts) or "–")])
+    """Return what a consolidation or the end of a session changed, one field on each line."""
+    fields = {name: getattr(did, name) for name in did.__struct_fields__ if name != "counts"}
+    return _fields([*fields.items(), ("in tiers", _counts(did.counts) or "–")])
 
 
 def event(happened: Mapping[str, Any]) -> bytes:
-    """One event, on one line if there is room for it."""
+    """Return one event as one line; on a narrow terminal, as several."""
     rest = {name: value for name, value in happened.items() if name not in ("kind", "at")}
     words = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in rest.items()]
     line = plain("  ".join([str(happened.get("at", "")), str(happened.get("kind", "")), *words])).replace("\n", "\\n")
@@ -153,14 +153,14 @@ def event(happened: Mapping[str, Any]) -> bytes:
 
 
 def fitted(text: str) -> str:
-    """A line as a terminal shows it whole: in several, if it is too narrow."""
+    """Return a line wrapped to the width of the terminal."""
     from a2m_router.process import drawing
 
     return drawing.wrapped(text, drawing.terminal_width())
 
 
 def _moment(timestamp: str | None) -> str | None:
-    """A timestamp to the second, without what is the same in all of them."""
+    """Return a timestamp to the second, without the "T" and the time zone."""
     if timestamp is None:
         return None
     return timestamp[:19].replace("T", " ") if is_dated(timestamp) else _UNDATED
@@ -176,14 +176,14 @@ def _table(rows: Sequence[T], columns: Iterable[Column[T]], left_out: Sequence[s
     from a2m_router.process import drawing
 
     width = drawing.terminal_width()
-    cells = [(name, [told(row) for row in rows]) for name, told in columns]
+    cells = [(name, [value_of(row) for row in rows]) for name, value_of in columns]
     filled = [(name, [plain(cell or "") for cell in column]) for name, column in cells if any(column)]
     table = drawing.table(_fitting(filled, width, left_out), width, whole=_WHOLE)
     return _rendered(drawing.blocks(filled, width) if table is None else table)
 
 
 def _fitting(columns: list[tuple[str, list[str]]], width: int, left_out: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The columns that a terminal has room for: on a narrow one those are left out that tell least."""
+    """Return the columns that fit into the width; columns are dropped in the order of `left_out` until they do."""
     kept = list(columns)
     for name in left_out:
         needed = sum(_width(title, cells) + 3 for title, cells in kept)
@@ -200,12 +200,12 @@ def _width(title: str, cells: Sequence[str]) -> int:
     return max(len(title), longest if title in _WHOLE else min(longest, _CONTENT))
 
 
-def _fields(told: Iterable[tuple[str, Any]]) -> bytes:
+def _fields(pairs: Iterable[tuple[str, Any]]) -> bytes:
     from a2m_router.process import drawing
 
     texts = [
         (name, plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
-        for name, value in told
+        for name, value in pairs
     ]
     return _rendered(drawing.fields(texts, drawing.terminal_width()))
 

@@ -1,5 +1,7 @@
-"""stdin and stdout of the command, as streams that can be waited for and given up: an interruption ends it at once, and
-a reader that has gone is noticed."""
+"""stdin and stdout of the command as cancellable streams.
+
+So an interruption ends the command immediately, and the command ends when the reader of its output does.
+"""
 
 import errno
 import os
@@ -20,11 +22,11 @@ _GONE: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
 
 
 class OutputClosed(Exception):
-    """Nobody reads stdout any more."""
+    """The reader of stdout has closed it."""
 
 
 class Streams:
-    """`shows` says whether stdout is a terminal, `asks` whether a question can be put to a person."""
+    """The streams. `shows`: stdout is a terminal. `asks`: stdin and stderr are, so a person can answer a question."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class Streams:
         self._output = output
 
     async def write(self, data: bytes) -> None:
-        """Writes to stdout. Raises OutputClosed, and OSError when it cannot be written."""
+        """Write to stdout. Raises OutputClosed if its reader has closed it, OSError if the write fails otherwise."""
         try:
             await self._sink.send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as problem:
@@ -52,7 +54,7 @@ class Streams:
             raise OutputClosed from None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """stdin, as it comes, to its end."""
+        """Yield the chunks of stdin until its end."""
         while True:
             try:
                 yield await self._source.receive(_CHUNK)
@@ -60,7 +62,7 @@ class Streams:
                 return
 
     async def answer(self, question: str) -> str:
-        """What a person answers to a question on stderr; empty at the end of stdin."""
+        """Print a question to stderr, and return the line that is typed; an empty one at the end of stdin."""
         print(question, end=" ", file=sys.stderr, flush=True)
         held = b""
         async with aclosing(self.chunks()) as chunks:
@@ -70,12 +72,12 @@ class Streams:
                     break
         return held.partition(b"\n")[0].decode("utf-8", "replace").strip()
 
-    async def until_nobody_reads(self) -> None:
-        """Returns when the reader of stdout has gone; not where that cannot be told without writing."""
+    async def until_reader_closes(self) -> None:
+        """Return when the reader of stdout has closed it; never, if stdout is not a pipe: only a pipe shows this."""
         if stat.S_ISFIFO(os.fstat(self._output).st_mode):
             poll = select.poll()
             poll.register(self._output, 0)
-            # an event loop reports a pipe without a reader as readable
+            # an event loop reports a pipe without a reader as readable, but may do so in other cases, too
             while not poll.poll(0):
                 await anyio.wait_readable(self._output)
         else:
@@ -84,7 +86,7 @@ class Streams:
 
 @contextmanager
 def streams() -> Iterator[Streams]:
-    """This process's; meanwhile whatever else is printed goes to stderr."""
+    """Yield the streams of this process. While the block runs, all other output to stdout goes to stderr."""
     shows, asks = os.isatty(1), os.isatty(0) and os.isatty(2)
     output = os.dup(1)
     try:

@@ -1,1 +1,1 @@
-"""Running a router: wiring, start, stop, doors, checks."""
+"""Running a router: wiring, start, stop, authentication, checks."""

@@ -1,7 +1,8 @@
-"""One federation, from its parts: builds the objects, owns the tasks, recovers, and ends in order.
+"""One running federation: builds the objects, owns the tasks, recovers, and shuts down in order.
 
-What is started last ends first: a door stops before this is left; then the background work, which finishes the move it
-is at; then the links, which let their children go; then the catalog is closed.
+The shutdown is the reverse of the start. The server that clients call (stdio or HTTP) stops before the block of
+`running_federation` ends. Then the background work finishes its current move, the links end their child processes, and
+the catalog is closed.
 """
 
 import logging
@@ -58,26 +59,26 @@ from a2m_router.tiers.mounts import Mounts
 
 log = logging.getLogger(__name__)
 
-# How often notes of what was forgotten are looked through.
+# How often old tombstones are deleted.
 _HOUSEKEEPING_SECONDS: Final = 3600.0
 
-# How long background work rests after a fault.
+# How long background work pauses after a failure.
 _RESTART_SECONDS: Final = 5.0
 
-
-# How long calls under way may take once the router is told to end; then their tiers are waited for no more, and a
-# moment later they are answered with what is known of them. Both are within what a door waits for its last answers.
+# How long running calls may take after a shutdown begins. Then the router stops waiting for the tiers; after the second
+# period every call that is still running is answered with its state so far. The server waits longer than both together
+# for its last answers.
 _LAST_CALLS_SECONDS: Final = 7.0
-_LAST_WORDS_SECONDS: Final = 1.0
+_LAST_ANSWERS_SECONDS: Final = 1.0
 
 
 def now() -> int:
-    """The time, in milliseconds since 1970."""
+    """Return the time, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class Federation:
-    """A running federation. `answer` serves any binding; the rest is for those who watch or wait."""
+    """A running federation. `answer` handles the messages of stdio and HTTP; the rest is for the daemon and tests."""
 
     def __init__(
         self,
@@ -142,17 +143,21 @@ class Federation:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why tiers that are up take no part, by their names."""
+        """Why tiers that are up are inactive, by their names."""
         return {name: link.inactive_reason for name, link in self.links.items() if link.inactive_reason is not None}
 
     async def start(self) -> None:
-        """Recover, and wait until every tier has joined, or has shown that it does not come up by itself.
+        """Recover, start the background work, and wait for the tiers, for a limited time.
 
-        Raises CannotServe when a tier that is up cannot be part of the federation.
+        Tiers that are not up by then join later.
+
+        Raises:
+            CannotServe: a tier that is up cannot be part of the federation.
         """
         self.catalog.begin_recovery()
         for tier in self.settings.managed:
-            # of a tier's own process nothing is left that could land; a power cut may have taken the note of what could
+            # A call of the last run may still be carried out at a remote server; a child process of that run is dead.
+            # After an unclean stop the catalog may have lost the note of such a call, so hold the tier in any case.
             if tier.url is not None and (
                 not self.catalog.opening.ended_well or self.catalog.queries.has_notes(tier.name)
             ):
@@ -164,8 +169,8 @@ class Federation:
         self._tasks.start_soon(_kept_running, self._keep_house)
 
     def end_calls(self) -> None:
-        """The router has been told to end. What is under way has a while to come to its end; then it is answered with
-        what has come of it so far."""
+        """Begin the shutdown. Running calls get a few seconds to finish; then they are answered with their state so
+        far."""
         if not self._ending:
             self._ending = True
             self._tasks.start_soon(self._cut_short)
@@ -175,22 +180,22 @@ class Federation:
         self.passes.stop()
         for link in self.links.values():
             link.give_up()
-        await anyio.sleep(_LAST_WORDS_SECONDS)
+        await anyio.sleep(_LAST_ANSWERS_SECONDS)
         self.answer.end()
 
     async def _gather(self, torn: Torn) -> None:
-        """Moves the part of a torn group that is in one tier to where the rest of it is."""
+        """Move the part of a torn group that is in one tier to the tier of the rest."""
         await self.moves.carry_out([torn.unit], torn.source, torn.target)
 
     def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start work that outlives the call it began in, and that call's time. A fault of it goes to the log."""
+        """Start work that outlives the call that started it, and that call's deadline. A failure is logged."""
 
         async def guarded() -> None:
             try:
                 with budget(None):
                     await function()
             except Exception:
-                log.exception("background work failed; what is left undone is noted in the catalog")
+                log.exception("background work failed; unfinished work is recorded in the catalog and is retried")
 
         self._tasks.start_soon(guarded)
 
@@ -202,17 +207,17 @@ class Federation:
 
 
 async def _kept_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Background work goes on after a fault of ours, or of the catalog's disk; the log has the whole story."""
-    repeats = LogThrottle(log)
+    """Run background work, again after each failure. Failures are logged, with a traceback unless it is an OSError."""
+    throttled = LogThrottle(log)
     while True:
         try:
             await work()
         except OSError as problem:
-            repeats.say(logging.ERROR, f"background work failed, it is tried every {_RESTART_SECONDS:g} s: {problem}")
+            throttled.say(logging.ERROR, f"background work failed, retried every {_RESTART_SECONDS:g} s: {problem}")
             await anyio.sleep(_RESTART_SECONDS)
         except Exception:
-            # what is left undone is noted in the catalog, and found again
-            log.exception("background work failed; it goes on in %g s", _RESTART_SECONDS)
+            # unfinished work is recorded in the catalog, so that the next run finds it
+            log.exception("background work failed, retry in %g s", _RESTART_SECONDS)
             await anyio.sleep(_RESTART_SECONDS)
 
 
@@ -227,15 +232,20 @@ async def running_federation(
     catalog: Catalog | None = None,
     summarizer: Summarizer | None = None,
 ) -> AsyncIterator[Federation]:
-    """A federation that has recovered and is ready to answer; ended in order when the block is left.
+    """Start a federation, and yield it when it has recovered and is ready to answer. Shut it down at the end.
 
     Args:
+        settings: the federation file, checked.
         links: one for each tier, by its name; not started yet.
+        clock: returns the time in milliseconds since 1970.
         threads: wait for the disk on worker threads; False for tests with a virtual clock.
-        catalog: an open catalog, instead of the file that the settings name; it is closed at the end all the same.
+        adopt: accept that a tier has another store than at the last start, with all its records.
+        catalog: an open catalog, used instead of the state file of the settings; closed at the end, too.
         summarizer: writes summaries, instead of the one that the settings name.
 
-    Raises DatabaseError for a catalog that cannot be used, CannotServe for a tier that cannot be part of it.
+    Raises:
+        DatabaseError: the catalog cannot be used.
+        CannotServe: a tier cannot be part of the federation.
     """
     if catalog is None:
         catalog = Catalog(settings.state, settings.managed, strength, threads=threads)
@@ -258,7 +268,7 @@ async def running_federation(
 
 @asynccontextmanager
 async def _model_of(settings: Settings) -> AsyncIterator[Model | None]:
-    """The model that the settings name, if they do."""
+    """Connect to the model that the settings name; yield None if they name none."""
     if settings.summarizer is None:
         yield None
     else:

@@ -1,4 +1,4 @@
-"""a2m-router: the command line. Arguments in, one readable error out, and an exit code."""
+"""The command line of a2m-router: reads the arguments, runs the command, prints one readable error."""
 
 import argparse
 import logging
@@ -18,7 +18,7 @@ from a2m_router.config.settings import Serve, Settings
 from a2m_router.daemon.app import Federation, running_federation
 from a2m_router.daemon.logs import log_to_stderr
 from a2m_router.daemon.serve.readiness import unready
-from a2m_router.daemon.serve.reloading import Door
+from a2m_router.daemon.serve.reloading import Authentication
 from a2m_router.daemon.tokens import checked_owner, fresh_token, handing_out
 from a2m_router.process.descriptors import open_missing_streams, standard_streams
 from a2m_router.process.paths import path_argument
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0 for a clean end, 1 for what could not be done, 2 for bad arguments."""
+    """Run the command, and return its exit code: 0 for a clean end, 1 for a failure, 2 for bad arguments."""
     open_missing_streams()
     options = _options(arguments)
     if options.command == "token":
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     with unblocked_stderr():
         log_to_stderr(options.log_level, options.log_format)
-        return _done(options)
+        return _execute(options)
 
 
-def _done(options: argparse.Namespace) -> int:
-    """Does what is asked for; returns the exit code."""
+def _execute(options: argparse.Namespace) -> int:
+    """Do what the options request, and return the exit code."""
     code = 0
     try:
         settings = load(options.config, os.environ)
@@ -72,7 +72,7 @@ def _done(options: argparse.Namespace) -> int:
         code = 1
     except* OSError as problems:
         print(
-            f"{_PROGRAM}: the disk does not take what it must: {_sentence(problems)}",
+            f"{_PROGRAM}: a file could not be read or written: {_sentence(problems)}",
             file=sys.stderr,
         )
         code = 1
@@ -80,19 +80,19 @@ def _done(options: argparse.Namespace) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for. Ends the program with 2, and a sentence, for what makes no sense."""
+    """Parse the arguments. Options that contradict each other end the program with a sentence and exit code 2."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.federation is not None and not options.rebuild:
-        parser.error("--federation says whose records a rebuild is to take: it goes with --rebuild")
+        parser.error("--federation names the federation whose records --rebuild reads: add --rebuild, or leave it out")
     if options.rebuild and options.check:
-        parser.error("--rebuild and --check do one thing each, and end: say one of them, then the other")
+        parser.error("--rebuild and --check each do one thing and end: run a2m-router once for each")
     beside = [name for name in ("rebuild", "check", "adopt", "http") if getattr(options, name)]
     if options.backup is not None and beside:
-        parser.error(f"--backup makes a backup, and ends: leave out --{beside[0]}")
-    asked = [name for name in ("rebuild", "check", "adopt", "backup") if getattr(options, name)]
-    if options.command == "token" and asked:
-        parser.error(f"token prints a token, and does nothing else: leave out --{asked[0]}")
+        parser.error(f"--backup makes a backup and ends: leave out --{beside[0]}")
+    others = [name for name in ("rebuild", "check", "adopt", "backup") if getattr(options, name)]
+    if options.command == "token" and others:
+        parser.error(f"token prints a token and does nothing else: leave out --{others[0]}")
     return options
 
 
@@ -108,54 +108,60 @@ def _parser() -> argparse.ArgumentParser:
         type=path_argument,
         default=Path("federation.toml"),
         metavar="FILE",
-        help="what the federation is made of (default: %(default)s)",
+        help="the federation file: its tiers and settings (default: %(default)s)",
     )
-    parser.add_argument("--http", metavar="HOST:PORT", help="serve HTTP there; wins over the file's [serve] http")
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="serve HTTP at this address; overrides [serve] http of the file"
+    )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="start and greet every tier, print what was found, and end: 0 if all is well",
+        help="start and connect to every tier, print a report, and end; the exit code is 0 if there is no problem",
     )
     parser.add_argument(
         "--adopt",
         action="store_true",
-        help="take another store behind a tier than last time as it is, with all that it holds; end the router that "
-        "wrote it first",
+        help="accept that a tier has another store than at the last start, and take over all its records; first stop "
+        "the router that wrote that store",
     )
     parser.add_argument(
         "--rebuild",
         action="store_true",
-        help="make the catalog anew from what the tiers hold and what can be read of the old one, and end: 0 if that "
-        "is done. The old files are kept",
+        help="rebuild the catalog from the records of the tiers and the readable part of the old catalog, and end; the "
+        "exit code is 0 if that succeeded. The old files are kept",
     )
     parser.add_argument(
         "--federation",
         metavar="ID",
-        help="with --rebuild, where the tiers hold records of several federations: the id of this one",
+        help="with --rebuild: the id of this federation, for tiers that hold records of several federations",
     )
     parser.add_argument(
         "--backup",
         type=path_argument,
         metavar="FOLDER",
-        help="copy the catalog and the stores on this machine, as they are at one moment, and end: 0 if that is done. "
-        "A router that runs on HTTP makes the copies itself, and goes on serving",
+        help="copy the catalog and the stores on this machine, all as of the same moment, and end; the exit code is 0 "
+        "if that succeeded. If a router serves this federation over HTTP, it makes the copies and keeps serving",
     )
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="what goes to stderr (default: %(default)s)",
+        help="the lowest level that is logged to stderr (default: %(default)s)",
     )
-    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="how (default: %(default)s)")
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="the form of the log (default: %(default)s)"
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(prog=_PROGRAM, dest="command", title="instead of serving", metavar="")
     token = commands.add_parser(
         "token",
-        help="print a new token for somebody who shall call over HTTP, and what to add to the file for it",
-        description="Prints a new token with which somebody may call over HTTP, and the lines for federation.toml that "
-        "say whose calls those are. Nothing is kept or changed.",
+        help="print a new token for a client that calls over HTTP, and the lines to add to the file",
+        description="Prints a new token for a client that calls over HTTP, and the lines for federation.toml that "
+        "assign the token to OWNER. Nothing is stored or changed.",
     )
-    token.add_argument("owner", type=_owner, metavar="OWNER", help="whose records the caller reads and writes")
+    token.add_argument(
+        "owner", type=_owner, metavar="OWNER", help="the owner whose records the client reads and writes"
+    )
     return parser
 
 
@@ -166,9 +172,9 @@ def _owner(text: str) -> str:
         raise argparse.ArgumentTypeError(str(problem)) from None
 
 
-class _Ending:
-    """What a signal does: it calls off the start; and once there is a door, closes that, which answers what is under
-    way."""
+class _Shutdown:
+    """What a signal does: it cancels the start; or, once the router serves, it closes the server, which first answers
+    the calls that are running."""
 
     def __init__(self) -> None:
         self.start = anyio.CancelScope()
@@ -176,30 +182,30 @@ class _Ending:
 
 
 async def _run(settings: Settings, options: argparse.Namespace) -> int:
-    """Opens the federation and does what the options say; returns the exit code."""
+    """Start the federation, then check or serve it as the options say. Return the exit code."""
     links = links_for(settings, os.environ)
-    ending = _Ending()
-    door = Door(settings, lambda: load(options.config, os.environ))
+    shutdown = _Shutdown()
+    authentication = Authentication(settings, lambda: load(options.config, os.environ))
     serves_http = settings.serve.http is not None and not options.check
-    on_hang_up = door.read_soon if serves_http and not _has_terminal() else None
-    async with until_signalled(lambda: ending.close(), on_hang_up=on_hang_up):
-        with ending.start:
+    on_hang_up = authentication.reload_soon if serves_http and not _has_terminal() else None
+    async with until_signalled(lambda: shutdown.close(), on_hang_up=on_hang_up):
+        with shutdown.start:
             async with running_federation(settings, links, adopt=options.adopt) as federation:
                 if options.check:
-                    # loaded by those who see the table that it draws
+                    # imported here: only --check needs what draws the table
                     from a2m_router.daemon.checking import print_check
 
                     return await print_check(federation)
                 if settings.serve.http is not None:
-                    await _serve_http(federation, *host_port(settings.serve.http), options, ending, door)
+                    await _serve_http(federation, *host_port(settings.serve.http), options, shutdown, authentication)
                 else:
-                    await _serve_stdio(federation, ending)
+                    await _serve_stdio(federation, shutdown)
     log.info("stopped")
     return 1 if options.check else 0
 
 
 async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
-    """Makes the catalog anew; returns the exit code."""
+    """Rebuild the catalog, and return the exit code."""
     from a2m_router.placement.rebuilding import print_rebuilt, progress, rebuild
 
     links = links_for(settings, os.environ)
@@ -210,9 +216,9 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
             with scope, progress() as watch:
                 done = await rebuild(settings, links, watch, adopt=options.adopt, federation=options.federation)
     except* OSError as problems:
-        raise DatabaseError(f"{settings.state}: could not be made anew: {_sentence(problems)}") from None
+        raise DatabaseError(f"{settings.state}: the catalog could not be rebuilt: {_sentence(problems)}") from None
     if done is None:
-        log.info("stopped; the catalog is as it was")
+        log.info("stopped; the catalog is unchanged")
         return 1
     drain_stderr()
     print_rebuilt(done, settings)
@@ -220,7 +226,10 @@ async def _rebuild(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _backup(settings: Settings, options: argparse.Namespace) -> int:
-    """Makes a backup, by the router that has the federation or by one that runs for it; returns the exit code."""
+    """Make a backup, and return the exit code.
+
+    The router that serves the federation makes it; if none does, one is started in this process.
+    """
     from a2m_router.command.backing_up import NoBackups, back_up, not_included, progress, summary
     from a2m_router.command.peer import PatientPeer
     from a2m_router.command.reaching import NotServed, reached, way_to
@@ -235,37 +244,38 @@ async def _backup(settings: Settings, options: argparse.Namespace) -> int:
     except* (A2MError, Unanswered, BadAnswer, NoBackups, NotServed) as problems:
         raise DatabaseError(f"no backup was made: {_sentence(problems)}") from None
     if made is None:
-        log.info("stopped; what there was of the backup is removed")
+        log.info("stopped; the incomplete backup is deleted")
         return 1
     for line in (summary(made), *not_included(made)):
         print(line)
     return 0
 
 
-async def _serve_stdio(federation: Federation, ending: _Ending) -> None:
+async def _serve_stdio(federation: Federation, shutdown: _Shutdown) -> None:
+    """Serve on stdin and stdout until stdin ends or the shutdown begins."""
     if sys.stdin.isatty():
         print(
-            f"{_PROGRAM} speaks JSON-RPC on stdin and stdout, one message a line; to serve HTTP instead: "
+            f"{_PROGRAM} speaks JSON-RPC on stdin and stdout, one message per line; to serve HTTP instead: "
             f"{_PROGRAM} --config {federation.settings.path} --http 127.0.0.1:8778",
             file=sys.stderr,
         )
     with standard_streams() as (source, sink), _announced(federation, STDIO):
         requests = StoppableStream(source, federation.end_calls)
-        ending.close = requests.end
+        shutdown.close = requests.end
         settings = federation.settings
         await serve_lines(
             federation.answer,
             requests,
             sink,
             max_message=settings.limits.max_message,
-            # what is more than may be under way is read, and refused; what is more than that is not read
+            # up to twice the limit, requests are read; those beyond the limit are rejected. Beyond that, none is read
             max_underway=2 * settings.serve.max_requests,
             max_held=settings.serve.max_held,
         )
 
 
 def _has_terminal() -> bool:
-    """Whether stderr is a terminal, so that a hang-up says that there is nobody any more."""
+    """Return whether stderr is a terminal: then a hang-up means that the terminal was closed, not "reload"."""
     try:
         return os.isatty(2)
     except OSError:
@@ -273,9 +283,15 @@ def _has_terminal() -> bool:
 
 
 async def _serve_http(
-    federation: Federation, host: str, port: int, options: argparse.Namespace, ending: _Ending, door: Door
+    federation: Federation,
+    host: str,
+    port: int,
+    options: argparse.Namespace,
+    shutdown: _Shutdown,
+    authentication: Authentication,
 ) -> None:
-    # what serves HTTP is half of all that there is to load
+    """Serve HTTP until the shutdown begins."""
+    # imported here: the HTTP server takes half of the whole import time
     from a2m_router.protocol.server.http import HttpServer, application
 
     serve = federation.settings.serve
@@ -288,7 +304,7 @@ async def _serve_http(
     )
     app = application(
         federation.answer,
-        admit=door.admit,
+        admit=authentication.admit,
         profile=lambda caller: federation.describe(Describe(), caller),
         ready=lambda: unready(federation.settings, federation.links, federation.catalog.tiers.is_scanned),
         max_message=federation.settings.limits.max_message,
@@ -300,11 +316,11 @@ async def _serve_http(
         http.stop()
         federation.end_calls()
 
-    ending.close = close
-    door.say_who_may_write()
+    shutdown.close = close
+    authentication.log_rights()
     with ExitStack() as noted:
         async with anyio.create_task_group() as reading:
-            reading.start_soon(door.run)
+            reading.start_soon(authentication.run)
             async with anyio.create_task_group() as tasks:
                 host, port = await tasks.start(http.serve)
                 url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
@@ -315,13 +331,16 @@ async def _serve_http(
 
 @contextmanager
 def _announced(federation: Federation, where: str) -> Iterator[None]:
-    """Whoever wants the state file meanwhile is told that the router is reached there."""
+    """Record beside the state file, while the block runs, where this router can be reached.
+
+    Other processes that need the federation read it there.
+    """
 
     def note(text: str | None) -> None:
         try:
             federation.catalog.database.announce(text)
-        except OSError as problem:  # only those who look for a running router miss it
-            log.warning("where the router listens cannot be noted beside %s: %s", federation.settings.state, problem)
+        except OSError as problem:  # the router works without it; other processes cannot find it
+            log.warning("the address of this router not recorded beside %s: %s", federation.settings.state, problem)
 
     note(where)
     try:
@@ -331,12 +350,10 @@ def _announced(federation: Federation, where: str) -> Iterator[None]:
 
 
 def _announce(federation: Federation, url: str, options: argparse.Namespace) -> None:
-    """Says where the router listens, which tiers are up, and how to try it."""
+    """Print where the router listens, which tiers are up, and a command to try it; as log lines if the log is JSON."""
     up = [name for name, link in federation.links.items() if link.status == "up"]
     down = [
-        f"{name} ({link.reason or 'it is still starting'})"
-        for name, link in federation.links.items()
-        if link.status != "up"
+        f"{name} ({link.reason or 'still starting'})" for name, link in federation.links.items() if link.status != "up"
     ]
     lines = [f"{_PROGRAM} {__version__} listens on {url}", f"tiers up: {', '.join(up) or 'none'}"]
     if down:
@@ -350,7 +367,7 @@ def _announce(federation: Federation, url: str, options: argparse.Namespace) -> 
         if options.log_format == "json":
             log.info("%s", line)
         else:
-            with suppress(OSError):  # nobody need listen
+            with suppress(OSError):  # stderr may be closed
                 print(line, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The log: one readable line an event on stderr, or one JSON object a line for machines."""
+"""The log on stderr: one readable line for each event, or one JSON object a line for machines."""
 
 import logging
 import sys
@@ -7,32 +7,25 @@ from typing import TextIO
 
 import orjson
 
+from a2m_router.process.log_text import TextFormatter
+
 
 def log_to_stderr(level: str, form: str) -> None:
-    """Sends everything at `level` and above to stderr, as `text` or `json`."""
+    """Send every record at `level` and above to stderr. `form` is `text` or `json`."""
     handler = _ToStderr()
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter(_Json() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # their own lines say nothing that ours do not, and at debug they show headers, which may hold tokens
+    # their lines repeat ours, and at debug they show headers, which may hold tokens
     for library in ("httpx", "httpcore", "hpack", "aiohttp"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
 class _ToStderr(logging.StreamHandler[TextIO]):
-    """To what stderr is when something is said: a progress bar puts another in its place, to stay below the log."""
+    """A handler that looks up `sys.stderr` for each record: a progress bar replaces it, to stay below the log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
-
-
-class _Text(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created).isoformat(sep=" ", timespec="milliseconds")
-        # one line an event, whatever a tier or a caller has put into it
-        message = record.getMessage().replace("\n", "\\n").replace("\r", "\\r")
-        line = f"{moment} {record.levelname.lower():7} {message}"
-        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class _Json(logging.Formatter):
@@ -45,6 +38,6 @@ class _Json(logging.Formatter):
         }
         if record.exc_info is not None:
             event["exception"] = self.formatException(record.exc_info)
-        # the name of a file may be none that UTF-8 can hold
+        # a file name may contain bytes that are not valid UTF-8
         clean = {key: text.encode(errors="backslashreplace").decode() for key, text in event.items()}
         return orjson.dumps(clean).decode()

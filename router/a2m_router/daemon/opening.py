@@ -1,4 +1,4 @@
-"""A federation inside a program of its own: no server to start, the same memory.
+"""A federation inside the caller's own process: the same memory, without a server to start.
 
 async with open_federation("federation.toml") as memory:
     await memory.recall("how often does the deploy key change?")
@@ -30,19 +30,22 @@ async def open_federation(
     environ: Mapping[str, str] | None = None,
     on_notification: OnNotification | None = None,
 ) -> AsyncIterator[Memory]:
-    """The memory that the federation file at `path` describes, run in this process and reached through JSON (§8.1).
+    """Run the federation of the file at `path` in this process, and yield its memory (through JSON, §8.1).
 
-    It is one process that has a federation at a time; several share one over HTTP, from `a2m-router`. It may be entered
-    in one task and left in another.
+    Only one process can run a federation at a time. Several processes share one over HTTP, with `a2m-router`. The
+    context may be entered in one task and left in another.
 
     Args:
+        path: the federation file.
         timeout: seconds that each call may take.
-        owner: whose memory it is (§6), where a call does not say.
-        environ: the variables that the file may name, and that its programs inherit; by default this process's own.
-        on_notification: is told of each event after `Memory.subscribe`, as `kind`, `at` and what its kind has.
+        owner: the owner of calls that name none (§6).
+        environ: the variables that the file may name and that its programs inherit; by default those of this process.
+        on_notification: called with each event after `Memory.subscribe`: `kind`, `at` and the fields of its kind.
 
-    Raises, each in a sentence: ConfigError for the file; DatabaseError for its state, for example since another process
-    has it; CannotServe for a tier that cannot be part of it.
+    Raises:
+        ConfigError: the file is not valid.
+        DatabaseError: the state file cannot be used, for example because another process has it open.
+        CannotServe: a tier cannot be part of the federation.
     """
     variables = os.environ if environ is None else environ
     settings = load(Path(path), variables)
@@ -59,14 +62,14 @@ async def open_federation(
         ):
             yield await greeted(Memory(peer, timeout=timeout, owner=owner))
     except BaseExceptionGroup as group:
-        told = _told(group)
-        if told is None:
+        reason = _start_failure(group)
+        if reason is None:
             raise
-        raise told from None
+        raise reason from None
 
 
-def _told(group: BaseExceptionGroup[BaseException]) -> Exception | None:
-    """Why the federation could not start, where that is all that the group of its tasks says."""
+def _start_failure(group: BaseExceptionGroup[BaseException]) -> Exception | None:
+    """Return why the federation could not start, if the group holds nothing else."""
     problem: BaseException = group
     while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1:
         problem = problem.exceptions[0]

@@ -10,8 +10,9 @@ from typing import Final
 
 import pytest
 
-from a2m_router.daemon.logs import _Json, _Text
+from a2m_router.daemon.logs import _Json
 from a2m_router.process.descriptors import standard_streams
+from a2m_router.process.log_text import TextFormatter
 from a2m_router.process.stderr import UnblockedStderr, unblocked_stderr
 from tests.support.unread import ROOM, Unread
 
@@ -30,7 +31,7 @@ def test_a_name_that_is_no_utf_8_is_logged_in_either_form() -> None:
     name = os.fsdecode(b"caf\xe9.db")
     record = logging.makeLogRecord({"msg": "%s is gone", "args": (name,), "levelname": "INFO", "name": "n"})
     assert json.loads(_Json().format(record))["message"] == r"caf\udce9.db is gone"
-    assert _Text().format(record).endswith("is gone")
+    assert TextFormatter().format(record).endswith("is gone")
 
 
 def test_what_is_written_comes_out_whole_and_in_order(unread: Unread) -> None:

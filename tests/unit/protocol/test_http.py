@@ -253,7 +253,7 @@ async def test_wrong_tokens_are_answered_alike_and_so_are_missing_ones() -> None
     missing = [None, "", "Bearer", "bearer"]
     [(of_wrong, said_wrong, _)], [(of_missing, said_missing, _)] = await answers_to(wrong), await answers_to(missing)
     assert (of_wrong, of_missing) == (401, 401)
-    assert said_wrong == "wrong token: the one in the header Authorization is that of no principal\n"
+    assert said_wrong == "wrong token: no principal has the token of the header Authorization\n"
     assert said_missing.startswith("no token: ")
 
 

@@ -1,1 +1,1 @@
-"""Who may call a router over HTTP, and what they may do."""
+"""Authentication over HTTP, the rights of principals, and readiness."""

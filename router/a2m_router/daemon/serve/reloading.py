@@ -1,5 +1,7 @@
-"""Who comes in over HTTP, by the principals of the file as it was last read: at the start, and whenever that is asked
-for. Connections and calls under way are not touched: a call is its principal's who was let in with it."""
+"""Authentication by the principals of the file, which can be reloaded while the router runs.
+
+A reload does not affect connections or running calls: a call keeps the principal that it was accepted with.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +20,12 @@ from a2m_router.protocol.server.server import Caller, Refusal
 log = logging.getLogger(__name__)
 
 
-class Door:
-    """The door's rules, and what reads them anew.
+class Authentication:
+    """The rules of authentication, and their reload.
 
     Args:
-        settings: those that the router runs by; of what is read later, only the principals count.
-        read: the file's settings as they are now; raises ConfigError. It is called on a thread.
+        settings: the settings of the running router. A reload replaces only the principals.
+        read: loads the file; raises ConfigError. It is called on a thread.
     """
 
     def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
@@ -33,27 +35,27 @@ class Door:
         self._admit = self._admission(settings.serve.principals)
 
     def admit(self, headers: Mapping[str, str]) -> Caller | Refusal:
-        """Who a request with these headers comes from, or why it is refused; see `admission`."""
+        """Return the caller of a request with these headers, or why it is rejected; see `admission`."""
         return self._admit(headers)
 
-    def say_who_may_write(self) -> None:
-        """Logs who may write where, and what is to be said against it."""
+    def log_rights(self) -> None:
+        """Log which principal may write into which tiers, and a warning if that is too much."""
         principals, tiers = self._settings.serve.principals, self._settings.tiers
-        for sentence in rights.told(principals, tiers):
+        for sentence in rights.write_rights(principals, tiers):
             log.info("%s", sentence)
         warning = rights.warning(principals, tiers)
         if warning is not None:
             log.warning("%s", warning)
 
-    def read_soon(self) -> None:
-        """Has the file read anew by `run`; once, however often this is called before it is."""
+    def reload_soon(self) -> None:
+        """Make `run` reload the file. Several calls before it does so cause one reload."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Reads the file anew whenever that is wanted, until cancelled."""
+        """Reload the file after each `reload_soon`, until cancelled."""
         while True:
             await self._wanted.wait()
-            self._wanted = anyio.Event()  # a file that is changed while it is read is read once more
+            self._wanted = anyio.Event()  # set during the reload, it causes another one: the file may have changed
             await self._reload()
 
     async def _reload(self) -> None:
@@ -64,25 +66,26 @@ class Door:
         except ConfigError as problem:
             mistakes = str(problem).splitlines()
         except Exception:
-            log.exception("the principals could not be read anew; they are as they were")
+            log.exception("principals not reloaded, the old ones stay in force")
             return
         if mistakes:
             for sentence in mistakes:
-                log.error("the principals are as they were, %s cannot be used: %s", before.path, sentence)
+                log.error("principals not reloaded, the old ones stay in force: %s: %s", before.path, sentence)
             return
         principals = file.serve.principals
         self._admit = self._admission(principals)
         self._settings = _with_principals(before, principals)
-        log.info("principals read anew: %s", _changes(before.serve.principals, principals))
+        log.info("principals reloaded: %s", _changes(before.serve.principals, principals))
         if _with_principals(file, principals, http=before.serve.http) != self._settings:
-            log.warning("%s: what has changed in it beside the principals takes a restart", before.path)
-        self.say_who_may_write()
+            log.warning("%s: settings other than the principals have changed too; they need a restart", before.path)
+        self.log_rights()
 
     def _mistakes(self, principals: Sequence[Principal]) -> list[str]:
-        """Why these principals cannot be those of a router that runs."""
+        """Return why these principals cannot be used by the running router."""
         if self._settings.serve.principals and not principals:
-            return ["serve.principals: there is none any more, so that everybody would be let in; that takes a restart"]
-        return list(mistaken_rights(principals, self._settings.tiers))  # the file's tiers may be others
+            return ["serve.principals: all principals are removed, which would admit any caller; this needs a restart"]
+        # checked against the running router's tiers: those of the file may differ
+        return list(mistaken_rights(principals, self._settings.tiers))
 
     def _admission(self, principals: Sequence[Principal]) -> Callable[[Mapping[str, str]], Caller | Refusal]:
         caller = partial(rights.caller, principals=principals, tiers=self._settings.tiers)
@@ -95,11 +98,11 @@ def _with_principals(settings: Settings, principals: tuple[Principal, ...], *, h
 
 
 def _changes(before: Sequence[Principal], after: Sequence[Principal]) -> str:
-    """What has become of the principals, by their owners; several may have one owner."""
+    """Return what a reload changed, in words, by the owners of the principals; several may have the same owner."""
     had, has = ({(p.owner, p.token_sha256): p for p in principals} for principals in (before, after))
     new = [owner for owner, token in has if (owner, token) not in had]
-    gone = [owner for owner, token in had if (owner, token) not in has]
+    removed = [owner for owner, token in had if (owner, token) not in has]
     rights = [owner for owner, token in has if (owner, token) in had and has[owner, token] != had[owner, token]]
-    parts = (("new tokens of", new), ("no longer valid: tokens of", gone), ("other rights for", rights))
-    said = [f"{what} {', '.join(map(repr, dict.fromkeys(owners)))}" for what, owners in parts if owners]
-    return "; ".join(said) or "nothing has changed"
+    parts = (("new tokens of", new), ("removed tokens of", removed), ("changed rights of", rights))
+    changes = [f"{what} {', '.join(map(repr, dict.fromkeys(owners)))}" for what, owners in parts if owners]
+    return "; ".join(changes) or "no changes"

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import anyio
 
 from a2m_router.process.descriptors import standard_streams
+from a2m_router.process.log_text import TextFormatter
 from a2m_router.process.stderr import unblocked_stderr
 from a2m_router.protocol.server.http_addressing import is_loopback
 from a2m_router.protocol.server.server import Answering, Caller, CannotListen, Refusal
@@ -124,9 +125,9 @@ def add_log_level(parser: argparse.ArgumentParser) -> None:
 
 
 def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _sentence(problem: BaseException) -> str:
