@@ -491,21 +491,26 @@ def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
         assert "Traceback" not in said.all()
 
 
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    """A folder that every user can enter and only this one can write; those of pytest cannot be entered."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.anyio
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can become another user")
-async def test_a_folder_that_the_router_cannot_write_is_named_with_the_users(tmp_path: Path) -> None:
-    with TemporaryDirectory() as reachable:
-        closed = Path(reachable)
-        closed.chmod(0o755)
-        async with trial(settings_of(FOUR_TIERS), folder=tmp_path) as fed:
-            os.seteuid(65534)
-            try:
-                with pytest.raises(A2MError) as new:
-                    await made(fed, closed / "monday")
-                with pytest.raises(A2MError) as existing:
-                    await made(fed, closed)
-            finally:
-                os.seteuid(0)
+async def test_a_folder_that_the_router_cannot_write_is_named_with_the_users(tmp_path: Path, closed: Path) -> None:
+    async with trial(settings_of(FOUR_TIERS), folder=tmp_path) as fed:
+        os.seteuid(65534)
+        try:
+            with pytest.raises(A2MError) as new:
+                await made(fed, closed / "monday")
+            with pytest.raises(A2MError) as existing:
+                await made(fed, closed)
+        finally:
+            os.seteuid(0)
     runs = pwd.getpwuid(65534).pw_name
     users = f"{closed} belongs to the user root, and this process runs as {runs}"
     assert (new.value.code, new.value.data) == (Code.INTERNAL_ERROR, {"reason": "Permission denied"})
