@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import pwd
 import random
 import re
 import select
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import anyio
@@ -467,7 +469,7 @@ def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) ->
         # writes go on: those that need the tier do not
         assert "result" in called(url, "memory/remember", records=[{"content": "x", "tier": "semantic"}])
         psutil.Process(child_of(router, "episodic.db")).kill()
-        said.until("episodic is down")
+        said.until("tier=episodic down")
         failed = called(url, METHOD, path=str(tmp_path / "copy"))
         assert "result" in failed or "episodic" in failed["error"]["message"]  # it comes back at once
 
@@ -479,14 +481,66 @@ def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
             ("", Code.INVALID_PARAMS, "absolute"),
             ("/dev/null", Code.INVALID_PARAMS, "folder"),
             (f"{tmp_path}/a\0b", Code.INVALID_PARAMS, "NUL"),
-            ("/proc/nowhere/copy", Code.INTERNAL_ERROR, "disk failed"),
-            (f"{tmp_path}/{'x' * 300}", Code.INTERNAL_ERROR, "too long"),
+            ("/proc/nowhere/copy", Code.INTERNAL_ERROR, "no backup can be made in '/proc/nowhere/copy': "),
+            (f"{tmp_path}/{'x' * 300}", Code.INTERNAL_ERROR, "too long; name a folder on the router's machine"),
         ):
             refused = called(url, METHOD, path=path)["error"]
             assert (refused["code"], named in refused["message"]) == (code, True), refused
         assert "result" in called(url, METHOD)
         terminate(router)
         assert "Traceback" not in said.all()
+
+
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    """A folder that every user can enter and only this one can write; those of pytest cannot be entered."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can become another user")
+async def test_a_folder_that_the_router_cannot_write_is_named_with_the_users(tmp_path: Path, closed: Path) -> None:
+    async with trial(settings_of(FOUR_TIERS), folder=tmp_path) as fed:
+        os.seteuid(65534)
+        try:
+            with pytest.raises(A2MError) as new:
+                await made(fed, closed / "monday")
+            with pytest.raises(A2MError) as existing:
+                await made(fed, closed)
+        finally:
+            os.seteuid(0)
+    runs = pwd.getpwuid(65534).pw_name
+    users = f"{closed} belongs to the user root, and this process runs as {runs}"
+    assert (new.value.code, new.value.data) == (Code.INTERNAL_ERROR, {"reason": "Permission denied"})
+    assert new.value.message == (
+        f"no backup can be made in '{closed}/monday': Permission denied; {closed}/monday cannot be created: {users}; "
+        f"name a folder on the router's machine that the user {runs} can create or write"
+    )
+    assert (existing.value.code, existing.value.data) == (Code.INTERNAL_ERROR, {"reason": "Operation not permitted"})
+    assert users in existing.value.message
+
+
+def test_the_router_program_backs_up_with_the_token_of_an_admin(tmp_path: Path) -> None:
+    config = federation(tmp_path)
+    with config.open("a") as file:
+        file.write('[[serve.principals]]\nowner = "ops"\ntoken_file = "ops.token"\nadmin = true\n')
+    (tmp_path / "ops.token").write_text("open-sesame")
+    command = [str(Path(sys.executable).with_name("a2m-router")), "--config", str(config), "--backup", "copy"]
+    with on_http(config):
+        for token, code in (("", 1), ("wrong", 1), ("open-sesame", 0)):
+            ended = subprocess.run(
+                command,
+                cwd=tmp_path,
+                env={**os.environ, "A2M_TOKEN": token},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+            assert ended.returncode == code, ended.stderr
+            assert ("a token is taken from the variable A2M_TOKEN" in ended.stderr) == (code == 1)
 
 
 def test_a_folder_whose_name_cannot_be_told_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ is complete when it has its manifest and no such folder. If a backup fails or is
 a late store cannot begin its copy, and a store that has begun gives up.
 """
 
+import errno
 import itertools
 import logging
 import os
@@ -29,11 +30,12 @@ import msgspec
 
 from a2m_router.catalog.catalog import Catalog
 from a2m_router.config.settings import Settings, Tier
-from a2m_router.protocol.wire.errors import A2MError, Code, disk_failed, invalid_params
+from a2m_router.protocol.wire.errors import A2MError, Code, disk_failed, disk_reason, invalid_params
 from a2m_router.protocol.wire.method_params import Backup
 from a2m_router.protocol.wire.timestamps import render
 from a2m_router.storage.backup_jobs import METHOD, Failed, Job, Jobs, absolute, failed
 from a2m_router.storage.database import sync_folder
+from a2m_router.storage.permissions import explained, running_user
 from a2m_router.storage.snapshots import CannotCopy, Copying, told
 from a2m_router.tiers.link import Link, TierDown
 
@@ -434,8 +436,20 @@ def _begun(folder: Path) -> _Made:
         _make_folders(made.work, made.folders)
     except OSError as problem:
         _remove_folders(made.folders)
-        raise disk_failed(problem) from None
+        raise _unusable(folder, problem) from None
     return made
+
+
+def _unusable(folder: Path, problem: OSError) -> A2MError:
+    """Return the error for a folder that cannot be made ready for a backup."""
+    if problem.errno in (errno.ENOSPC, errno.EIO):
+        return disk_failed(problem)
+    return A2MError(
+        Code.INTERNAL_ERROR,
+        f"no backup can be made in {str(folder)!r}: {explained(problem, folder)}; name a folder on the router's "
+        f"machine that the user {running_user()} can create or write",
+        {"reason": disk_reason(problem)},
+    )
 
 
 def _make_empty(folder: Path, made: list[Path]) -> None:

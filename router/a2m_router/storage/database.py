@@ -31,6 +31,7 @@ from typing import Final
 import apsw
 
 from a2m_router.protocol.wire.errors import FILE_GONE, FILE_HELD
+from a2m_router.storage.permissions import explained
 from a2m_router.storage.snapshots import Snapshot
 from a2m_router.storage.wal import write_all_anew, write_anew
 
@@ -155,7 +156,8 @@ class Database:
             raise DatabaseError(f"{path}: cannot be used as a database ({problem})") from problem
         except OSError as problem:
             self._resources.close()
-            raise DatabaseError(f"{path}: cannot be opened: {problem.strerror}") from problem
+            why = problem.strerror if path is None else explained(problem, path)
+            raise DatabaseError(f"{path}: cannot be opened: {why}") from problem
         except BaseException:
             self._resources.close()
             raise
@@ -433,7 +435,7 @@ def real(path: Path) -> Path:
     except RuntimeError:  # newer versions of Python raise an OSError
         raise DatabaseError(f"{path}: cannot be opened: a symbolic link leads back to itself") from None
     except OSError as problem:
-        raise DatabaseError(f"{path}: cannot be opened: {problem.strerror}") from problem
+        raise DatabaseError(f"{path}: cannot be opened: {explained(problem, path)}") from problem
     return found
 
 

@@ -600,7 +600,11 @@ async def test_a_cancellation_at_any_moment_leaves_no_child(peer: Child, moment:
     ("command", "cwd", "sentence"),
     [
         (["/no/such/program"], None, "'/no/such/program' cannot be started: there is no such program"),
-        (["/dev/null"], None, "'/dev/null' cannot be started: it is not executable"),
+        (
+            ["/dev/null"],
+            None,
+            "'/dev/null' cannot be started: it, or the interpreter in its first line, is not executable",
+        ),
         ([sys.executable], Path("/no/such/folder"), "its folder '/no/such/folder' does not exist"),
         (["a\0b"], None, "cannot be started: "),
     ],
@@ -615,6 +619,16 @@ async def test_a_command_that_cannot_be_started_says_why(
             pass
     assert sentence in str(failure.value)
     assert psutil.Process().num_fds() <= before  # fewer, if what an earlier test left is closed by now
+
+
+async def test_a_program_whose_interpreter_is_missing_says_so(peer: Child, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    with pytest.raises(CannotStart) as failure:
+        async with peer.connect([str(program)]):
+            pass
+    assert str(failure.value) == f"{str(program)!r} cannot be started: the interpreter in its first line does not exist"
 
 
 async def test_what_is_raised_while_a_child_lives_comes_out_as_it_is(peer: Child) -> None:

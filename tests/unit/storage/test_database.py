@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pwd
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
@@ -152,12 +154,36 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert "Not a directory" in refusal(tmp_path / "file" / "deeper" / "catalog.db")
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that every user can enter; those of pytest are closed to others."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_with_the_users(reachable: Path) -> None:
+    closed = reachable / "closed"
     closed.mkdir(mode=0o555)
+    owner = pwd.getpwuid(os.geteuid()).pw_name
     with without_privileges():
-        told = refusal(closed / "catalog.db")
-    assert told == f"{closed / 'catalog.db'}: cannot be opened: Permission denied"
+        told, deeper = refusal(closed / "catalog.db"), refusal(closed / "memories" / "catalog.db")
+        runs = pwd.getpwuid(os.geteuid()).pw_name
+    users = f"{closed} belongs to the user {owner}, and this process runs as {runs}"
+    denied = "cannot be opened: Permission denied;"
+    assert told == f"{closed / 'catalog.db'}: {denied} {closed / 'catalog.db.lock'} cannot be created: {users}"
+    assert deeper == f"{closed / 'memories/catalog.db'}: {denied} {closed / 'memories'} cannot be created: {users}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can make another user's file")
+def test_a_file_of_another_user_is_refused_with_both_users(reachable: Path) -> None:
+    path = reachable / "catalog.db"
+    database(path).close()
+    with without_privileges():
+        told = refusal(path)
+        runs = pwd.getpwuid(os.geteuid()).pw_name
+    users = f"{path}.lock belongs to the user root, and this process runs as {runs}"
+    assert told == f"{path}: cannot be opened: Permission denied; {users}"
 
 
 def test_a_missing_folder_is_made(tmp_path: Path) -> None:

@@ -261,10 +261,15 @@ def _why(command: Sequence[str], cwd: Path | None, problem: Exception) -> str:
     if cwd is not None and not cwd.is_dir():
         return f"{program} cannot be started: its folder {str(cwd)!r} does not exist"
     match problem:
+        case FileNotFoundError() if "/" in command[0] and Path(cwd or "", command[0]).is_file():
+            why = "the interpreter in its first line does not exist"
         case FileNotFoundError():
             why = "there is no such program"
         case PermissionError():
-            why = "it is not executable"
+            why = (
+                "it, or the interpreter in its first line, is not executable for the user of this process, or is in a "
+                "folder that this user cannot enter"
+            )
         case OSError(strerror=str(text)):
             why = text
         case _:
