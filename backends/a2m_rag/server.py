@@ -18,7 +18,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from a2m_rag.mapping import FIELDS, Paths, records
+from a2m_rag.mapping import FIELDS, Paths, records, useless_paths
 from a2m_rag.service import Result, Service, ServiceFailure, ServiceSilent
 from a2m_router.protocol.server import vectors
 from a2m_router.protocol.server.server import Caller, Dispatcher, Method
@@ -88,8 +88,8 @@ class VectorTimeline(Timeline):
 class Server:
     """An `Answering`: what it says is what the service says now.
 
-    Mutable state: how many times in a row the service has not answered, and whether the log has said that a result is
-    left out.
+    Mutable state: how many times in a row the service has not answered, whether the log has said that a result is left
+    out, and whether the paths have been checked.
     """
 
     def __init__(self, service: Service, paths: Paths, *, name: str, limits: SearchLimits) -> None:
@@ -98,6 +98,7 @@ class Server:
         self._name = name
         self._limits = limits
         self._has_left_out = False
+        self._has_checked_paths = False
         self._unanswered = 0
         self._capabilities = ("core",) if service.metric is None else ("core", "embeddings")
         recall, timeline = (Recall, Timeline) if service.metric is None else (VectorRecall, VectorTimeline)
@@ -241,7 +242,7 @@ class Server:
         while True:
             found, failure = [], None
             try:
-                found = self._fitting(records(results, self._paths, self._left_out), where, embeddings)
+                found = self._fitting(self._records(results), where, embeddings)
             except ServiceFailure as problem:  # no result is a record; a later one may be
                 failure = problem
             # what a service finds comes nearest first: behind what is too far away there is nothing
@@ -278,7 +279,16 @@ class Server:
                 f"it holds more than {most:,} results, too many to be listed at each call; raise --max-listed, or ask "
                 "with a query"
             )
-        return self._fitting(records(results, self._paths, self._left_out), where, embeddings)
+        return self._fitting(self._records(results), where, embeddings)
+
+    def _records(self, results: Sequence[Result]) -> list[Record]:
+        """Return the records that results are. Raises ServiceFailure if there are results, but no record."""
+        found = records(results, self._paths, self._left_out)
+        if len(found) > 1 and not self._has_checked_paths:  # one result alone may well lack a date
+            self._has_checked_paths = True
+            for useless in useless_paths(results, self._paths):
+                log.warning("%s: %s", self._name, useless)
+        return found
 
     def _left_out(self, why: str) -> None:
         if not self._has_left_out:
