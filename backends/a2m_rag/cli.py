@@ -266,7 +266,7 @@ def _http_parser(kinds: Any) -> _Parser:
     )
     _add_paths(parser, id="id", created_at="created_at", metadata="metadata")
     _add_threshold(parser)
-    _add_common(parser, _http, lambda options: str(urlsplit(options.url).hostname))
+    _add_common(parser, _http, lambda options: _place_of(options.url))
     return parser
 
 
@@ -476,6 +476,12 @@ def _add_common(
     ):
         parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)")
     add_log_level(parser)
+
+
+def _place_of(url: str) -> str:
+    """Return the host, port and path of an address: what tells two endpoints of one host apart."""
+    parts = urlsplit(url)
+    return (parts.netloc + parts.path).rstrip("/")
 
 
 def _place(text: str) -> str:

@@ -153,6 +153,40 @@ def records(
     return list(found.values())
 
 
+def useless_paths(results: Sequence[Result], paths: Paths) -> Iterator[str]:
+    """Yield one sentence for each of the paths of the id and of the time that finds nothing in any object of an answer.
+
+    Without a path's value, the record has another id, or is undated: nothing else shows that the path is wrong.
+    """
+    values = [result.value for result in results if result.left_out is None and isinstance(result.value, Mapping)]
+    for option, path, what, is_there, instead in (
+        ("--id", paths.id, "an id", _is_given, "the service's own ids, or ids from the content, are used"),
+        (
+            "--created-at",
+            paths.created_at,
+            "a readable date",
+            lambda found: moments.milliseconds(found) is not None,
+            "these records are undated (1970)",
+        ),
+    ):
+        if path is not None and values and not any(is_there(_found(path, value)) for value in values):
+            yield (
+                f"none of {len(values)} results has {what} at {path.text!r}: {instead}; see {option}; "
+                f"the first result: {has(values[0])}"
+            )
+
+
+def _is_given(found: Any) -> bool:
+    return found is not None and not (isinstance(found, str) and not found)
+
+
+def _found(path: Path, value: Mapping[str, Any]) -> Any:
+    try:
+        return path.find(value)
+    except ServiceFailure:
+        return None
+
+
 def _record(result: Result, paths: Paths) -> Record:
     value = result.value
     if result.unusable is not None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from a2m_rag.mapping import FIELDS, Paths, records
+from a2m_rag.mapping import FIELDS, Paths, records, useless_paths
 from a2m_rag.service import Result, Service, ServiceFailure, ServiceSilent
 from a2m_router.protocol.server import vectors
 from a2m_router.protocol.server.server import Caller, Dispatcher, Method
@@ -90,7 +90,8 @@ class VectorTimeline(Timeline):
 class Server:
     """The server, an `Answering`. It stores nothing: each call reads from the service.
 
-    Mutable state: how many times in a row the service did not answer, and whether a left-out result was logged.
+    Mutable state: how many times in a row the service did not answer, whether a left-out result was logged, and whether
+    the paths have been checked.
     """
 
     def __init__(self, service: Service, paths: Paths, *, name: str, limits: SearchLimits) -> None:
@@ -99,6 +100,7 @@ class Server:
         self._name = name
         self._limits = limits
         self._has_left_out = False
+        self._has_checked_paths = False
         self._unanswered = 0
         self._capabilities = ("core",) if service.metric is None else ("core", "embeddings")
         recall, timeline = (Recall, Timeline) if service.metric is None else (VectorRecall, VectorTimeline)
@@ -247,8 +249,8 @@ class Server:
         while True:
             found, failure = [], None
             try:
-                found = self._fitting(records(results, self._paths, self._left_out), where, embeddings)
-            except ServiceFailure as problem:  # no result can be a record; one among more results may
+                found = self._fitting(self._records(results), where, embeddings)
+            except ServiceFailure as problem:  # no result is a record; a later one may be
                 failure = problem
             # the nearest results come first: after one that is too far away there are only farther ones
             is_far = bool(results) and results[-1].left_out == "far"
@@ -284,7 +286,16 @@ class Server:
                 f"it has more than {most:,} results, too many to list for each call; raise --max-listed, or recall "
                 "with a query"
             )
-        return self._fitting(records(results, self._paths, self._left_out), where, embeddings)
+        return self._fitting(self._records(results), where, embeddings)
+
+    def _records(self, results: Sequence[Result]) -> list[Record]:
+        """Return the records that results are. Raises ServiceFailure if there are results, but no record."""
+        found = records(results, self._paths, self._left_out)
+        if len(found) > 1 and not self._has_checked_paths:  # one result alone may well lack a date
+            self._has_checked_paths = True
+            for useless in useless_paths(results, self._paths):
+                log.warning("service=%s %s", self._name, useless)
+        return found
 
     def _left_out(self, why: str) -> None:
         if not self._has_left_out:

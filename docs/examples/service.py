@@ -4,6 +4,7 @@ import json
 import sys
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import handbook
 
@@ -13,15 +14,18 @@ class Service(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(handbook.search(asked["q"], asked["k"]))
 
-    def do_GET(self):  # /all
-        self.answer(handbook.everything())
+    def do_GET(self):  # /search?q=tea&k=3, and /all
+        address = urlsplit(self.path)
+        asked = parse_qs(address.query)
+        search = address.path == "/search"
+        self.answer(handbook.search(asked["q"][0], int(asked["k"][0])) if search else handbook.everything())
 
     def answer(self, pages):
-        hits = [
-            {"id": page["id"], "text": page["content"], "published": page.get("created_at"), **page["metadata"]}
+        items = [
+            {"ref": page["id"], "text": page["content"], "when": page.get("created_at"), **page["metadata"]}
             for page in pages
         ]
-        body = json.dumps({"hits": hits}).encode()
+        body = json.dumps({"data": {"items": items}}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

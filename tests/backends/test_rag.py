@@ -606,7 +606,7 @@ each_that_is_no_record = pytest.mark.parametrize(
 async def test_a_result_that_is_no_record_is_left_out_and_the_log_says_so_once(
     value: Any, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = server(Corpus(note(1), value, note(2), value))
+    served = server(Corpus(note(1, at=1), value, note(2, at=1), value))
     for _ in range(2):
         assert await contents(served, query="x") == ["note 1", "note 2"]
         assert await contents(served, query="x", limit=2) == ["note 1", "note 2"]
@@ -628,6 +628,36 @@ async def test_an_answer_in_which_nothing_is_a_record_is_an_error(value: Any, sa
         assert code == -32603
         assert "corpus: result 1 of 2: " in sentence
         assert said in sentence
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            [{"content": "x", "ref": 1, "at": "2024-01-01"}, {"content": "y", "at": 5}],
+            ["corpus: none of 2 results has an id at 'id': the service's own ids, or ids from the content, are used; "
+             "see --id; the first result: it has 'content', 'ref', 'at'"],
+        ),
+        (
+            [{"content": "x", "id": 0, "at": "soon"}, {"content": "y", "id": ""}],
+            ["corpus: none of 2 results has a readable date at 'at': these records are undated (1970); "
+             "see --created-at; the first result: it has 'content', 'id', 'at'"],
+        ),
+        ([{"content": "x"}, {"content": "y", "id": "b", "at": "2024-01-01"}], []),
+        ([{"content": "x"}], []),
+        (["a text", "another"], []),
+        ([], []),
+    ],
+)  # fmt: skip
+async def test_a_path_that_finds_nothing_in_a_whole_answer_is_logged_once(
+    values: list[Any], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = server(Corpus(*values))
+    for _ in range(2):
+        await contents(served, query="x")
+        await contents(served, "timeline")
+    assert caplog.messages == said
 
 
 @pytest.mark.anyio

@@ -212,6 +212,41 @@ def test_results_come_as_the_server_gave_them(call: Callable[..., Called]) -> No
         assert ask("forget", "--where", '{"session": "s"}', "--yes") == {"forgotten": 1}
 
 
+def test_a_server_is_asked_once_for_its_description(
+    call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    describe = Server.describe
+
+    def counted(server: Server, params: Any) -> Any:
+        asked.append(params)
+        return describe(server, params)
+
+    monkeypatch.setattr(Server, "describe", counted)
+    with small() as (_, url):
+        assert call("recall", "Rome", "--http", url).returncode == 3
+    assert len(asked) == 1
+
+
+def test_fetch_rejects_the_id_of_a_mounted_record_with_the_reason(
+    call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = Server.describe
+
+    def describe_with_mount(server: Server, params: Any) -> Any:
+        described = describe(server, params)
+        described["tiers"].append({"name": "pages", "count": 0, "mount": True})
+        return described
+
+    monkeypatch.setattr(Server, "describe", describe_with_mount)
+    with small() as (_, url):
+        for key, has_hint in (("pages/doors", True), ("semantic/doors", False), ("pages", False)):
+            done = call("fetch", key, "--json", "--http", url)
+            assert (done.returncode, json.loads(done.stdout)) == (3, {"record": None})
+            assert f"there is nothing at the key {key!r}" in done.stderr
+            assert ("the id of a record of the mount 'pages'" in done.stderr) == has_hint
+
+
 def test_options_stand_before_or_after_the_command_or_in_the_environment(
     call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from a2m_router.process.descriptors import open_missing_streams
 from a2m_router.protocol.client.child import CannotStart
 from a2m_router.protocol.client.client import Unanswered
 from a2m_router.protocol.client.http_client import HttpClient, HttpFailure
-from a2m_router.protocol.client.memory import Memory
+from a2m_router.protocol.client.memory import through
 from a2m_router.protocol.client.results import BadAnswer
 from a2m_router.protocol.server.shutdown import until_signalled
 from a2m_router.protocol.wire.errors import A2MError, Code
@@ -87,7 +87,7 @@ async def _execute(options: argparse.Namespace, way: Way, ours: Streams) -> int:
             may_run = options.command != "watch"
             async with reached(way, arrived.send_nowait, may_run=may_run) as greeted:
                 asking = PatientPeer(greeted.peer, way.timeout)
-                memory = Memory(asking, timeout=way.timeout, owner=way.owner)
+                memory = through(asking, greeted)  # a second describe would cost a mounted service another search
                 over_http = isinstance(greeted.peer, HttpClient)
                 running = Running(memory, asking, options, way, ours, pushed, arrived.close, over_http)
                 return await _COMMANDS[options.command](running)

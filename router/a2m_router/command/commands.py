@@ -78,7 +78,14 @@ async def fetch(run: Running) -> int:
     key: str = run.options.key
     record = await run.memory.fetch(key)
     await run.show(lambda: b"" if record is None else showing.record(record))
-    return DONE if record is not None else _nothing(f"there is no record at the key {key!r}")
+    if record is not None:
+        return DONE
+    nothing = f"there is no record at the key {key!r}"
+    mount, slash, _ = key.partition("/")
+    described = await run.memory.describe() if slash else None
+    if described is not None and any(tier.name == mount and tier.mount for tier in described.tiers or ()):
+        nothing += f"; it looks like the id of a record of the mount {mount!r}, and fetch takes a key"
+    return _nothing(nothing)
 
 
 async def forget(run: Running) -> int:

@@ -483,6 +483,16 @@ def _list(items: Iterable[str] | None) -> list[str] | None:
     return None if items is None else list(items)
 
 
+def through(peer: Peer, memory: Memory) -> Memory:
+    """Return the same memory, called through `peer`, which passes calls on to the memory's connection.
+
+    The server's description is kept: the server is not asked for it again.
+    """
+    view = Memory(peer, timeout=memory._timeout, owner=memory._owner, session=memory._session)
+    view._server.description = memory._server.description
+    return view
+
+
 def _require_selector(selectors: Mapping[str, Any]) -> None:
     if not selectors:
         raise invalid_params("params", "expected at least one of ids, query, tier, where and key_prefix")
