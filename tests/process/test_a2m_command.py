@@ -243,7 +243,7 @@ def test_fetch_rejects_the_id_of_a_mounted_record_with_the_reason(
         for key, has_hint in (("pages/doors", True), ("semantic/doors", False), ("pages", False)):
             done = call("fetch", key, "--json", "--http", url)
             assert (done.returncode, json.loads(done.stdout)) == (3, {"record": None})
-            assert f"there is nothing at the key {key!r}" in done.stderr
+            assert f"there is no record at the key {key!r}" in done.stderr
             assert ("the id of a record of the mount 'pages'" in done.stderr) == has_hint
 
 
