@@ -530,7 +530,7 @@ def at(folder: Path) -> dict[str, Any]:
         (("--plan", "faults.toml", "--url", "notes.db"), 1, "expected a URL like http://"),
         (("--plan", "faults.toml", "--", "/no/such/program"), 1, "'/no/such/program' cannot be started: No such file"),
         (("--plan", "faults.toml", "--", "no-such-program"), 1, "'no-such-program' cannot be started: No such file"),
-        (("--plan", "faults.toml", "--http", "0.0.0.0:1", "--", "a2m-store"), 2, "can be reached from elsewhere"),
+        (("--plan", "faults.toml", "--http", "0.0.0.0:1", "--", "a2m-store"), 2, "can be reached from other machines"),
     ],
 )
 def test_a_mistake_is_a_sentence(

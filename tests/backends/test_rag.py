@@ -1003,7 +1003,7 @@ def test_a_function_that_hangs_does_not_keep_the_process(handbook: FilePath) -> 
         (("python", "broken:search"), 1, "broken cannot be imported: ZeroDivisionError: division by zero"),
         (("python", "needy:search"), 1, "needy cannot be imported: ModuleNotFoundError: No module named 'no_such"),
         (("python", "handbook:search", "--content", "["), 2, "is not a valid JMESPath"),
-        (("python", "handbook:search", "--serve", "0.0.0.0:80"), 2, "can be reached from elsewhere"),
+        (("python", "handbook:search", "--serve", "0.0.0.0:80"), 2, "can be reached from other machines"),
         (("python", "handbook:search", "--timeout", "0"), 2, "expected a number of seconds"),
         (("python", "handbook:search", "--max-asked", "none"), 2, "expected 1 or more"),
         (("python", "handbook:search", "--min-score", "0.5"), 2, "add the path of the score in a result: --score PATH"),

@@ -111,6 +111,20 @@ def test_a_commit_is_checked_as_the_script_checks() -> None:
     assert hooks == checks
 
 
+def test_the_table_of_rooms_names_modules_that_are_there() -> None:
+    architecture = (ROOT / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| .* \| (.+) \|$", architecture, re.MULTILINE)
+    assert len(rows) > 15
+    folders = {room: [ROUTER / room.replace(".", "/"), ROOT / "backends" / room] for room, _ in rows}
+    names = [(room, name.rstrip("/")) for room, modules in rows for name in spans(modules) if "*" not in name]
+    missing = [
+        (room, name)
+        for room, name in names
+        if not any((folder / f"{name}.py").exists() or (folder / name).is_dir() for folder in folders[room])
+    ]
+    assert missing == []
+
+
 def test_the_table_of_decisions_lists_every_page() -> None:
     pages = sorted(path.name for path in (ROOT / "docs/decisions").glob("*.md"))
     architecture = (ROOT / "docs/architecture.md").read_text()

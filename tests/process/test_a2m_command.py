@@ -354,7 +354,7 @@ def test_what_is_wrong_is_said_in_a_sentence(
         (
             ["remember", "x", "--key", "k", "--if-revision", "3"],
             1,
-            "CAPABILITY_NOT_SUPPORTED: this server does not say",
+            "CAPABILITY_NOT_SUPPORTED: this server's memory/describe does not declare",
         ),
         (["import", "/no/such/file"], 1, "No such file"),
         (["import", "/"], 1, "Is a directory"),
@@ -1165,7 +1165,7 @@ def test_a_page_is_written_at_the_revision_that_the_command_line_names(
     with serving(tmp_path / "federation.toml"):
         assert write("one", "0").stderr == (
             "a2m: INVALID_PARAMS: records[0].if_revision: expected a page at revision 0 at the key 'k', and there is "
-            "none; to begin one, say that there must be none (null)\n"
+            "none; to create a page, send null (no page expected)\n"
         )
         assert write("one", "new").returncode == write("one", "new").returncode == 0
         assert write("two", "0").returncode == 0

@@ -63,8 +63,8 @@ log = logging.getLogger(__name__)
 class File(msgspec.Struct):
     """One copy, of a tier's store or of the catalog.
 
-    `file` is its path beneath the backup's folder, `origin` the path of the copied file. `copied` of `size` bytes are
-    done. `schema` is the version of its tables.
+    `file` is its path beneath the backup's folder, `origin` the path of the copied file. `copied` of its `size`
+    bytes have been copied. `schema` is the version of the tables in the copied file.
     """
 
     of: str

@@ -327,7 +327,7 @@ def another_owner_s_events_are_not_pushed(target: Target) -> None:
     ids = [event.get("id") for event in events if event.get("tier") not in shared or event.get("id") in own]
     expect(
         complete and own[0] in ids,
-        f"subscribed as {other.owner!r}, who wrote {own}: expected that event, got {shown(events)}",
+        f"subscribed as {other.owner!r}: expected the event of its own record {own}, got {shown(events)}",
     )
     expect(private[0] not in ids, f"subscribed as {other.owner!r}: expected nothing of {private}, got {shown(events)}")
 

@@ -354,7 +354,7 @@ def _announced(federation: Federation, where: str) -> Iterator[None]:
 
 
 def _announce(federation: Federation, url: str, options: argparse.Namespace) -> None:
-    """Print where the router listens, which tiers are up, and a command to try it; as log lines if the log is JSON."""
+    """Print where the router listens, which tiers are up, and a command to try. If the log is JSON, print log lines."""
     up = [name for name, link in federation.links.items() if link.status == "up"]
     down = [
         f"{name} ({link.reason or 'still starting'})" for name, link in federation.links.items() if link.status != "up"

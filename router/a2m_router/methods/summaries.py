@@ -244,8 +244,8 @@ class Summaries:
             why = f"the page at {params.key!r} is in {target.name!r}, which is shared"
         raise invalid_params(
             "into",
-            f"records in {private.name!r} are private, and {why}, so every caller could read the summary; name that "
-            "tier to publish it there, or name a private tier",
+            f"records in {private.name!r} are private, and {why}, so every caller could read the summary; set into to "
+            "that tier to publish it there, or to a private tier",
         )
 
     def _private(self, homes: Iterable[str]) -> Tier | None:

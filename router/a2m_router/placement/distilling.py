@@ -219,5 +219,5 @@ def _as_they_were(group: Sequence[Entry], found: Mapping[str, Record]) -> list[R
 
 
 def _is_rewritable(record: Record) -> bool:
-    """Return whether a text can replace the record: it has text, and no key, vector or `uri` of its own."""
+    """Return whether a summary can replace the record: it has content, and no key, vector or `uri`."""
     return record.key is None and record.embedding is None and record.uri is None and bool(record.content.strip())

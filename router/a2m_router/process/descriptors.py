@@ -103,7 +103,7 @@ def standard_streams() -> Iterator[tuple[anyio.abc.ByteReceiveStream, anyio.abc.
         sink = _diverted(1, os.dup(2), undo)
         undo.callback(_flush)  # before descriptor 1 is restored: text printed in the block belongs to stderr
         if isinstance(sys.stderr, UnblockedStderr):
-            # then a print does not block either if stderr is not read
+            # stdout leads to stderr here: `print` must not block either when nobody reads stderr
             undo.enter_context(redirect_stdout(sys.stderr))
         yield _source(source), _sink(sink)
 
@@ -125,7 +125,7 @@ def _flush() -> None:
 
 
 def _diverted(descriptor: int, instead: int, undo: ExitStack) -> int:
-    """Return a duplicate of `descriptor`; the original leads to `instead` until `undo`."""
+    """Point `descriptor` at `instead` until `undo` closes; return a duplicate of what it was. Closes `instead`."""
     own = os.dup(descriptor)
     undo.callback(os.close, own)
     os.dup2(instead, descriptor)

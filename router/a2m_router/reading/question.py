@@ -15,7 +15,7 @@ from a2m_router.protocol.wire.errors import unknown_tier
 from a2m_router.protocol.wire.method_params import Read, Selector
 from a2m_router.tiers.gateway import raw_json
 
-# Fields that the router counts or computes itself; a tier's own values mean something else.
+# Fields that the router counts or computes itself. It does not use a tier's values for them.
 OWNED: Final = frozenset({"tier", "salience", "access_count", "accessed_at", "revision"})
 
 

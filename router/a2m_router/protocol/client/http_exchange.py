@@ -76,7 +76,7 @@ _SENTENCES: Final[tuple[tuple[type[BaseException], Callable[[Any], str]], ...]] 
 
 
 def causes(problem: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exception and its causes, down to the first."""
+    """Yield the exception, its cause, the cause of that, and so on."""
     while problem is not None:
         yield problem
         if isinstance(problem, BaseExceptionGroup):

@@ -37,7 +37,7 @@ class Enrol(Describe):
 
 
 class Remember(Params):
-    """§4.2; `owner` and `session` apply to records that have none."""
+    """§4.2; `owner` and `session` are the defaults of records that lack them."""
 
     records: list[Draft]
     owner: str | None = None
