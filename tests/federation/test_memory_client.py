@@ -362,7 +362,7 @@ async def test_a_page_is_edited_by_what_was_fetched_of_it() -> None:
             page = await memory.fetch("k")
             seen = None if page is None else page.revision
             assert len(await memory.remember(str(number), key="k", if_revision=seen)) == 1
-            with pytest.raises(A2MError, match="fetch it, and repeat the change on what it is now") as refused:
+            with pytest.raises(A2MError, match="fetch it, and repeat the change on its current content") as refused:
                 await memory.remember("another", key="k", if_revision=seen)
             assert refused.value.data == {"reason": "revision", "revision": number}
 

@@ -72,7 +72,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Riderless(Record):
-    """A record that has no rider, or a rider that carries only metadata: all other fields are as the server sent them."""
+    """A record with no rider, or with one that carries only metadata: all other fields are as the server sent them."""
 
 
 def draft_of(record: Record) -> Draft:
