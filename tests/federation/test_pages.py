@@ -136,7 +136,7 @@ async def test_a_walk_from_after_the_copies_that_were_put_back_is_refused(tmp_pa
         after = (await fed.call("timeline", page=6))["next"]
     async with trial(settings, folder=tmp_path / "copy") as fed:
         await fed.remember("7", "8", "9", "10")
-        with pytest.raises(A2MError, match=r"^after: .* begin anew") as refused:
+        with pytest.raises(A2MError, match=r"^after: .* start again") as refused:
             await fed.call("timeline", page=9, after=after)
         assert refused.value.code == Code.INVALID_PARAMS
         for cursor, rest in ((before, ["2"]), (same_start, [])):

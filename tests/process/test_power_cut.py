@@ -338,9 +338,9 @@ def test_what_cannot_be_read_any_more_is_not_confirmed(folder: Path) -> None:
             log.seek(safe)
             log.write(bytes(4096))
         for _ in range(2):
-            with pytest.raises(OSError, match="the disk has lost what was committed"):
+            with pytest.raises(OSError, match="the disk has lost commits that it had not confirmed"):
                 database.sync()
-        with pytest.raises(OSError, match="the disk has lost what was committed"):
+        with pytest.raises(OSError, match="the disk has lost commits that it had not confirmed"):
             database.close()
 
 

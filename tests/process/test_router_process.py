@@ -431,7 +431,7 @@ def test_what_a_tier_says_is_passed_on_under_its_name(tmp_path: Path) -> None:
     with running(federation(tmp_path, semantic=line)) as router:
         router.ask("describe")
         _, err = router.end()
-    assert re.search(r"^\S+ \S+ \w+ +semantic: hello from below$", err, re.MULTILINE)
+    assert re.search(r"^\S+ \S+ \w+ +tier=semantic stderr: hello from below$", err, re.MULTILINE)
 
 
 def test_the_log_can_be_json(tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_the_log_can_be_json(tmp_path: Path) -> None:
         _, err = router.end()
     lines += map(json.loads, err.splitlines())
     assert all({"at", "level", "message"} <= line.keys() for line in lines)
-    assert 'semantic: say "hello"' in [line["message"] for line in lines]
+    assert 'tier=semantic stderr: say "hello"' in [line["message"] for line in lines]
 
 
 # --- on a terminal
