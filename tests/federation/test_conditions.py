@@ -324,7 +324,7 @@ async def test_a_repeated_call_is_done_only_when_the_disk_has_it(monkeypatch: py
         with monkeypatch.context() as failing:
             failing.setattr(GroupCommit, "wait", fail)
             for _ in range(2):
-                with pytest.raises(A2MError, match="may be gone after a power cut"):
+                with pytest.raises(A2MError, match="may be lost after a power cut"):
                     await write(fed, steer)
         assert await write(fed, steer) == [id]
         await one_home_each(fed)

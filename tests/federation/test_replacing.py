@@ -376,7 +376,7 @@ async def test_the_old_copy_stays_while_the_catalogs_disk_fails(servers: Mix) ->
         before = calls(steer, "working", "forget")
         with pytest.MonkeyPatch.context() as failing:
             failing.setattr(GroupCommit, "wait", fail)
-            with pytest.raises(A2MError, match="may be gone after a power cut"):
+            with pytest.raises(A2MError, match="may be lost after a power cut"):
                 await fed.remember("new", key="k", tier="semantic")
             assert await seen_by_all(fed) == {"new": "semantic"}
             await anyio.sleep(A_WHILE)

@@ -132,7 +132,7 @@ def test_no_word_of_a_command_or_a_check_is_broken(columns: int, tmp_path: Path)
     with serving(tmp_path):
         shown_by(columns, *A2M, "remember", SAID, *place, cwd=tmp_path)
         for arguments, wanted in (
-            (["describe"], [*TIERS, "embeddings,", "summarize,", "characters", "themselves", "promotes", "100,000"]),
+            (["describe"], [*TIERS, "embeddings,", "summarize,", "characters", "promotes", "100,000"]),
             (["timeline"], [*SAID.split(), "procedural", "x" * 32]),
             (["recall", "report"], [*SAID.split(), "procedural", "x" * 32]),
             (["fetch", "a/b"], [*SAID.split(), "access_count", "housekeeping", "x" * 32]),
@@ -154,7 +154,7 @@ def test_no_word_of_an_error_is_broken(columns: int, tmp_path: Path) -> None:
     with on_a_terminal(columns, *A2M, "describe", cwd=tmp_path) as (process, leader):
         shown = read(leader)
         assert process.wait(PATIENCE) == 2
-    assert_unbroken(shown, columns, ["memory:", "--config", "address", "A2M_URL;", "federation.toml", "folder"])
+    assert_unbroken(shown, columns, ["memory", "selected,", "--config", "address", "A2M_URL", "federation.toml", "folder"])
 
 
 @pytest.mark.parametrize("columns", [80, 40])
