@@ -637,8 +637,8 @@ async def test_an_answer_in_which_nothing_is_a_record_is_an_error(value: Any, sa
         (
             [{"content": "x", "ref": 1, "at": "2024-01-01"}, {"content": "y", "at": 5}],
             [
-                "service=corpus none of 2 results has an id at 'id': the service's own ids, or ids from the content, are "
-                "used; see --id; the first result: it has 'content', 'ref', 'at'"
+                "service=corpus none of 2 results has an id at 'id': the service's own ids, or ids from the content, "
+                "are used; see --id; the first result: it has 'content', 'ref', 'at'"
             ],
         ),
         (

@@ -142,7 +142,7 @@ def test_no_word_of_a_command_or_a_check_is_broken(columns: int, tmp_path: Path)
             assert_unbroken(shown_by(columns, *A2M, *arguments, cwd=tmp_path), columns, wanted)
     for option, words in (
         ("--check", [*TIERS[:5], "embeddings,", "external,", "sessions", "round"]),
-        ("--rebuild", [*TIERS[:4], "forgotten", "replaced", "replacements"]),
+        ("--rebuild", [*TIERS[:4], "forgotten", "replaced", "pending"]),
     ):
         shown = shown_by(columns, *ROUTER, option, "--log-level", "error", cwd=tmp_path)
         # the path of the state may be longer than a line
@@ -154,7 +154,7 @@ def test_no_word_of_an_error_is_broken(columns: int, tmp_path: Path) -> None:
     with on_a_terminal(columns, *A2M, "describe", cwd=tmp_path) as (process, leader):
         shown = read(leader)
         assert process.wait(PATIENCE) == 2
-    assert_unbroken(shown, columns, ["memory", "selected,", "--config", "address", "A2M_URL", "federation.toml", "folder"])
+    assert_unbroken(shown, columns, ["memory", "--config", "address", "A2M_URL", "federation.toml", "folder"])
 
 
 @pytest.mark.parametrize("columns", [80, 40])
