@@ -222,7 +222,7 @@ async def test_a_private_summary_goes_to_the_most_semantic_private_tier(
             assert [r["tier"] for r in (await fed.call("summarize", ids=[id], owner="a"))["records"]] == [tier]
             return
         error = await refused(fed.call("summarize", ids=[id], owner="a"), Code.INVALID_PARAMS)
-        assert all(word in error.message for word in ("into: ", "'a'", f"{source!r} are private", "name that tier"))
+        assert all(word in error.message for word in ("into: ", "'a'", f"{source!r} are private", "to that tier"))
         assert thinker.thoughts == []
         assert [record["id"] for record in await fed.timeline()] == [id]
         assert (await fed.call("summarize", ids=[id], owner="a", into="a"))["written"] == 1
