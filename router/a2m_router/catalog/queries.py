@@ -228,7 +228,7 @@ class Queries:
         return range(lives + noted[Stray.ASIDE] - len(self._pending.ids_in(tier)), lives + sum(noted.values()) + 1)
 
     def has_notes(self, tier: str) -> bool:
-        """Return whether a call of the last router to `tier` may still land: a copy or a pending write is noted."""
+        """Return whether work is noted for `tier`: a copy to delete, or a pending write."""
         return bool(self._strays.removable(tier, "", 1) or self._pending.ids_in(tier))
 
     def lifting(self, tier: str, identity: str) -> tuple[bool, bool]:

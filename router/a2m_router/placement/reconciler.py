@@ -356,11 +356,8 @@ class Reconciler:
         if problem is not None:
             sentence = f"tier={tier} copies are not up to date, will retry: {problem}"
             self._alerts.begin(tier, logging.WARNING, sentence, cause=problem)
-        elif tier in self._alerts and not self._has_work(tier):
+        elif tier in self._alerts and not self._catalog.queries.has_notes(tier):
             self._alerts.end(tier, f"tier={tier} copies are up to date")
-
-    def _has_work(self, tier: str) -> bool:
-        return bool(self._catalog.strays.removable(tier, "", 1) or self._catalog.pending.ids_in(tier))
 
     def _claim(self, tier: str, items: Iterable[_Item]) -> tuple[list[_Item], list[Claim]]:
         """Claim the items that are free. Return them and the claims. The release of a skipped one wakes the task."""
