@@ -154,6 +154,31 @@ async def test_a_tier_that_refuses_is_tried_ever_more_rarely() -> None:
     assert 3 <= refused <= 20
 
 
+async def test_a_change_wakes_only_tasks_that_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[str] = []
+    begin = Reconciler.remove_strays
+
+    async def noted(reconciler: Reconciler, tier: str) -> None:
+        rounds.append(tier)
+        await begin(reconciler, tier)
+
+    monkeypatch.setattr(Reconciler, "remove_strays", noted)
+    async with trial(CALM) as fed:
+        await fed.settled()
+        rounds.clear()
+        [id] = await fed.remember("old", key="k")
+        await wait_all_tasks_blocked()
+        assert not rounds
+        await fed.remember("new", key="k")
+        await fed.caught_up()
+        assert set(rounds) == {"working"}
+        rounds.clear()
+        await fed.call("promote", ids=[id], tier="semantic")
+        await wait_all_tasks_blocked()
+        assert set(rounds) == {"working"}
+        assert fed.copies() == {id: ["semantic"]}
+
+
 @simulated
 async def test_the_log_says_that_copies_are_up_to_date_when_they_are(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "a2m_router.placement.reconciler")

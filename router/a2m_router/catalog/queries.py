@@ -227,9 +227,14 @@ class Queries:
         lives, noted = self._records.count(tier), self._strays.counts(tier)
         return range(lives + noted[Stray.ASIDE] - len(self._pending.ids_in(tier)), lives + sum(noted.values()) + 1)
 
-    def has_notes(self, tier: str) -> bool:
-        """Return whether work is noted for `tier`: a copy to delete, or a pending write."""
-        return bool(self._strays.removable(tier, "", 1) or self._pending.ids_in(tier))
+    def tiers_with_work(self) -> set[str]:
+        """Return the tiers for which work is noted: a copy to delete, or a pending write."""
+        rows = self._execute(
+            "SELECT no FROM tiers WHERE EXISTS (SELECT 1 FROM redo WHERE tier = no)"
+            " OR EXISTS (SELECT 1 FROM strays WHERE tier = no AND kind IN (?, ?))",
+            (Stray.SUPERSEDED, Stray.UNWANTED),
+        )
+        return {self._tables.name[no] for (no,) in rows}
 
     def lifting(self, tier: str, identity: str) -> tuple[bool, bool]:
         """Return whether this server may hold lifted records of `tier`, and whether their vectors are indexed here.

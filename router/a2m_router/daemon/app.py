@@ -155,12 +155,11 @@ class Federation:
             CannotServe: a tier that is up cannot be part of the federation.
         """
         self.catalog.begin_recovery()
+        with_work = self.catalog.queries.tiers_with_work()
         for tier in self.settings.managed:
             # A call of the last run may still be carried out at a remote server; a child process of that run is dead.
             # After an unclean stop the catalog may have lost the note of such a call, so hold the tier in any case.
-            if tier.url is not None and (
-                not self.catalog.opening.ended_well or self.catalog.queries.has_notes(tier.name)
-            ):
+            if tier.url is not None and (not self.catalog.opening.ended_well or tier.name in with_work):
                 self.reconciler.hold(tier.name, SETTLING)
         await self.admission.start()
         self._tasks.start_soon(_kept_running, self.reconciler.run)

@@ -23,7 +23,7 @@ Rules:
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import anyio.lowlevel
@@ -146,12 +146,18 @@ class Reconciler:
         self._alerts = Alerts(log)
 
     def wake(self) -> None:
-        """Wake all tasks: there may be work. Failed records still wait for their time."""
-        for queue in self._queues.values():
-            queue.wanted.set()
+        """Wake the tasks of the tiers that have work. Failed records still wait for their time."""
+        try:
+            noted: Collection[str] = self._catalog.queries.tiers_with_work()
+        except OSError:
+            noted = self._queues  # a round reports the disk's fault; the caller's change does not fail by it
+        for tier, queue in self._queues.items():
+            # a task that has reported a problem also reports its end
+            if tier in noted or queue.failed or tier in self._alerts:
+                queue.wanted.set()
 
     def came_up(self, tier: str) -> None:
-        """Wake all tasks: the tier has become active, or inactive for good. Its rest ends.
+        """Wake the tasks that have work: the tier has become active, or inactive for good. Its rest ends.
 
         Records that failed there still wait for their time: one of them may have crashed the tier.
         """
@@ -356,7 +362,7 @@ class Reconciler:
         if problem is not None:
             sentence = f"tier={tier} copies are not up to date, will retry: {problem}"
             self._alerts.begin(tier, logging.WARNING, sentence, cause=problem)
-        elif tier in self._alerts and not self._catalog.queries.has_notes(tier):
+        elif tier in self._alerts and tier not in self._catalog.queries.tiers_with_work():
             self._alerts.end(tier, f"tier={tier} copies are up to date")
 
     def _claim(self, tier: str, items: Iterable[_Item]) -> tuple[list[_Item], list[Claim]]:

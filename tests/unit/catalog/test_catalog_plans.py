@@ -83,7 +83,7 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
         catalog.pending.ids_in("working"),
     ),
     "is_scanned": lambda catalog: catalog.tiers.is_scanned("working"),
-    "whether a tier has notes": lambda catalog: catalog.queries.has_notes("working"),
+    "which tiers have work": lambda catalog: catalog.queries.tiers_with_work(),
     "whether a key is taken": lambda catalog: catalog.findings.is_key_taken(entry("n", key="k", owner="a")),
     "knows_of": lambda catalog: catalog.queries.knows_of(MINE, "x"),
     "a move": lambda catalog: move(catalog, [catalog.records.unit(catalog.records.find("x")["x"])], "episodic"),
