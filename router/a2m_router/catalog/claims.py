@@ -93,8 +93,8 @@ class Claims:
     ) -> tuple[Claim, T]:
         """Claim all names that `look` returns; return the claim, and what `look` found under it.
 
-        `look` runs again under the claim. If it then needs other names, because the records have changed while the
-        claim waited, the claim is taken anew.
+        If the claim has to wait, the records may change meanwhile: `look` runs again under the claim, and if it then
+        needs other names, the claim is taken anew.
 
         Args:
             look: returns the names to claim, and its finding.
@@ -104,6 +104,9 @@ class Claims:
             TimeoutError: the names did not become free in time. Nothing is held, nor if `look` raises.
         """
         names, found = look()
+        free = self.take_if_free(names)
+        if free is not None:
+            return free, found
         while True:
             with anyio.fail_after(seconds()):
                 claim = await self.take(names)
