@@ -13,7 +13,7 @@ from a2m_router.protocol.server.server import Caller, Method
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.method_params import Backup
 from a2m_router.storage.backup_jobs import METHOD, Job, Jobs, absolute, failed
-from a2m_router.storage.snapshots import CannotCopy, Copying, told
+from a2m_router.storage.snapshots import CannotCopy, Copying, path_text
 from a2m_store.store import Store
 
 
@@ -73,7 +73,7 @@ class Backups:
                 f"{METHOD!r} is served only to the program that started this store, and only for a store in a file",
             )
         try:
-            own_file = told(file.resolve())
+            own_file = path_text(file.resolve())
         except CannotCopy as problem:
             raise failed(str(problem)) from None
         if params.path is not None:

@@ -23,9 +23,12 @@ class StoreLimits(msgspec.Struct, frozen=True):
 
 
 class OwnerScope(msgspec.Struct, frozen=True):
-    """The owner of a call. `told_apart`: the binding distinguishes callers; otherwise every `owner` is ignored (§6)."""
+    """The owner of a call.
 
-    told_apart: bool
+    `knows_caller`: the binding distinguishes callers; otherwise every `owner` is ignored (§6).
+    """
+
+    knows_caller: bool
     owner: str | None
 
 
@@ -81,7 +84,7 @@ def _whole(draft: Draft, where: str, session: str | None, scope: OwnerScope, lim
 
 
 def _owner(draft: Draft, where: str, scope: OwnerScope) -> str | None:
-    if not scope.told_apart:
+    if not scope.knows_caller:
         return None
     if draft.owner is None or scope.owner is None:
         return scope.owner if draft.owner is None else draft.owner

@@ -551,12 +551,12 @@ def enrols(params: method_params.Params, caller: Caller) -> TypeGuard[method_par
 def scope_of(owner: str | None, caller: Caller) -> OwnerScope:
     """Return the scope of a call: the given owner on a local binding, else the owner that the binding knows (§6)."""
     if caller.asserts_owner:
-        return OwnerScope(told_apart=True, owner=owner)
-    return OwnerScope(told_apart=caller.owner is not None, owner=caller.owner)
+        return OwnerScope(knows_caller=True, owner=owner)
+    return OwnerScope(knows_caller=caller.owner is not None, owner=caller.owner)
 
 
 def _capabilities(scope: OwnerScope) -> list[str]:
-    return [each for each in CAPABILITIES if each != "scopes" or scope.told_apart]
+    return [each for each in CAPABILITIES if each != "scopes" or scope.knows_caller]
 
 
 def _check_owner(known: _Known, draft: Draft, scope: OwnerScope) -> None:

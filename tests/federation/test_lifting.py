@@ -24,7 +24,7 @@ from a2m_router.tiers.lifting import (
     VERSION,
     Lifted,
     NewerRider,
-    Told,
+    ServerRecord,
     delegable,
     escaped,
     lifted,
@@ -78,9 +78,9 @@ def encoded(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def told(draft: Draft, *, like_javascript: bool, **answered: Any) -> Told:
+def told(draft: Draft, *, like_javascript: bool, **answered: Any) -> ServerRecord:
     """A lifted record as its server tells it again."""
-    return msgspec.json.decode(answer(draft, like_javascript=like_javascript, **answered), type=Told)
+    return msgspec.json.decode(answer(draft, like_javascript=like_javascript, **answered), type=ServerRecord)
 
 
 def answer(draft: Draft, *, like_javascript: bool, **answered: Any) -> Raw:
@@ -112,7 +112,7 @@ def test_a_server_need_keep_nothing_but_the_id_the_content_and_the_rider(
     dropped = data.draw(st.sets(st.sampled_from(["role", "group", "created_at"])))
     answer = {**json.loads(msgspec.json.encode(given)), "created_at": "2027-01-01T00:00:00.000Z", **invented}
     answer = {name: value for name, value in answer.items() if name not in dropped} | {"metadata": kept}
-    back = lowered(msgspec.json.decode(encoded(answer), type=Told), vector=True)
+    back = lowered(msgspec.json.decode(encoded(answer), type=ServerRecord), vector=True)
     assert digest(back) == digest(draft)
 
 
@@ -162,13 +162,13 @@ def test_a_condition_on_what_a_server_need_not_keep_is_not_told_to_it(name: str,
     assert delegable({name: Raw(encoded(value))}, metadata=True).keys().isdisjoint(FIELDS.keys() - {"content"})
 
 
-def riding(**fields: Any) -> Told:
+def riding(**fields: Any) -> ServerRecord:
     return plain(metadata={"a": 1, RESERVED: json.dumps({"created_at": BORN, "owner": "forged", **fields})})
 
 
-def plain(**fields: Any) -> Told:
+def plain(**fields: Any) -> ServerRecord:
     return msgspec.json.decode(
-        encoded({"id": "x", "content": "x", "created_at": "2027-01-01T00:00:00.000Z", **fields}), type=Told
+        encoded({"id": "x", "content": "x", "created_at": "2027-01-01T00:00:00.000Z", **fields}), type=ServerRecord
     )
 
 
@@ -195,7 +195,7 @@ BORN: Final = "2026-09-21T14:13:20.002Z"
         plain(),
     ],
 )
-def test_what_is_no_rider_is_what_its_server_says(record: Told) -> None:
+def test_what_is_no_rider_is_what_its_server_says(record: ServerRecord) -> None:
     back = lowered(record, vector=True)
     assert isinstance(back, Riderless)
     assert (back.created_at, back.owner) == ("2027-01-01T00:00:00.000Z", None)

@@ -238,7 +238,7 @@ async def test_what_the_old_catalog_knows_and_is_still_true_comes_along(tmp_path
         await fed.caught_up()
     put_back(tmp_path, copy)
     await is_refused(tmp_path)
-    told = (await rebuilt(tmp_path)).told
+    told = (await rebuilt(tmp_path)).warnings
     assert any("older than what the tiers hold" in sentence for sentence in told)
     async with trial(CALM, folder=tmp_path) as fed:
         found = {record["content"]: record["salience"] for record in await fed.timeline()}
@@ -694,13 +694,13 @@ async def test_what_was_set_aside_stays_in_a_store_that_is_set_back(tmp_path: Pa
         await fed.call("remember", records=[{"id": "a", "content": "a", "key": "k", "tier": "working"}])
         plant(fed, "semantic", id="b", content="b", key="k")
     async with trial(CALM, folder=tmp_path) as fed:
-        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.ASIDE)] == ["b"]
+        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.QUARANTINED)] == ["b"]
     copy = copied(tmp_path, "semantic")
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.remember("since", tier="semantic")
     put_back(tmp_path, copy, "semantic")
     async with trial(CALM, folder=tmp_path) as fed:
-        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.ASIDE)] == ["b"]
+        assert [stray.id for stray in fed.federation.catalog.strays.of_kind("semantic", Stray.QUARANTINED)] == ["b"]
         await fed.call("forget", ids=["a"])
         await fed.settled()
     async with trial(CALM, folder=tmp_path) as fed:

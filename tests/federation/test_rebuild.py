@@ -144,7 +144,7 @@ async def test_after_an_unclean_end_every_page_is_looked_at(tmp_path: Path) -> N
 async def test_a_rebuild_from_a_whole_catalog_changes_nothing(tmp_path: Path) -> None:
     before = await lived(tmp_path)
     done = await rebuilt(tmp_path)
-    assert done.told == []
+    assert done.warnings == []
     assert sum(each.adopted for each in done.tiers) == len(before)
     async with running(tmp_path) as fed:
         assert await fed.timeline() == before

@@ -331,7 +331,9 @@ async def with_a_conflict(folder: Path) -> None:
 def other_of(fed: Trial) -> tuple[str, str, str]:
     """The id at the key, the one that was set aside, and the tier that this is in."""
     [(tier, stray)] = [
-        (name, s) for name in ("working", "semantic") for s in fed.federation.catalog.strays.of_kind(name, Stray.ASIDE)
+        (name, s)
+        for name in ("working", "semantic")
+        for s in fed.federation.catalog.strays.of_kind(name, Stray.QUARANTINED)
     ]
     return ("y" if stray.id == "x" else "x"), stray.id, tier
 
@@ -413,4 +415,4 @@ async def test_check_says_why_a_tier_that_is_up_takes_no_part(
 
 def test_every_kind_of_stray_that_may_be_swept_is_known_to_be() -> None:
     # a new kind has to be thought about in `Lookup.strays` and `Reconciler._remove`
-    assert [kind.name for kind in Stray] == ["PENDING", "SUPERSEDED", "UNWANTED", "EQUAL", "ASIDE"]
+    assert [kind.name for kind in Stray] == ["PENDING", "SUPERSEDED", "UNWANTED", "EQUAL", "QUARANTINED"]

@@ -48,7 +48,7 @@ def on_one_line(metadata: bytes) -> bytes:
     return metadata.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
-class Told(msgspec.Struct):
+class ServerRecord(msgspec.Struct):
     """A record of an answer, its metadata and its vector unread."""
 
     id: str
@@ -58,7 +58,7 @@ class Told(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    records: list[Told]
+    records: list[ServerRecord]
 
 
 def remember(*records: tuple[str, bytes], session: str = "s") -> bytes:
@@ -120,7 +120,7 @@ def values(depth: int) -> st.SearchStrategy[str]:
     return st.one_of(simple, arrays, objects(depth))
 
 
-async def told(fed: Trial, method: str = "timeline") -> dict[str, Told]:
+async def told(fed: Trial, method: str = "timeline") -> dict[str, ServerRecord]:
     """The records of an answer, by id. Not decoded further: a decoder cannot hold all that JSON can say."""
     answer = msgspec.json.decode(await fed.raw(method, b'{"embeddings":true}'), type=Answer)
     return {record.id: record for record in answer.records}

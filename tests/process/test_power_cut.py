@@ -191,7 +191,7 @@ def change_a_catalog(folder: Path, witness: Witness) -> None:
             done(synced=True)
             catalog.forget([one.id], Scope(), 3000)
             done(synced=True)
-            catalog.strike("semantic", [one.id])
+            catalog.remove_notes("semantic", [one.id])
             done()
 
 

@@ -26,7 +26,7 @@ from a2m_router.protocol.wire.jsonrpc import render_error
 from a2m_router.protocol.wire.method_params import Forget, Pages, Remember
 from a2m_router.protocol.wire.records import Draft, Record, digest
 from a2m_router.ranking.policy import strength
-from a2m_router.tiers.lifting import Told, lowered
+from a2m_router.tiers.lifting import ServerRecord, lowered
 from a2m_router.tiers.link import Link
 from a2m_store.server import serving
 from a2m_store.store import Store
@@ -272,14 +272,14 @@ def stored(fed: Trial) -> dict[str, list[tuple[str, Record]]]:
     return found
 
 
-def told_by(server: CoreOnly) -> list[Told]:
+def told_by(server: CoreOnly) -> list[ServerRecord]:
     """Every record a foreign server holds, as its own timeline tells it."""
     message = b'{"jsonrpc":"2.0","id":1,"method":"memory/timeline","params":{"embeddings":true}}'
     return msgspec.json.decode(server.answer(message) or b"null", type=_Told).result.records
 
 
 class _ToldRecords(msgspec.Struct):
-    records: list[Told]
+    records: list[ServerRecord]
 
 
 class _Told(msgspec.Struct):

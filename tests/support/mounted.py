@@ -18,7 +18,7 @@ Records = list[dict[str, Any]]
 READS: Final = {"describe", "recall", "timeline"}
 
 
-class Told(NamedTuple):
+class SentMessage(NamedTuple):
     """A message that the router has sent to a tier."""
 
     tier: str
@@ -29,7 +29,7 @@ class Told(NamedTuple):
 class Watched:
     """A running federation, and all that its tiers were told."""
 
-    def __init__(self, trial: Trial, told: list[Told]) -> None:
+    def __init__(self, trial: Trial, told: list[SentMessage]) -> None:
         self.federation = trial.federation
         self.servers = trial.servers
         self.call = trial.call
@@ -72,11 +72,11 @@ async def federation(
         folder: where the files are; without, all is in memory.
         down: tiers that cannot be connected, for as long as they are in it.
     """
-    told: list[Told] = []
+    told: list[SentMessage] = []
 
     async def pass_on(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         call = json.loads(message)
-        told.append(Told(tier, call["method"].removeprefix("memory/"), call.get("params") or {}))
+        told.append(SentMessage(tier, call["method"].removeprefix("memory/"), call.get("params") or {}))
         served = servers.get(tier)
         return await (served(message, LOCAL) if isinstance(served, rag.Server) else go_on())
 
@@ -89,7 +89,7 @@ async def federation(
             assert len(written) <= 1
 
 
-def _means_nobody(told: Told) -> bool:
+def _means_nobody(told: SentMessage) -> bool:
     """Whether it is the question whether a server takes writes: a forget of an id that no record has."""
     return told.method == "forget" and told.params.keys() == {"ids"} and "a2m-router:" in str(told.params["ids"])
 

@@ -36,7 +36,7 @@ from a2m_router.protocol.wire.timestamps import render
 from a2m_router.storage.backup_jobs import METHOD, Failed, Job, Jobs, absolute, failed
 from a2m_router.storage.database import sync_folder
 from a2m_router.storage.permissions import explained, running_user
-from a2m_router.storage.snapshots import CannotCopy, Copying, told
+from a2m_router.storage.snapshots import CannotCopy, Copying, path_text
 from a2m_router.tiers.link import Link, TierDown
 
 MANIFEST: Final = "manifest.json"
@@ -219,7 +219,7 @@ class Backups:
             beneath = origin.relative_to(base) if origin.is_relative_to(base) else None
             file = _place(beneath, of, ".db", taken)
             taken.append(file)
-            return File(of, told(file), told(origin))
+            return File(of, path_text(file), path_text(origin))
 
         files = [copy_of("router", state)]
         left_out = []
@@ -340,7 +340,7 @@ class Backups:
             place = _place_of_federation(path)
             _make_folders((made.work / place).parent, made.folders)
             _write(made.work / place, path.read_bytes())
-            federation = {"file": told(place), "origin": told(path)}
+            federation = {"file": path_text(place), "origin": path_text(path)}
         manifest = {
             "format": FORMAT,
             "version": VERSION,

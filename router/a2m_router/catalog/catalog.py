@@ -28,7 +28,7 @@ from a2m_router.catalog.buckets import Buckets
 from a2m_router.catalog.changes import Changes, added
 from a2m_router.catalog.claims import Claims
 from a2m_router.catalog.entries import Entry, Stray, entry_of
-from a2m_router.catalog.findings import Decided, Findings, Found
+from a2m_router.catalog.findings import Decided, Findings, Verdict
 from a2m_router.catalog.group_commit import GroupCommit
 from a2m_router.catalog.lineage import Lineage
 from a2m_router.catalog.opening import Opening
@@ -225,11 +225,11 @@ class Catalog:
             for entry in entries:
                 self.strays.note(entry, target, Stray.PENDING)
 
-    def strike(self, tier: str, ids: Iterable[str]) -> None:
+    def remove_notes(self, tier: str, ids: Iterable[str]) -> None:
         """Remove the notes about copies of `ids` in `tier`: they are deleted."""
         with self._transaction():
             for id in ids:
-                self.strays.strike(tier, id)
+                self.strays.remove(tier, id)
 
     def flip(
         self,
@@ -310,7 +310,7 @@ class Catalog:
             sources = self.records.unchanged(unit)
             if sources is None:
                 return False
-            self.strays.strike(summary.home, summary.id)
+            self.strays.remove(summary.home, summary.id)
             self._changes.insert(summary, None)
             for entry in sources:
                 self._changes.forget(entry, now)
@@ -376,15 +376,15 @@ class Catalog:
                 found = self.findings.judge(entry, current, knows_what_left=knows_what_left)
                 if isinstance(found, Stray):
                     self.strays.note(entry, entry.home, found)
-                    if found == Stray.ASIDE:
+                    if found == Stray.QUARANTINED:
                         refused.append(entry)
                     elif found == Stray.EQUAL and current is not None and self.vectors.indexes(entry.home):
                         self.vectors.put(current.seq, entry.home, vector)  # in case it becomes the home
-                elif found is Found.RECORD and current is not None:
+                elif found is Verdict.RECORD and current is not None:
                     self._changes.replace(current, Replacement(entry, current.version), vector)
                     self.strays.note(current, current.home, Stray.SUPERSEDED)
-                elif found is Found.RECORD:
-                    self.strays.strike(entry.home, entry.id)
+                elif found is Verdict.RECORD:
+                    self.strays.remove(entry.home, entry.id)
                     self._changes.insert_found(entry, vector)
                     adopted += 1
         return adopted, refused
@@ -431,7 +431,7 @@ class Catalog:
         has changed meanwhile.
         """
         with self._transaction():
-            self.strays.strike(tier, entry.id)
+            self.strays.remove(tier, entry.id)
             if not self.lose([entry]):
                 self.strays.note(entry, tier, Stray.SUPERSEDED)
                 return False

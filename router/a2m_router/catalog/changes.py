@@ -38,7 +38,7 @@ class Changes:
         The write is deliberate, so it removes a tombstone of the id, unless a tier is unscanned: the forgotten record
         may still be found there.
         """
-        self.strays.strike(entry.home, entry.id)
+        self.strays.remove(entry.home, entry.id)
         if self.tombstones.is_forgotten(entry.id) and not self.tiers.unscanned():
             self.tombstones.drop(entry.id)
         self.earned.drop(entry.id)  # earned by an earlier record of this id, which was lost
@@ -63,7 +63,7 @@ class Changes:
         entry = replacement.entry
         self.records.replace(current, replacement)
         if current.home != entry.home:
-            self.strays.strike(entry.home, entry.id)
+            self.strays.remove(entry.home, entry.id)
             self.strays.note(current, current.home, Stray.UNWANTED)
             self._reads.moved(entry.id, current.home)
         self.strays.end_equal(entry.id)
@@ -77,7 +77,7 @@ class Changes:
         `salience` is added to the record's.
         """
         self.records.move(entry, home, added(entry.salience, salience))
-        self.strays.strike(home, entry.id)
+        self.strays.remove(home, entry.id)
         self.strays.note(entry, entry.home, left)
         self.pending.end(entry.id)
 

@@ -17,7 +17,7 @@ class Stray(IntEnum):
     SUPERSEDED = 1  # left behind by a move, or of a move given up; deleted once the record was read at its home
     UNWANTED = 2  # forgotten, replaced or given up; deleted without a check
     EQUAL = 3  # found by a scan beside the record's home; which of the two is deleted is decided for the group
-    ASIDE = 4  # quarantined by a scan: another record has the id or the owner's key; only a forget deletes it
+    QUARANTINED = 4  # quarantined by a scan: another record has the id or the owner's key; only a forget deletes it
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def by_home(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     return homes
 
 
-def is_as_it_is(record: Record, entry: Entry) -> bool:
+def is_current(record: Record, entry: Entry) -> bool:
     """Return whether a tier's copy has the revision and the creation time of its catalog entry.
 
     Otherwise the copy is a former state, or another record that was written under the same id: the tier's file or the
@@ -87,7 +87,7 @@ def is_as_it_is(record: Record, entry: Entry) -> bool:
 
 
 def former(ids: Sequence[str]) -> str:
-    """Return the sentence for records of which `is_as_it_is` is false, and what to do. "it" is the tier."""
+    """Return the sentence for records of which `is_current` is false, and what to do. "it" is the tier."""
     which, again, by = repr(ids[0]), "it again as it was, forget it", "its id"
     if len(ids) > 1:
         which, again, by = f"{ids[0]!r} and {len(ids) - 1:,} more", "them again as they were, forget them", "their ids"

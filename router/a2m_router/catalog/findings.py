@@ -22,7 +22,7 @@ from a2m_router.catalog.tombstones import Tombstones
 from a2m_router.ranking.policy import Unit
 
 
-class Found(Enum):
+class Verdict(Enum):
     """The verdict on a found copy that is not to be noted as a stray."""
 
     KNOWN = auto()  # in the catalog already
@@ -70,8 +70,8 @@ class Findings:
         self._earned = earned
         self.spares_found = False
 
-    def judge(self, entry: Entry, current: Entry | None, *, knows_what_left: bool) -> Found | Stray:
-        """Return what a copy found in `entry.home` is: `Found`, or the kind of stray to note it as.
+    def judge(self, entry: Entry, current: Entry | None, *, knows_what_left: bool) -> Verdict | Stray:
+        """Return what a copy found in `entry.home` is: `Verdict`, or the kind of stray to note it as.
 
         Args:
             current: the catalog's record with this id.
@@ -80,26 +80,26 @@ class Findings:
         noted = self._strays.at(entry.home, entry.id)
         is_reserved = self._records.is_reserved(entry.id)
         is_former = knows_what_left and noted is None and not is_reserved
-        if noted is not None and (noted.kind != Stray.ASIDE or current is not None):
-            return Found.KNOWN  # a quarantined copy is judged again: its id and its owner's key may be free by now
+        if noted is not None and (noted.kind != Stray.QUARANTINED or current is not None):
+            return Verdict.KNOWN  # a quarantined copy is judged again: its id and its owner's key may be free by now
         if current is None:
             if self.is_unwanted(entry) or (is_former and self._earned.of(entry.id, entry.created_at) is None):
                 return Stray.UNWANTED
-            return Stray.ASIDE if is_reserved or self.is_key_taken(entry) else Found.RECORD
+            return Stray.QUARANTINED if is_reserved or self.is_key_taken(entry) else Verdict.RECORD
         if current.home == entry.home:
-            return Found.KNOWN
+            return Verdict.KNOWN
         is_equal = current.digest == entry.digest
         if not is_equal and self.is_unwanted(entry):
             return Stray.UNWANTED
         if is_former:
             return Stray.SUPERSEDED
         if current.owner != entry.owner:
-            return Stray.ASIDE
+            return Stray.QUARANTINED
         if is_equal and current.group is not None:
             return Stray.EQUAL
         if not self._is_better(entry, current):
             return Stray.SUPERSEDED
-        return Stray.ASIDE if self.is_key_taken(entry) else Found.RECORD
+        return Stray.QUARANTINED if self.is_key_taken(entry) else Verdict.RECORD
 
     def is_unwanted(self, entry: Entry) -> bool:
         """Return whether a found record was forgotten by a caller who might forget it.
@@ -120,7 +120,7 @@ class Findings:
 
     def free_again(self, tier: str) -> list[str]:
         """Return the ids of the quarantined records in `tier` whose id and owner's key are free again."""
-        aside = self._strays.of_kind(tier, Stray.ASIDE)
+        aside = self._strays.of_kind(tier, Stray.QUARANTINED)
         return [stray.id for stray in aside if not self._is_id_taken(stray.id) and not self.is_key_taken(stray)]
 
     def why_set_aside(self, id: str, key: str | None) -> str:

@@ -200,7 +200,7 @@ class Queries:
         if entry is not None and self.sees(scope, entry):
             return True
         noted = "SELECT owner FROM strays WHERE id = ? AND kind = ? UNION ALL SELECT by FROM forgotten WHERE id = ?"
-        return any(scope.holds(absent_or(owner)) for (owner,) in self._execute(noted, (id, Stray.ASIDE, id)))
+        return any(scope.holds(absent_or(owner)) for (owner,) in self._execute(noted, (id, Stray.QUARANTINED, id)))
 
     def latest(self, tier: str, count: int) -> list[Entry]:
         """Return the last `count` records that came to live in `tier`, or were replaced there."""
@@ -225,7 +225,9 @@ class Queries:
         notes, which are few, and no record.
         """
         lives, noted = self._records.count(tier), self._strays.counts(tier)
-        return range(lives + noted[Stray.ASIDE] - len(self._pending.ids_in(tier)), lives + sum(noted.values()) + 1)
+        return range(
+            lives + noted[Stray.QUARANTINED] - len(self._pending.ids_in(tier)), lives + sum(noted.values()) + 1
+        )
 
     def tiers_with_work(self) -> set[str]:
         """Return the tiers for which work is noted: a copy to delete, or a pending write."""

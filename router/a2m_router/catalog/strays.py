@@ -41,7 +41,7 @@ class Strays:
         return next(iter(self._where("tier = ? AND id = ?", (tier, id))), None)
 
     def of_kind(self, tier: str, kind: Stray) -> list[NotedStray]:
-        """Return the undecided copies noted for `tier`: `kind` is EQUAL or ASIDE."""
+        """Return the undecided copies noted for `tier`: `kind` is EQUAL or QUARANTINED."""
         return self._where("tier = ? AND kind = ? AND kind >= 3", (tier, kind), "stray_by_kind")
 
     def removable(self, tier: str, after: str, limit: int) -> list[NotedStray]:
@@ -70,8 +70,8 @@ class Strays:
 
     def quarantined(self, id: str) -> list[NotedStray]:
         """Return the quarantined records with this id, in all tiers."""
-        rows = self._execute("SELECT tier, owner, key FROM strays WHERE id = ? AND kind = ?", (id, Stray.ASIDE))
-        return [NotedStray(id, self._name[no], Stray.ASIDE, absent_or(o), absent_or(key)) for no, o, key in rows]
+        rows = self._execute("SELECT tier, owner, key FROM strays WHERE id = ? AND kind = ?", (id, Stray.QUARANTINED))
+        return [NotedStray(id, self._name[no], Stray.QUARANTINED, absent_or(o), absent_or(key)) for no, o, key in rows]
 
     def may_be(self, id: str) -> bool:
         """Return whether a noted copy in some tier may be the record."""
@@ -91,7 +91,7 @@ class Strays:
             (self._no[tier], copy.id, kind, present(copy.owner), present(copy.key)),
         )
 
-    def strike(self, tier: str, id: str) -> None:
+    def remove(self, tier: str, id: str) -> None:
         """Delete the note of a copy in `tier`: the copy is gone, or is the record now."""
         self._execute("DELETE FROM strays WHERE tier = ? AND id = ?", (self._no[tier], id))
 
@@ -113,7 +113,7 @@ class Strays:
         """Mark all copies of a deleted record as unwanted. A quarantined one of another owner is another record."""
         self._execute(
             "UPDATE strays SET kind = ? WHERE id = ? AND (kind != ? OR owner = ?)",
-            (Stray.UNWANTED, entry.id, Stray.ASIDE, present(entry.owner)),
+            (Stray.UNWANTED, entry.id, Stray.QUARANTINED, present(entry.owner)),
         )
 
     def _where(self, condition: str, parameters: tuple[Any, ...], index: str | None = None) -> list[NotedStray]:

@@ -16,7 +16,7 @@ from a2m_router.command.backing_up import NoBackups, backup
 from a2m_router.command.exporting import Incomplete
 from a2m_router.command.importing import NotAnExport
 from a2m_router.command.peer import PatientPeer
-from a2m_router.command.reaching import NotServed, Unusable, Way, reached, way_of
+from a2m_router.command.reaching import Address, NotServed, Unusable, chosen_address, reached
 from a2m_router.command.running import DONE, FAILED, INTERRUPTED, MISUSED, Running, say
 from a2m_router.command.streams import OutputClosed, Streams, streams
 from a2m_router.command.watching import watch
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log_to_stderr("info" if hasattr(options, "verbose") else "critical", "text")
         try:
             _check_text(options)
-            return anyio.run(_run, options, way_of(options, os.environ))
+            return anyio.run(_run, options, chosen_address(options, os.environ))
         except Unusable as problem:
             say(str(problem))
             return MISUSED
@@ -70,32 +70,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-async def _run(options: argparse.Namespace, way: Way) -> int:
+async def _run(options: argparse.Namespace, address: Address) -> int:
     with streams() as ours, anyio.CancelScope() as scope:
         async with until_signalled(scope.cancel):
-            return await _execute(options, way, ours)
+            return await _execute(options, address, ours)
     # reached only after a signal, which is the normal end of a watch
     return DONE if options.command == "watch" else INTERRUPTED
 
 
-async def _execute(options: argparse.Namespace, way: Way, ours: Streams) -> int:
+async def _execute(options: argparse.Namespace, address: Address, ours: Streams) -> int:
     """Connect and run the command. Every error becomes a sentence on stderr and an exit code."""
     arrived, pushed = anyio.create_memory_object_stream[Mapping[str, Any]](inf)
     try:
         with arrived, pushed:
             # a federation that runs only for this watch would have no changes to show
             may_run = options.command != "watch"
-            async with reached(way, arrived.send_nowait, may_run=may_run) as greeted:
-                asking = PatientPeer(greeted.peer, way.timeout)
+            async with reached(address, arrived.send_nowait, may_run=may_run) as greeted:
+                asking = PatientPeer(greeted.peer, address.timeout)
                 memory = through(asking, greeted)  # a second describe would cost a mounted service another search
                 over_http = isinstance(greeted.peer, HttpClient)
-                running = Running(memory, asking, options, way, ours, pushed, arrived.close, over_http)
+                running = Running(memory, asking, options, address, ours, pushed, arrived.close, over_http)
                 return await _COMMANDS[options.command](running)
     except Exception as problem:  # noqa: BLE001 - the outermost handler: a user gets no traceback
-        return _failed(_innermost(problem), way, options)
+        return _failed(_innermost(problem), address, options)
 
 
-def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> int:
+def _failed(problem: BaseException, address: Address, options: argparse.Namespace) -> int:
     """Print the error, and return the exit code."""
     match problem:
         case OutputClosed():
@@ -104,7 +104,7 @@ def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> in
                 return FAILED
             return DONE
         case ConfigError():
-            say(f"{way} cannot be used: {'; '.join(str(problem).splitlines())}")
+            say(f"{address} cannot be used: {'; '.join(str(problem).splitlines())}")
         case Unusable() | ValueError():
             say(str(problem))
             return MISUSED
@@ -112,9 +112,11 @@ def _failed(problem: BaseException, way: Way, options: argparse.Namespace) -> in
             name = Code(problem.code).name if problem.code in list(Code) else f"error {problem.code}"
             say(f"{name}: {problem.message}{_retry_hint(problem)}")
         case HttpFailure() if problem.reason.startswith("HTTP 401"):
-            say(f"{way}: {problem.reason}; the token is read from the environment variable {way.token_variable}")
+            say(
+                f"{address}: {problem.reason}; the token is read from the environment variable {address.token_variable}"
+            )
         case Unanswered():
-            say(f"{way}: {problem.reason}")
+            say(f"{address}: {problem.reason}")
         case BadAnswer() | CannotServe() | CannotStart() | DatabaseError() | Incomplete() | NotAnExport() | NotServed():
             say(str(problem))
         case NoBackups():

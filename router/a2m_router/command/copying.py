@@ -22,7 +22,7 @@ _CHUNK: Final = 65_536
 async def export(run: Running) -> int:
     """Write all records to a file or to stdout."""
     path: Path | None = run.options.file
-    export = Export(run.asking, run.way.owner)
+    export = Export(run.asking, run.address.owner)
     await export.open()
     if path is None or str(path) == "-":
         written = await _copied(export, run.streams.write)
@@ -64,7 +64,7 @@ async def import_(run: Running) -> int:
 
     into = Import(
         run.asking,
-        owner=run.way.owner,
+        owner=run.address.owner,
         drop=run.options.drop,
         told_by_token=run.over_http,
         on_skipped=say_skipped,

@@ -40,7 +40,7 @@ class NotServed(Exception):
     """No router serves the federation over HTTP; a sentence."""
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class Address(msgspec.Struct, frozen=True, kw_only=True):
     """The address of a memory, exactly one of `http`, `stdio` and `config`; and how to connect to it."""
 
     http: str | None = None
@@ -58,11 +58,11 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
         return shlex.join(self.stdio) if self.stdio is not None else str(self.config)
 
     def __repr__(self) -> str:  # without the token: a repr may end up in a log
-        return f"<Way {self}>"
+        return f"<Address {self}>"
 
 
-def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
-    """Return the way that the options select, else the environment or this folder. Raises Unusable."""
+def chosen_address(options: argparse.Namespace, environ: Mapping[str, str]) -> Address:
+    """Return the address that the options select, else the environment or this folder. Raises Unusable."""
     given = {name: getattr(options, name) for name in ("http", "stdio", "config") if hasattr(options, name)}
     if len(given) > 1:
         raise Unusable(f"expected one of --http, --stdio and --config, got --{' and --'.join(given)}")
@@ -79,7 +79,7 @@ def way_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Way:
     variable = getattr(options, "token_env", _TOKEN_VARIABLE)
     if hasattr(options, "token_env") and not environ.get(variable):
         raise Unusable(f"--token-env: the environment variable {variable} is empty or not set")
-    return Way(
+    return Address(
         http=given.get("http"),
         stdio=None if "stdio" not in given else _words(given["stdio"]),
         config=given.get("config"),
@@ -101,17 +101,17 @@ def _ca_file(options: argparse.Namespace, environ: Mapping[str, str]) -> Path | 
     return given
 
 
-def way_to(config: Path, environ: Mapping[str, str]) -> Way:
-    """Return the way to the federation of a file, with the token and certificates that the environment names."""
+def config_address(config: Path, environ: Mapping[str, str]) -> Address:
+    """Return the address to the federation of a file, with the token and certificates that the environment names."""
     token = environ.get(_TOKEN_VARIABLE) or None
-    return Way(config=config, token=token, ca_file=_ca_file(argparse.Namespace(), environ))
+    return Address(config=config, token=token, ca_file=_ca_file(argparse.Namespace(), environ))
 
 
-def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:
+def reached(address: Address, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsyncContextManager[Memory]:
     """Connect to a memory for the length of a block.
 
     Args:
-        way: the memory, and how to connect to it.
+        address: the memory, and how to connect to it.
         on_event: called with each pushed event, if the connection supports push.
         may_run: run the federation in this process if no router has it. No other process can have it meanwhile.
 
@@ -119,22 +119,24 @@ def reached(way: Way, on_event: OnEvent, *, may_run: bool = True) -> AbstractAsy
         NotServed: no router has the federation, and `may_run` is False.
         Exception: the errors of `connect`, `connect_command` and `open_federation`.
     """
-    if way.http is not None:
-        return connect(way.http, way.token, timeout=way.timeout, owner=way.owner, ca_file=way.ca_file, few=True)
-    if way.stdio is not None:
-        program, *arguments = way.stdio
+    if address.http is not None:
+        return connect(
+            address.http, address.token, timeout=address.timeout, owner=address.owner, ca_file=address.ca_file, few=True
+        )
+    if address.stdio is not None:
+        program, *arguments = address.stdio
         return connect_command(
             [executable(program, Path.cwd()), *arguments],
-            timeout=way.timeout,
-            owner=way.owner,
+            timeout=address.timeout,
+            owner=address.owner,
             on_notification=on_event,
         )
-    assert way.config is not None
-    return _federation(way, way.config, on_event, may_run)
+    assert address.config is not None
+    return _federation(address, address.config, on_event, may_run)
 
 
 @asynccontextmanager
-async def _federation(way: Way, config: Path, on_event: OnEvent, may_run: bool) -> AsyncIterator[Memory]:
+async def _federation(address: Address, config: Path, on_event: OnEvent, may_run: bool) -> AsyncIterator[Memory]:
     """Yield the federation of a file: through the router that serves it over HTTP, else run in this process."""
     state = load(config, os.environ).state
     async with AsyncExitStack() as stack:
@@ -148,7 +150,7 @@ async def _federation(way: Way, config: Path, on_event: OnEvent, may_run: bool) 
             # imported here: this loads the whole router, which most calls do not need
             from a2m_router.daemon.opening import open_federation
 
-            here = open_federation(config, timeout=way.timeout, owner=way.owner, on_notification=on_event)
+            here = open_federation(config, timeout=address.timeout, owner=address.owner, on_notification=on_event)
             try:
                 memory = await stack.enter_async_context(here)
             except InUse as problem:
@@ -161,7 +163,7 @@ async def _federation(way: Way, config: Path, on_event: OnEvent, may_run: bool) 
         if memory is None:
             assert url is not None
             log.info("a router serves this federation already, connecting to %s", url)
-            there = connect(url, way.token, timeout=way.timeout, owner=way.owner, few=True)
+            there = connect(url, address.token, timeout=address.timeout, owner=address.owner, few=True)
             memory = await stack.enter_async_context(there)
         yield memory
 

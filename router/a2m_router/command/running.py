@@ -10,7 +10,7 @@ import msgspec
 
 from a2m_router.command import showing
 from a2m_router.command.peer import PatientPeer
-from a2m_router.command.reaching import Way
+from a2m_router.command.reaching import Address
 from a2m_router.command.streams import Streams
 from a2m_router.protocol.client.memory import Memory
 
@@ -34,7 +34,7 @@ class Running(msgspec.Struct, frozen=True):
     memory: Memory
     asking: PatientPeer
     options: argparse.Namespace
-    way: Way
+    address: Address
     streams: Streams
     pushed: anyio.abc.ObjectReceiveStream[Mapping[str, Any]]
     no_more: Callable[[], None]

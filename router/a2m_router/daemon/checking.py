@@ -124,7 +124,7 @@ def _quarantined(federation: Federation, tier: Tier) -> list[str]:
         f"{tier.name}: record {stray.id!r} is quarantined and not shown: "
         f"{federation.catalog.findings.why_set_aside(stray.id, stray.key)}; "
         "to add it to the catalog, forget that other record and restart; to delete it, forget it by its id"
-        for stray in federation.catalog.strays.of_kind(tier.name, Stray.ASIDE)
+        for stray in federation.catalog.strays.of_kind(tier.name, Stray.QUARANTINED)
     ]
 
 

@@ -232,7 +232,7 @@ async def _backup(settings: Settings, options: argparse.Namespace) -> int:
     """
     from a2m_router.command.backing_up import NoBackups, back_up, not_included, progress, summary
     from a2m_router.command.peer import PatientPeer
-    from a2m_router.command.reaching import NotServed, reached, way_to
+    from a2m_router.command.reaching import NotServed, config_address, reached
     from a2m_router.protocol.client.http_client import HttpFailure
 
     scope = anyio.CancelScope()
@@ -240,7 +240,7 @@ async def _backup(settings: Settings, options: argparse.Namespace) -> int:
     try:
         async with until_signalled(scope.cancel):
             with scope, progress() as watch:
-                async with reached(way_to(options.config, os.environ), lambda _: None) as memory:
+                async with reached(config_address(options.config, os.environ), lambda _: None) as memory:
                     made = await back_up(PatientPeer(memory.peer, TIMEOUT), options.backup, watch)
     except* HttpFailure as problems:
         token = "; a token is taken from the variable A2M_TOKEN" if "HTTP 401" in _sentence(problems) else ""

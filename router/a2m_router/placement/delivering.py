@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from a2m_router.catalog.claims import Name, names_of
-from a2m_router.catalog.entries import Entry, by_home, former, is_as_it_is
+from a2m_router.catalog.entries import Entry, by_home, former, is_current
 from a2m_router.catalog.records import unit_of
 from a2m_router.catalog.selection import Scope
 from a2m_router.placement.core import Core
@@ -123,7 +123,7 @@ class Delivering:
             for entry in entries:
                 if entry.id not in copies:
                     wrong[entry.id] = f"it has lost the record {entry.id!r}; write it anew as it was, or forget it"
-                elif not is_as_it_is(copies[entry.id], entry):
+                elif not is_current(copies[entry.id], entry):
                     wrong[entry.id] = former([entry.id])
                 elif digest(copies[entry.id]) != entry.digest:
                     raise untrue(home, f"it does not hold the record {entry.id!r} as it was written; forget it")

@@ -22,7 +22,7 @@ import anyio.lowlevel
 import msgspec
 
 from a2m_router.catalog.claims import Claim, Name, names_of
-from a2m_router.catalog.entries import Entry, former, is_as_it_is
+from a2m_router.catalog.entries import Entry, former, is_current
 from a2m_router.catalog.selection import Selection
 from a2m_router.placement.core import Core
 from a2m_router.placement.reconciler import StaleClaim
@@ -350,7 +350,7 @@ class _Carried:
             how = f"{source} does not hold it as it was written"
             if record is None:
                 wrong = f"tier={source} record not moved: it does not hold {entry.id!r}, which should live there"
-            elif is_as_it_is(record, entry):
+            elif is_current(record, entry):
                 wrong = f"tier={source} record not moved: it holds {entry.id!r} altered"
             else:
                 how = f"{source}: {former([entry.id])}"

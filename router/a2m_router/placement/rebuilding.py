@@ -61,11 +61,11 @@ Watch = Callable[[str, int, int | None], None]
 log = logging.getLogger(__name__)
 
 
-class Found(msgspec.Struct, frozen=True):
+class ScanResult(msgspec.Struct, frozen=True):
     """The result of the scan of one tier, in records.
 
     `copies`: second copies of records that live elsewhere. `unwanted`: copies of forgotten or replaced records.
-    `aside`: quarantined records.
+    `quarantined`: records that stay where they are, outside the catalog: others have their ids or keys.
     """
 
     tier: str
@@ -73,19 +73,19 @@ class Found(msgspec.Struct, frozen=True):
     adopted: int
     copies: int
     unwanted: int
-    aside: int
+    quarantined: int
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
     """A new catalog in place: its sources, and the new names of the old files (`aside`).
 
-    `told`: sentences about what could not be copied from the old catalog.
+    `warnings`: sentences about what could not be copied from the old catalog.
     """
 
-    tiers: list[Found]
+    tiers: list[ScanResult]
     taken: TakenOver
     redone: int
-    told: list[str]
+    warnings: list[str]
     aside: list[Path]
     missing: int  # records that the old catalog had and that no tier holds
 
@@ -140,9 +140,11 @@ async def _made(
                 if catalog.restore(tier, draft):
                     redone += 1
                 else:
-                    old.told.append(f"{tier}: pending write of {draft.id!r} left out: the record is forgotten or newer")
-            found = [_found(catalog, tier.name, read[tier.name]) for tier in settings.managed]
-            return Rebuilt(found, taken, redone, old.told, [], catalog.earned.count())
+                    old.warnings.append(
+                        f"{tier}: pending write of {draft.id!r} left out: the record is forgotten or newer"
+                    )
+            found = [_scan_result(catalog, tier.name, read[tier.name]) for tier in settings.managed]
+            return Rebuilt(found, taken, redone, old.warnings, [], catalog.earned.count())
 
 
 async def _scanned(
@@ -292,7 +294,7 @@ def _take_origins(settings: Settings, origins: _Origins, catalog: Catalog, old: 
     # if no epoch of a damaged catalog can be read, its age is unknown
     is_behind = bool(later) and (bool(known) or old.damage is None)
     if is_behind and old.is_there:
-        old.told.append(
+        old.warnings.append(
             f"{settings.state}: older than what the tiers hold; its tombstones and its notes of unwanted or unfinished "
             "copies are left out where a tier holds the record"
         )
@@ -318,15 +320,15 @@ async def _welcome(recovery: Recovery, tier: Tier) -> None:
         raise CannotServe(f"tiers.{tier.name}: what it holds could not be read: {problem}") from None
 
 
-def _found(catalog: Catalog, tier: str, read: int) -> Found:
+def _scan_result(catalog: Catalog, tier: str, read: int) -> ScanResult:
     noted = catalog.strays.counts(tier)
-    return Found(
+    return ScanResult(
         tier,
         read=read,
         adopted=catalog.records.count(tier),
         copies=noted[Stray.SUPERSEDED] + noted[Stray.EQUAL],
         unwanted=noted[Stray.UNWANTED],
-        aside=noted[Stray.ASIDE],
+        quarantined=noted[Stray.QUARANTINED],
     )
 
 
@@ -368,7 +370,7 @@ def print_rebuilt(rebuilt: Rebuilt, settings: Settings) -> None:
     """Print to stdout what each tier holds, what came from the old catalog, and what is lost with it."""
     from a2m_router.process.drawing import print_report
 
-    numbers = [(each.read, each.adopted, each.copies, each.unwanted, each.aside) for each in rebuilt.tiers]
+    numbers = [(each.read, each.adopted, each.copies, each.unwanted, each.quarantined) for each in rebuilt.tiers]
     counts = [[f"{number:,}" for number in column] for column in zip(*numbers, strict=True)]
     columns = [("tier", [each.tier for each in rebuilt.tiers]), *zip(_COUNTED, counts, strict=True)]
     title = f"{settings.name}: {settings.state}, rebuilt"
@@ -385,17 +387,20 @@ def _lines(rebuilt: Rebuilt) -> Iterator[str]:
         f"{taken.unwanted:,} notes of copies to remove, {taken.interrupted:,} unfinished writes and "
         f"{rebuilt.redone:,} pending writes"
     )
-    yield from rebuilt.told
-    if rebuilt.told:
+    yield from rebuilt.warnings
+    if rebuilt.warnings:
         yield (
             "what could not be read is lost with it: accesses and salience count anew, and records that were forgotten "
             "or replaced while their tier was down may be there again"
         )
     if rebuilt.missing:
         yield f"{rebuilt.missing:,} records of the old catalog are in no tier"
-    aside = sum(each.aside for each in rebuilt.tiers)
-    if aside:
-        yield f"{aside:,} records are quarantined, since others have their ids or keys; a2m-router --check names them"
+    quarantined = sum(each.quarantined for each in rebuilt.tiers)
+    if quarantined:
+        yield (
+            f"{quarantined:,} records are quarantined, since others have their ids or keys; "
+            "a2m-router --check names them"
+        )
     for path in rebuilt.aside:
         # SQLite's shared-memory file and an empty log hold nothing to keep
         if not path.name.endswith("-shm") and path.stat().st_size > 0:

@@ -397,7 +397,7 @@ class Reconciler:
         strays = self._catalog.strays.still_noted(tier, strays)
         entries = self._catalog.records.find(stray.id for stray in strays)
         at_home = {stray.id for stray in strays if stray.id in entries and entries[stray.id].home == tier}
-        self._catalog.strike(tier, at_home)
+        self._catalog.remove_notes(tier, at_home)
         superseded = [
             entries[stray.id]
             for stray in strays
@@ -407,14 +407,14 @@ class Reconciler:
         unwanted = {
             stray.id
             for stray in strays
-            if stray.kind != Stray.ASIDE and (stray.id not in entries or stray.kind not in _SEEN_FIRST)
+            if stray.kind != Stray.QUARANTINED and (stray.id not in entries or stray.kind not in _SEEN_FIRST)
         }
         leaving = (seen.keys() | unwanted) - at_home
         if leaving:
             # a power cut must not undo the note: the copy would be needed again then
             await self._catalog.synced()
             gone = await self._gateway.remove(tier, sorted(leaving))
-            self._catalog.strike(tier, gone)
+            self._catalog.remove_notes(tier, gone)
             problems |= dict.fromkeys(leaving - gone, "its server still holds it after a successful forget")
             if not self._gateway.mode(tier).native:
                 await self._restore(seen, tier)
@@ -473,7 +473,7 @@ class Reconciler:
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
                 log.error("tier=%s record lost: %r; its copy in %s is the record now", entry.home, entry.id, tier)
             elif copy is None:
-                self._catalog.strike(tier, [entry.id])
+                self._catalog.remove_notes(tier, [entry.id])
                 if entry in gone and self._catalog.tiers.is_scanned(entry.home) and self._catalog.lose([entry]):
                     log.error("tier=%s record lost: %r, which should live there", entry.home, entry.id)
             elif entry in gone and self._catalog.fall_back(entry, copy, tier):

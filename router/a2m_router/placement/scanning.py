@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from a2m_router.catalog.entries import Entry, entry_of, is_as_it_is
+from a2m_router.catalog.entries import Entry, entry_of, is_current
 from a2m_router.catalog.findings import Torn
 from a2m_router.catalog.selection import Selection
 from a2m_router.catalog.vectors import Vectors
@@ -84,7 +84,7 @@ class Scanner:
             if entry.id not in behind
             and entry.id in now
             and now[entry.id].version == entry.version
-            and not (entry.id in found and is_as_it_is(found[entry.id], entry))
+            and not (entry.id in found and is_current(found[entry.id], entry))
         ]
 
     async def scan(self, tier: str) -> None:
@@ -116,7 +116,7 @@ class Scanner:
                         left += [record.id for record in page if record.id not in entries and record.id not in aside]
                     there += sum(entry.home == tier for entry in entries.values())
                     living = [record for record in page if record.id in entries and entries[record.id].home == tier]
-                    former += [entries[r.id] for r in living if not is_as_it_is(r, entries[r.id])]
+                    former += [entries[r.id] for r in living if not is_current(r, entries[r.id])]
                     self.intake.watch(tier, seen, total)
                     for entry in refused:
                         log.error(
@@ -242,7 +242,7 @@ class Scanner:
             found = list((await self._gateway.read(tier, free, embeddings=True)).values())
             page = self._own(found, tier)
             adopted, _ = self._catalog.adopt(self._entries(page, tier), _vectors(page))
-            self._catalog.strike(tier, set(free) - {record.id for record in found})
+            self._catalog.remove_notes(tier, set(free) - {record.id for record in found})
             if adopted:
                 self.intake.changed()
                 log.info("tier=%s %d quarantined records adopted: their ids and keys are free now", tier, adopted)

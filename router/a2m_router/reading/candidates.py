@@ -31,7 +31,7 @@ EMBEDDING: Final = "embedding"
 Ask = Callable[[], Awaitable[list[Record]]]
 
 
-class Way(Protocol):
+class TierCalls(Protocol):
     """How to call one kind of tier. Each method prepares a call, and returns the function that makes it."""
 
     def ranking(self, tier: Tier, question: Question) -> Ask:
@@ -43,7 +43,7 @@ class Way(Protocol):
         ...
 
 
-class Searched(Way, Protocol):
+class SearchCalls(TierCalls, Protocol):
     """How to call one kind of managed tier."""
 
     def search(self, tier: Tier, question: Question) -> Ask:
@@ -54,7 +54,7 @@ class Searched(Way, Protocol):
         ...
 
 
-class Found(NamedTuple):
+class TierResult(NamedTuple):
     """The candidates of one tier.
 
     Args:
@@ -81,7 +81,7 @@ class Candidates:
 
     async def enough(
         self, tier: Tier, asked: Recall, question: Question, keep: Callable[[list[Record]], list[Record]]
-    ) -> Found:
+    ) -> TierResult:
         """Get a tier's candidates, and filter them by `keep`.
 
         Copies that wait for their removal, records that do not match, and records of another federation may fill the
@@ -93,9 +93,9 @@ class Candidates:
             found = await self._gateway.recall(tier.name, msgspec.structs.replace(asked, limit=limit))
             kept = keep(found.records)
             standing = self.standing(kept)
-            if found.told < limit or standing >= min(question.wanted, limit) or limit == most:
-                is_full = found.told >= limit == most
-                return Found(kept, standing >= question.wanted, is_full, found.is_all, found.is_shared)
+            if found.returned < limit or standing >= min(question.wanted, limit) or limit == most:
+                is_full = found.returned >= limit == most
+                return TierResult(kept, standing >= question.wanted, is_full, found.is_all, found.is_shared)
             limit = min(MORE * limit, most)
 
     def standing(self, kept: Sequence[Record]) -> int:

@@ -12,7 +12,7 @@ from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.records import Record, record_of
 from a2m_router.ranking.fusion import lexical
 from a2m_router.reading.answers import TierAnswers
-from a2m_router.reading.candidates import Ask, Candidates, Searched, Way
+from a2m_router.reading.candidates import Ask, Candidates, SearchCalls, TierCalls
 from a2m_router.reading.lifted import Lifted
 from a2m_router.reading.mounted import Barred, Mounted
 from a2m_router.reading.native import Native
@@ -37,18 +37,18 @@ class FanOut:
 
     async def rankings(self, question: Question) -> TierAnswers:
         """Return each tier's ranking of its candidates."""
-        return await self._ask(lambda tier: self._way(tier).ranking(tier, question), question)
+        return await self._ask(lambda tier: self._calls_to(tier).ranking(tier, question), question)
 
     async def listings(self, question: Question) -> TierAnswers:
         """Return all matching records of each tier."""
-        return await self._ask(lambda tier: self._way(tier).listing(tier, question), question)
+        return await self._ask(lambda tier: self._calls_to(tier).listing(tier, question), question)
 
     async def searches(self, question: Question) -> TierAnswers:
         """Return all matches of the query in each tier, none of which is a mount.
 
         The failure of a tier is QUOTA_EXCEEDED if it has more matches than one call returns.
         """
-        return await self._ask(lambda tier: self._managed_way(tier).search(tier, question), question)
+        return await self._ask(lambda tier: self._managed_calls_to(tier).search(tier, question), question)
 
     def barred(self, question: Question) -> Mapping[str, Barred]:
         """Return the question's mounts that a recall cannot ask, by name."""
@@ -67,10 +67,10 @@ class FanOut:
         for name in self.unaccounted(tiers):
             raise self._gateway.without(name)
 
-    def _way(self, tier: Tier) -> Way:
-        return self._mounted if tier in self._mounts else self._managed_way(tier)
+    def _calls_to(self, tier: Tier) -> TierCalls:
+        return self._mounted if tier in self._mounts else self._managed_calls_to(tier)
 
-    def _managed_way(self, tier: Tier) -> Searched:
+    def _managed_calls_to(self, tier: Tier) -> SearchCalls:
         return self._native if self._gateway.mode(tier.name).native else self._lifted
 
     async def _ask(self, prepare: Callable[[Tier], Ask], question: Question) -> TierAnswers:

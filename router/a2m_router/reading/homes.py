@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from a2m_router.catalog.active_reads import Reading
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.entries import Entry, by_home, former, is_as_it_is
+from a2m_router.catalog.entries import Entry, by_home, former, is_current
 from a2m_router.catalog.selection import Scope, Selection
 from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.records import Record, record_of
@@ -70,7 +70,7 @@ class Homes:
                     is_shown = False
                 else:
                     is_shown = entry.home in asked and accepts(entry, tier)
-                    if is_shown and not is_as_it_is(record, entry):
+                    if is_shown and not is_current(record, entry):
                         differing.append(record.id)
                         is_shown = False
                 if is_shown:
@@ -123,7 +123,7 @@ class Homes:
                 for id, record in answer.items():
                     # it may have moved since; the copy it left stays until the read has ended
                     if id in now and id not in found:
-                        if not is_as_it_is(record, now[id]):
+                        if not is_current(record, now[id]):
                             differing[id] = home
                             continue
                         found[id] = as_answered(record, now[id], embeddings)

@@ -15,7 +15,7 @@ from a2m_router.config.settings import Tier
 from a2m_router.protocol.wire.method_params import Recall
 from a2m_router.protocol.wire.records import Record
 from a2m_router.ranking.fusion import lexical
-from a2m_router.reading.candidates import FEW, MORE, MOST, Ask, Candidates, Found, one_ranking
+from a2m_router.reading.candidates import FEW, MORE, MOST, Ask, Candidates, TierResult, one_ranking
 from a2m_router.reading.question import Question
 from a2m_router.storage.nearest import MAX_NEAREST
 from a2m_router.tiers.gateway import TierGateway, raw_json
@@ -27,7 +27,7 @@ _Order = Callable[[Question, Tier, int], list[str]]
 
 
 class Lifted:
-    """Calls lifted tiers (`Searched`)."""
+    """Calls lifted tiers (`SearchCalls`)."""
 
     def __init__(self, catalog: Catalog, gateway: TierGateway, candidates: Candidates) -> None:
         self._catalog = catalog
@@ -99,14 +99,14 @@ class Lifted:
             few = self._candidates.here(tier, question, FEW)
         return await self._in_parts(tier, question, few) if found.is_full and few is not None else found.kept
 
-    async def _among_few(self, tier: Tier, question: Question, few: Sequence[str] | None) -> Found:
+    async def _among_few(self, tier: Tier, question: Question, few: Sequence[str] | None) -> TierResult:
         asked = self._core_of(tier, question)
         if few is not None:
             asked.where = {**(asked.where or {}), "id": raw_json(few)}
         keep = partial(self._candidates.in_lifted, tier, question)
         return await self._candidates.enough(tier, asked, question, keep)
 
-    async def _among_others(self, tier: Tier, question: Question, found: Found) -> list[Record]:
+    async def _among_others(self, tier: Tier, question: Question, found: TierResult) -> list[Record]:
         """Return the candidates of a server whose results another federation's records fill, or nearly fill.
 
         The server gets the ids of our records, some at a time.

@@ -37,7 +37,7 @@ class Barred(NamedTuple):
 
 
 class Mounted:
-    """Calls mounts (`Way`)."""
+    """Calls mounts (`TierCalls`)."""
 
     def __init__(self, catalog: Catalog, gateway: TierGateway, candidates: Candidates) -> None:
         self._catalog = catalog

@@ -17,7 +17,7 @@ _MOST_MATCHES: Final = 4096
 
 
 class Native:
-    """Calls native tiers (`Searched`)."""
+    """Calls native tiers (`SearchCalls`)."""
 
     def __init__(self, gateway: TierGateway, candidates: Candidates) -> None:
         self._gateway = gateway
@@ -74,7 +74,7 @@ class Native:
         if not found.is_all:
             raise A2MError(
                 Code.QUOTA_EXCEEDED,
-                f"query: at least {found.told:,} records of {tier.name!r} match, more than one call can return; "
+                f"query: at least {found.returned:,} records of {tier.name!r} match, more than one call can return; "
                 "narrow it by where or key_prefix, or forget in parts",
                 {"tier": tier.name, "limit": most},
             )

@@ -3,7 +3,7 @@
 from typing import Final
 
 from a2m_router.catalog.catalog import Catalog
-from a2m_router.catalog.entries import is_as_it_is
+from a2m_router.catalog.entries import is_current
 from a2m_router.reading.fan_out import FanOut
 from a2m_router.reading.homes import acceptable
 from a2m_router.reading.question import Question
@@ -63,7 +63,7 @@ class Resolving:
                 found = [
                     there[entry.id] for tier, there in copies.items() if entry.id in there and accepts(entry, tier)
                 ]
-                if any(is_as_it_is(record, entry) for record in found):
+                if any(is_current(record, entry) for record in found):
                     ids.append(entry.id)
                 elif found and entry.version > version:
                     return None

@@ -30,7 +30,7 @@ class CannotCopy(Exception):
     """A snapshot cannot be written to its file; the message is one sentence that names the file."""
 
 
-def told(path: Path) -> str:
+def path_text(path: Path) -> str:
     """Return a path as JSON can carry it; raise CannotCopy if it is not UTF-8."""
     try:
         path.as_posix().encode()

@@ -18,7 +18,7 @@ import msgspec
 from a2m_router.process.alerts import Alerts
 from a2m_router.protocol.wire.records import Draft, Record, Riderless
 from a2m_router.protocol.wire.timestamps import render
-from a2m_router.tiers.lifting import RESERVED, NewerRider, Origin, Told, lowered_of, shows_metadata, unescaped
+from a2m_router.tiers.lifting import RESERVED, NewerRider, Origin, ServerRecord, lowered_of, shows_metadata, unescaped
 from a2m_router.tiers.link import Link, TierDown
 from a2m_router.tiers.mode import TierMode
 from a2m_router.tiers.profile import CannotServe
@@ -100,18 +100,18 @@ class Ranked(NamedTuple):
 
     Args:
         records: our records, best first.
-        told: how many records the server returned, including those of other federations.
+        returned: how many records the server returned, including those of other federations.
         is_all: whether the server finds no more records.
     """
 
     records: list[Record]
-    told: int
+    returned: int
     is_all: bool
 
     @property
     def is_shared(self) -> bool:
         """Whether some of the returned records belong to another federation."""
-        return self.told > len(self.records)
+        return self.returned > len(self.records)
 
 
 class Answer(NamedTuple):
@@ -199,7 +199,7 @@ class Answers:
         read: list[tuple[Record, Origin]] = []
         for each in answered:
             try:
-                told = self.decoded(each, Told, tier)
+                told = self.decoded(each, ServerRecord, tier)
             except Untrusted:  # it is logged already
                 if not mode.mount:
                     raise

@@ -143,7 +143,7 @@ def unescaped(record: Record) -> Record:
     return msgspec.structs.replace(record, metadata=rider.metadata)
 
 
-class Told(msgspec.Struct, kw_only=True):
+class ServerRecord(msgspec.Struct, kw_only=True):
     """A record as any server returns it.
 
     Only the fields that every server must keep have a type here. So a field that a server need not keep cannot make
@@ -175,7 +175,7 @@ class Lifted(Record):
     """A record that a native tier holds in lifted form; its fields are not lowered."""
 
 
-def lowered(told: Told, *, vector: bool) -> Record:
+def lowered(told: ServerRecord, *, vector: bool) -> Record:
     """Return a record as it was before it was lifted; a record without a rider as a Riderless with its server's fields.
 
     A field of a Riderless that violates §3.1 counts as absent.
@@ -189,7 +189,7 @@ def lowered(told: Told, *, vector: bool) -> Record:
     return lowered_of(told, vector=vector)[0]
 
 
-def lowered_of(told: Told, *, vector: bool) -> tuple[Record, Origin]:
+def lowered_of(told: ServerRecord, *, vector: bool) -> tuple[Record, Origin]:
     """Return what `lowered` returns, and who has written the record, as far as that is known."""
     score, similarity = _field(told.score, float), _field(told.similarity, float)
     rider, embedding = None, None

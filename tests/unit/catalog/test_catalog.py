@@ -314,7 +314,7 @@ def test_a_write_over_http_is_kept_from_coming_true_late(tmp_path: Path) -> None
     assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
     # what goes to a server over HTTP may land later than anybody waits
     assert [catalog.tombstones.is_forgotten(id) for id in "yz"] == [False, True]
-    catalog.strike("semantic", ["z"])
+    catalog.remove_notes("semantic", ["z"])
     assert catalog.adopt([entry("z", "semantic")]) == (0, [])
     assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
     catalog.close()
@@ -380,7 +380,7 @@ def test_an_abandoned_write_is_kept_from_landing_late() -> None:
     assert [catalog.tombstones.is_forgotten(id) for id in "xyz"] == [False, True, True]
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
-    catalog.strike("semantic", ["y", "z"])
+    catalog.remove_notes("semantic", ["y", "z"])
     assert catalog.adopt(given_up[1:]) == (0, [])  # it has landed, and a scan comes by
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
     for name in NAMES:
@@ -517,7 +517,7 @@ def test_records_stay_lifted_while_their_server_may_hold_lifted_ones() -> None:
     assert catalog.queries.lifting("semantic", "here") == (False, False)
     catalog.forget(["x"], ALL, 0)
     assert catalog.queries.lifting("working", "here") == (True, True)
-    catalog.strike("working", ["x"])
+    catalog.remove_notes("working", ["x"])
     assert catalog.queries.lifting("working", "here") == (False, False)
 
 
@@ -675,7 +675,7 @@ def test_notes_of_forgetting_go_once_they_are_old_and_no_copy_is_left() -> None:
     write(catalog, entry("x"), entry("y"), entry("z"))
     catalog.forget(["x", "y"], ALL, 2000)
     catalog.forget(["z"], ALL, 3000)
-    catalog.strike("working", ["x", "z"])
+    catalog.remove_notes("working", ["x", "z"])
     catalog.drop_notes_before(3000)
     assert [id for id in "xyz" if catalog.tombstones.is_forgotten(id)] == ["y", "z"]
 

@@ -287,7 +287,7 @@ class Model(RuleBasedStateMachine):
         self.has_changed(record.id)
         self.note(record, record.home, Stray.UNWANTED)
         for place, (kind, owner, key) in self.strays.items():
-            if place[1] == record.id and (kind != Stray.ASIDE or owner == record.owner):
+            if place[1] == record.id and (kind != Stray.QUARANTINED or owner == record.owner):
                 self.strays[place] = (Stray.UNWANTED, owner, key)
 
     def come_true(self, batch: Batch) -> None:
@@ -357,7 +357,7 @@ class Model(RuleBasedStateMachine):
         if claim is None:
             return
         for stray in in_the_way:
-            self.catalog.strike(stray.tier, [stray.id])
+            self.catalog.remove_notes(stray.tier, [stray.id])
             self.strays.pop((stray.tier, stray.id), None)
         batch = Batch(claim, list(new.values()), list(replaced.values()))
         if batch.new:
@@ -418,7 +418,7 @@ class Model(RuleBasedStateMachine):
         if claim is None:
             return
         for stray in in_the_way:
-            self.catalog.strike(to, [stray.id])
+            self.catalog.remove_notes(to, [stray.id])
             self.strays.pop((to, stray.id), None)
         self.catalog.note_copies(moving, to)
         for member in moving:
@@ -499,7 +499,7 @@ class Model(RuleBasedStateMachine):
         swept = [
             s for s in self.catalog.strays.removable(tier, "", 100) if not is_held(self.catalog.claims, id_name(s.id))
         ]
-        self.catalog.strike(tier, [stray.id for stray in swept])
+        self.catalog.remove_notes(tier, [stray.id for stray in swept])
         for stray in swept:
             del self.strays[tier, stray.id]
 
@@ -514,7 +514,9 @@ class Model(RuleBasedStateMachine):
                 for (tier, named), (kind, owner, key) in sorted(
                     self.strays.items(), key=lambda s: NAMES.index(s[0][0])
                 ):
-                    if (named, kind) == (id, Stray.ASIDE) and (scope.owner is None or owner in (None, scope.owner)):
+                    if (named, kind) == (id, Stray.QUARANTINED) and (
+                        scope.owner is None or owner in (None, scope.owner)
+                    ):
                         self.strays[tier, named] = (Stray.UNWANTED, owner, key)
                         self.forgotten.add((id, owner))
                         if all(each.id != id for each in expected):
@@ -566,21 +568,21 @@ class Model(RuleBasedStateMachine):
             current = self.living.get(each.id)
             known = current is not None and current.home == tier
             noted = self.strays.get((tier, each.id), (None,))[0]
-            if noted is not None and not (noted == Stray.ASIDE and current is None):
+            if noted is not None and not (noted == Stray.QUARANTINED and current is None):
                 continue
             if known:
                 continue
             if self.was_forgotten(each) and (current is None or current.digest != each.digest):
                 self.note(each, tier, Stray.UNWANTED)
             elif self.is_reserved(each.id) or (current is not None and current.owner != each.owner):
-                self.note(each, tier, Stray.ASIDE)
+                self.note(each, tier, Stray.QUARANTINED)
                 expected.append(each)
             elif current is not None and current.group is not None and current.digest == each.digest:
                 self.note(each, tier, Stray.EQUAL)
             elif current is not None and not is_better(each, current, was_whole=self.was_whole):
                 self.note(each, tier, Stray.SUPERSEDED)
             elif self.has_taken_key(each):
-                self.note(each, tier, Stray.ASIDE)
+                self.note(each, tier, Stray.QUARANTINED)
                 expected.append(each)
             elif current is not None:
                 self.replace(Replacement(each, current.version))
@@ -764,7 +766,7 @@ class Model(RuleBasedStateMachine):
             assert sorted(self.catalog.pending.ids_in(name)) == sorted(there)
             lives = sum(record.home == name for record in self.living.values())
             strays = [kind for (tier, _), (kind, *_) in self.strays.items() if tier == name]
-            least = lives + strays.count(Stray.ASIDE) - len(there)
+            least = lives + strays.count(Stray.QUARANTINED) - len(there)
             assert self.catalog.queries.may_hold(name) == range(least, lives + len(strays) + 1)
 
 

@@ -94,7 +94,7 @@ QUESTIONS: dict[str, Callable[[Catalog], object]] = {
     "reinforce": lambda catalog: catalog.reinforce(["x", "y"], 1.0, MINE),
     "strays": lambda catalog: catalog.strays.removable("working", "1", 5),
     "strays_in_the_way": lambda catalog: catalog.strays.in_the_way("working", [X]),
-    "strike": lambda catalog: catalog.strike("working", ["x"]),
+    "removing notes": lambda catalog: catalog.remove_notes("working", ["x"]),
     "adopt": lambda catalog: catalog.adopt([entry("new", key="new")]),
     "is_reserved": lambda catalog: catalog.records.is_reserved("x"),
     "is_forgotten": lambda catalog: catalog.tombstones.is_forgotten("x"),

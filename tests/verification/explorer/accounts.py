@@ -21,7 +21,7 @@ ALL: Final = 0b1111
 KEYED: Final = (A, D)
 
 # kinds of strays
-NONE, PENDING, SUPERSEDED, UNWANTED, EQUAL, ASIDE = range(6)
+NONE, PENDING, SUPERSEDED, UNWANTED, EQUAL, QUARANTINED = range(6)
 KIND_NAMES: Final = ("", "pending", "superseded", "unwanted", "equal", "set aside")
 
 # what a claim can be on: each id, the owner's key, the owner's group
@@ -129,7 +129,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
             strays = strays & ~(7 << at) | kind << at
         return msgspec.structs.replace(self, strays=strays)
 
-    def strike(self, tier: int, mask: int) -> "Book":
+    def remove_notes(self, tier: int, mask: int) -> "Book":
         return self.note(tier, mask, NONE)
 
     def _put(self, id: int, code: int) -> "Book":
@@ -150,7 +150,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book
 
     def settle_home(self, id: int, tier: int) -> "Book":
-        book = self.enter(id, tier, 1).strike(tier, 1 << id)
+        book = self.enter(id, tier, 1).remove_notes(tier, 1 << id)
         return msgspec.structs.replace(book, forgotten=book.forgotten & ~(1 << id))
 
     def replace(self, tier: int, content: int) -> "Book":
@@ -187,7 +187,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         book = self
         for id in members(mask):
             book = book.enter(id, target, book.content(id) or 1)._caught_up(id)
-        return book.strike(target, mask).note(source, mask, kind)
+        return book.remove_notes(target, mask).note(source, mask, kind)
 
     def forget(self, id: int, *, noted: bool = True) -> "Book":
         """A record is struck out, and every copy of it is unwanted."""
@@ -204,7 +204,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
 
     def come_home(self, id: int, tier: int) -> "Book":
         """The record's home has lost it: the copy in `tier` is the record."""
-        book = self.enter(id, tier, self.content(id)).strike(tier, 1 << id).note(1 - tier, 1 << id, UNWANTED)
+        book = self.enter(id, tier, self.content(id)).remove_notes(tier, 1 << id).note(1 - tier, 1 << id, UNWANTED)
         return book._caught_up(id)
 
     def lose(self, mask: int, *, spares: bool = True) -> "Book":
@@ -224,7 +224,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         for tier in TIERS:
             for id in IDS:
                 if book.reserved(id) == tier:
-                    book = book._refuse(id, tier, remote) if gives_up else book._put(id, 0).strike(tier, 1 << id)
+                    book = book._refuse(id, tier, remote) if gives_up else book._put(id, 0).remove_notes(tier, 1 << id)
                 elif book.stray(tier, id) == PENDING:
                     book = book.note(tier, 1 << id, book._kind_given_up(id) if noted else NONE)
         return book
@@ -235,7 +235,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         for id in IDS:
             content, home = content_in(held, id), book.home(id)
             noted = book.stray(tier, id)
-            if noted == ASIDE and home is None:
+            if noted == QUARANTINED and home is None:
                 noted = NONE
             if not content or noted or book.reserved(id) is not None or home == tier:
                 continue
@@ -246,9 +246,9 @@ class Book(msgspec.Struct, frozen=True, gc=False):
             elif home is not None and content < book.content(id):
                 book = book.note(tier, 1 << id, SUPERSEDED)
             elif book.has_taken_key(id):
-                book = book.note(tier, 1 << id, ASIDE)
+                book = book.note(tier, 1 << id, QUARANTINED)
             else:
-                book = book.enter(id, tier, content).strike(tier, 1 << id)._caught_up(id)
+                book = book.enter(id, tier, content).remove_notes(tier, 1 << id)._caught_up(id)
                 if home is not None:
                     book = book.note(home, 1 << id, SUPERSEDED)
         return book
@@ -260,7 +260,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         for home, other in ((TARGET, SOURCE), (SOURCE, TARGET)):
             coming = self.living(other)
             if (equal[SOURCE] or equal[TARGET]) and equal[home] == coming:
-                book = self.strike(home, coming).note(other, coming | equal[other], SUPERSEDED)
+                book = self.remove_notes(home, coming).note(other, coming | equal[other], SUPERSEDED)
                 for id in members(coming):
                     book = book.enter(id, home, self.content(id))
                 return book

@@ -21,11 +21,11 @@ from a2m_router.catalog.strays import NotedStray
 from a2m_router.placement.scanning import Scanner
 from tests.support.federated import Steered, Trial, held_by, settings_of
 from tests.verification.explorer.accounts import (
-    ASIDE,
     EQUAL,
     ID_NAMES,
     IDS,
     PENDING,
+    QUARANTINED,
     SUPERSEDED,
     TIER_NAMES,
     TIERS,
@@ -60,12 +60,12 @@ _KINDS: Final = {
     Stray.SUPERSEDED: SUPERSEDED,
     Stray.UNWANTED: UNWANTED,
     Stray.EQUAL: EQUAL,
-    Stray.ASIDE: ASIDE,
+    Stray.QUARANTINED: QUARANTINED,
 }
 
 # the catalog's changes that the model knows
 CHANGES: Final = (
-    *("reserve", "commit_write", "abandon", "end_pending", "note_copies", "flip", "give_up", "strike"),
+    *("reserve", "commit_write", "abandon", "end_pending", "note_copies", "flip", "give_up", "remove_notes"),
     *("come_home", "forget", "begin_recovery", "adopt", "lose", "decide_groups"),
 )
 
@@ -91,7 +91,7 @@ def book_of(catalog: Catalog) -> Book:
     for tier in TIERS:
         name = TIER_NAMES[tier]
         asked = [NotedStray(id, name, Stray.PENDING, None, None) for id in ID_NAMES]
-        book = book.strike(tier, 0b1111)
+        book = book.remove_notes(tier, 0b1111)
         for stray in catalog.strays.still_noted(name, asked):
             book = book.note(tier, 1 << ID_NAMES.index(stray.id), _KINDS[stray.kind])
     forgotten = sum(1 << id for id in IDS if catalog.tombstones.is_forgotten(ID_NAMES[id]))

@@ -2,9 +2,9 @@
 
 from tests.verification.explorer.accounts import (
     ALL,
-    ASIDE,
     ID_NAMES,
     NONE,
+    QUARANTINED,
     SOURCE,
     TARGET,
     TIER_NAMES,
@@ -51,7 +51,7 @@ def is_quiescent(state: State) -> bool:
         and not state.starting
         and not state.open
         and state.reading is None
-        and all(book.stray(tier, id) in (NONE, ASIDE) for tier in TIERS for id in members(ALL))
+        and all(book.stray(tier, id) in (NONE, QUARANTINED) for tier in TIERS for id in members(ALL))
         and book.redo == 0
         and all(work.phase in (IDLE, OVER) for work in state.work)
         and state.forgetting in (IDLE, OVER)
@@ -70,7 +70,7 @@ def wrong_at_rest(state: State) -> str | None:
                 return f"nothing is left to be done, and {ID_NAMES[id]} is not in its home (rule 1)"
             if tier == home and copy != book.content(id):
                 return f"nothing is left to be done, and {ID_NAMES[id]} is not what the catalog says (rule 3)"
-            if tier != home and copy and book.stray(tier, id) != ASIDE:
+            if tier != home and copy and book.stray(tier, id) != QUARANTINED:
                 return f"nothing is left to be done, and {ID_NAMES[id]} is in {TIER_NAMES[tier]} as well (rule 2)"
     return None
 

@@ -29,7 +29,7 @@ _REMOVE: Final = (
     SYNC_NOTES,
     "forget the copies",
     "see that they are gone",
-    "strike the notes",
+    "remove the notes",
 )
 
 # what `Reconciler.clear` does before anything is written to a tier
@@ -92,7 +92,7 @@ CATCH_UP: Final = (
     "let go",
 )
 
-FORGET: Final = ("strike it out", SYNC, "answer")
+FORGET: Final = ("note that it is forgotten", SYNC, "answer")
 
 RECALL: Final = "recall"
 REMEMBER: Final = "remember"

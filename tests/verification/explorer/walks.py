@@ -10,12 +10,12 @@ import msgspec
 
 from tests.verification.explorer.accounts import (
     ALL,
-    ASIDE,
     EQUAL,
     GROUP,
     ID_NAMES,
     NONE,
     PENDING,
+    QUARANTINED,
     SOURCE,
     SUPERSEDED,
     TARGET,
@@ -99,7 +99,7 @@ class Walks:
             "look at what is noted now": self._look_at_what_is_noted,
             "see what its home has lost": self._see_what_its_home_has_lost,
             "bring it home": self._bring_home,
-            "strike the notes": self._strike_the_notes,
+            "remove the notes": self._remove_the_notes,
             "see that the way is clear": self._see_that_the_way_is_clear,
             "claim what is free": self._claim_what_is_free,
             "note the copies to come": self._note_the_copies,
@@ -349,10 +349,10 @@ class Walks:
         book = m.book
         noted = sum(1 << id for id in members(work.mine) if book.stray(work.tier, id))
         at_home = noted & book.living(work.tier)
-        m.commit("strike", book.strike(work.tier, at_home))
+        m.commit("remove_notes", book.remove_notes(work.tier, at_home))
         elsewhere = noted & book.living(1 - work.tier)
         old = sum(1 << id for id in members(elsewhere) if book.stray(work.tier, id) in (PENDING, SUPERSEDED, EQUAL))
-        aside = sum(1 << id for id in members(noted) if book.stray(work.tier, id) == ASIDE)
+        aside = sum(1 << id for id in members(noted) if book.stray(work.tier, id) == QUARANTINED)
         leaving = noted & ~at_home & ~old & ~aside
         if "read it at home" not in self._programs[work.program]:
             leaving, old = leaving | old, 0
@@ -375,12 +375,12 @@ class Walks:
                 m.touched(1 << id, by=who)
                 m.moved(1 << id, 1 - work.tier)
             elif not content_in(work.got, id):
-                m.commit("strike", m.book.strike(work.tier, 1 << id))
+                m.commit("remove_notes", m.book.remove_notes(work.tier, 1 << id))
         m.change(who, old=0, got=0)
         return True
 
-    def _strike_the_notes(self, m: Moment, who: int, work: Work) -> bool:
-        m.commit("strike", m.book.strike(work.tier, work.leaving & ~ids_in(work.got)))
+    def _remove_the_notes(self, m: Moment, who: int, work: Work) -> bool:
+        m.commit("remove_notes", m.book.remove_notes(work.tier, work.leaving & ~ids_in(work.got)))
         m.change(who, leaving=0, got=0)
         return True
 

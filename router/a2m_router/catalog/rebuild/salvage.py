@@ -43,25 +43,25 @@ class TakenOver(msgspec.Struct):
 class Salvage:
     """An old catalog's file. Read each table once, and close it before the file is renamed.
 
-    `told`: sentences about what could not be read so far. `damage`: what is wrong with its pages.
+    `warnings`: sentences about what could not be read so far. `damage`: what is wrong with its pages.
 
     Raises:
         DatabaseError: the file belongs to another program and must not be renamed.
     """
 
     def __init__(self, path: Path) -> None:
-        self.told: list[str] = []
+        self.warnings: list[str] = []
         self.damage: str | None = None
         self._connection: apsw.Connection | None = None
         if not path.exists():
-            self.told.append(f"{path}: there is no catalog")
+            self.warnings.append(f"{path}: there is no catalog")
             return
         try:
             self._connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
             self._look(path)
         except _UNREADABLE as problem:
             self.close()
-            self.told.append(f"{path}: nothing of it can be read ({problem})")
+            self.warnings.append(f"{path}: nothing of it can be read ({problem})")
 
     @property
     def is_there(self) -> bool:
@@ -145,13 +145,13 @@ class Salvage:
                 entry_of(decoded, names[no])
                 found.append((names[no], decoded))
             except (KeyError, ValueError, TypeError) as problem:
-                self.told.append(f"a pending write cannot be read: {problem}")
+                self.warnings.append(f"a pending write cannot be read: {problem}")
         return found
 
     def unwanted(self) -> Iterator[NotedStray]:
         """Yield the copies that were still to be deleted."""
         if self.damage is not None:
-            self.told.append("copies to be deleted: not read from a damaged file")
+            self.warnings.append("copies to be deleted: not read from a damaged file")
             return
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
         for no, id, owner, key in self._rows(
@@ -170,7 +170,7 @@ class Salvage:
         An earlier version acknowledged some writes at their reservation. They are left out: scans find their records.
         """
         if self.damage is not None:
-            self.told.append("writes under way: not read from a damaged file")
+            self.warnings.append("writes under way: not read from a damaged file")
             return []
         names = dict(self._rows("the tiers", "no, name", "tiers", "no"))
         given_up = "home IS NULL AND found = 0" if self._has("found", of="records") else "home IS NULL"
@@ -184,7 +184,9 @@ class Salvage:
             raise DatabaseError(f"{path}: this file belongs to another program; [state] names the router's own file")
         version = self._connection.pragma("user_version")
         if version > len(SCHEMA):
-            self.told.append(f"{path}: written by a newer version; facts that this version does not know are left out")
+            self.warnings.append(
+                f"{path}: written by a newer version; facts that this version does not know are left out"
+            )
         try:
             problem = self._connection.execute("PRAGMA quick_check(1)").get
         except apsw.Error as failure:
@@ -192,7 +194,7 @@ class Salvage:
         if problem != "ok":
             self.damage = str(problem)
             remedy = "what can still be read of it is kept"
-            self.told.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
+            self.warnings.append(str(Damaged(f"{path}: damaged", remedy=remedy, detail=self.damage)))
 
     def _has(self, name: str, *, of: str | None = None) -> bool:
         """Return whether there is a table of this name, or a column of this name in the table `of`."""
@@ -214,7 +216,7 @@ class Salvage:
         try:
             yield from self._connection.execute(select + order)
         except _UNREADABLE as problem:
-            self.told.append(f"{what}: not all of it can be read ({problem})")
+            self.warnings.append(f"{what}: not all of it can be read ({problem})")
             try:
                 yield from self._connection.execute(select + backwards)
             except _UNREADABLE:
