@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
+from a2m_router.catalog.claims import id_name
 from a2m_router.catalog.entries import Entry
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.errors import A2MError, Code
@@ -152,6 +153,24 @@ async def test_a_tier_that_refuses_is_tried_ever_more_rarely() -> None:
         await anyio.sleep_forever()
     refused = sum(b"new" in message for _, message in steer.seen[asked:])
     assert 3 <= refused <= 20
+
+
+@simulated
+async def test_a_move_waits_for_a_pending_write_whose_record_another_change_has_claimed() -> None:
+    async with trial(CALM) as fed, anyio.create_task_group() as tasks:
+        [id] = await fed.remember("old", key="k")
+        fed.federation.reconciler.hold("working", 1)
+        await fed.remember("new", key="k")
+        claim = await fed.federation.catalog.claims.take({id_name(id)})
+        await anyio.sleep(2)
+        assert redone(fed) == [id]
+        move = Task(tasks, lambda: fed.call("promote", ids=[id], tier="semantic"))
+        await anyio.sleep(1)
+        assert not move.done
+        claim.release()
+        assert await move.ended() == {"promoted": 1}
+        await fed.settled()
+        assert fed.copies() == {id: ["semantic"]}
 
 
 async def test_a_change_wakes_only_tasks_that_have_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,13 +210,25 @@ class Reconciler:
             is_idle = not any(queue.is_working or queue.wanted.is_set() for queue in queues)
 
     async def replaced(self, tier: str, ids: Iterable[str], seconds: float) -> None:
-        """Return when the pending writes of these records in `tier` are done or have failed, or after `seconds`."""
+        """Return when the pending writes of these records in `tier` are done or have failed, or after `seconds`.
+
+        A record that another change has claimed has not failed: the release of the claim wakes the tier's task.
+        """
         ids = list(ids)
+        if self._catalog.pending.among(ids):
+            self.retry(tier, ids)
         with anyio.move_on_after(seconds):
-            for _ in range(2):  # the current round may have looked for work before
-                if self._is_running and self._catalog.pending.among(ids):
-                    self.retry(tier, ids)
-                    await self._queues[tier].ended.wait()
+            while self._is_running and self._is_replacing(tier, ids):
+                await self._queues[tier].ended.wait()
+
+    def _is_replacing(self, tier: str, ids: Sequence[str]) -> bool:
+        """Return whether a round that is in progress or to come may do a pending write of these records."""
+        queue = self._queues[tier]
+        if queue.is_resting or not self._takes_changes(tier):
+            return False
+        now = anyio.current_time()
+        pending = self._catalog.pending.among(ids)
+        return any(id not in queue.failed or queue.failed[id].until <= now for id in pending)
 
     async def remove_strays(self, tier: str) -> None:
         """Remove the strays of `tier` that can be removed now, except those that failed before.
