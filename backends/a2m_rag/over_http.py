@@ -56,8 +56,10 @@ async def connect_http(
     if not asks(search.request) and "{query}" not in urlsplit(search.url).query:
         raise CannotStart("the request does not contain the query: write {query} into --request, or after ? in --url")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=4)
+    # certificates take a while to load; http:// needs none
+    is_encrypted = any(urlsplit(endpoint.url).scheme == "https" for endpoint in (search, listing) if endpoint)
     async with httpx.AsyncClient(
-        headers=headers, timeout=None, follow_redirects=False, trust_env=False, limits=limits
+        headers=headers, timeout=None, follow_redirects=False, trust_env=False, limits=limits, verify=is_encrypted
     ) as client:
         yield HttpService(client, search, listing, max_answer, secrets_in(headers))
 

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path as FilePath
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
@@ -155,7 +156,10 @@ def _connected(
     @asynccontextmanager
     async def client(_stderr: StderrLines) -> AsyncIterator[Any]:
         hooks = {"response": [refuse]}
-        async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, event_hooks=hooks) as http:
+        is_encrypted = urlsplit(url).scheme == "https"  # certificates take a while to load; http:// needs none
+        async with httpx.AsyncClient(
+            headers=headers, timeout=None, trust_env=False, event_hooks=hooks, verify=is_encrypted
+        ) as http:
             transport = streamable.streamable_http_client(url, http_client=http)
             async with mcp.Client(transport, message_handler=_Strays(), cache=None) as opened:
                 yield opened

@@ -125,7 +125,7 @@ async def test_over_http_a_call_too_many_has_the_status_that_says_so() -> None:
         return {}
 
     app = application(Gate(slow, 1), admit=lambda _: LOCAL, profile=profile)
-    async with anyio.create_task_group() as tasks, httpx.AsyncClient() as http:
+    async with anyio.create_task_group() as tasks, httpx.AsyncClient(verify=False) as http:
         _, port = await tasks.start(serve_http, app, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{port}/"
         headers = {"Content-Type": "application/json"}

@@ -645,7 +645,7 @@ async def served(settings: Settings) -> AsyncIterator[tuple[Trial, httpx.AsyncCl
             profile=lambda caller: fed.federation.describe(Describe(), caller),
         )
         _, port = await tasks.start(serve_http, app, "127.0.0.1", 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, verify=False) as client:
             yield fed, client
         tasks.cancel_scope.cancel()
 

@@ -90,7 +90,9 @@ def test_a_body_may_begin_with_one(tmp_path: Path) -> None:
             assert store.stderr is not None
             url = store.stderr.readline().split()[-1]
             headers = {"Content-Type": "application/json"}
-            answer = httpx.post(url, content=BYTE_ORDER_MARK + call("describe"), headers=headers, timeout=PATIENCE)
+            answer = httpx.post(
+                url, content=BYTE_ORDER_MARK + call("describe"), headers=headers, timeout=PATIENCE, verify=False
+            )
             assert answer.json()["result"]["name"] == "notes"
         finally:
             store.terminate()

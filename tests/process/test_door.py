@@ -193,7 +193,7 @@ def test_a_router_with_a_made_token_says_when_it_is_ready_and_where_it_is(tmp_pa
     config = tmp_path / "federation.toml"
     config.write_text(f'state = "router.db"\n{lines}[serve]\nmax_header = "1KiB"\n{tier}')
     command = (COMMAND, "--config", str(config), "--http", "127.0.0.1:0")
-    with running(*command) as (url, _), httpx.Client(timeout=PATIENCE) as client:
+    with running(*command) as (url, _), httpx.Client(timeout=PATIENCE, verify=False) as client:
         assert client.get(url + "healthz").text == "alive"
         assert client.get(url + "readyz").text == "ready"
         assert announced(tmp_path / "router.db") == url
@@ -206,7 +206,7 @@ def test_a_router_with_a_made_token_says_when_it_is_ready_and_where_it_is(tmp_pa
 
 def test_a_store_is_alive_and_ready(tmp_path: Path) -> None:
     command = (STORE, str(tmp_path / "a.db"), "--http", "127.0.0.1:0")
-    with running(*command) as (url, _), httpx.Client(timeout=PATIENCE) as client:
+    with running(*command) as (url, _), httpx.Client(timeout=PATIENCE, verify=False) as client:
         assert client.get(url + "healthz").text == "alive"
         assert client.get(url + "readyz").text == "ready"
         assert client.get(url + "readyz", headers={"Origin": "https://evil.example"}).status_code == 403

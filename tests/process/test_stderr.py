@@ -101,7 +101,7 @@ def test_a_store_over_http_serves_and_ends_though_nobody_reads_where(tmp_path: P
     with reserved_port() as port:
         command = [program("a2m-store"), str(tmp_path / "n.db"), "--http", f"127.0.0.1:{port}"]
         with serving(*command, stderr=unread.writing) as store:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=PATIENCE) as client:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=20, verify=False), timeout=PATIENCE) as client:
                 answer = client.post(
                     f"http://127.0.0.1:{port}/", content=call("describe"), headers={"Content-Type": "application/json"}
                 )
@@ -151,7 +151,7 @@ def test_a_router_over_http_is_healthy_though_nobody_reads_its_log(loud: Path, u
         url = f"http://127.0.0.1:{port}/"
         command = [program("a2m-router"), "--config", str(loud), "--http", f"127.0.0.1:{port}"]
         with serving(*command, stderr=unread.writing) as router:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=PATIENCE) as client:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=20, verify=False), timeout=PATIENCE) as client:
                 for id in range(5):
                     headers = {"Content-Type": "application/json"}
                     answer = client.post(url, content=call("remember", id, records=[{"content": "x"}]), headers=headers)

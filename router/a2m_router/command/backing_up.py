@@ -85,7 +85,7 @@ async def back_up(asking: PatientPeer, folder: Path, watch: Watch) -> Progress:
     if not _makes_backups(described.store):
         raise NoBackups(
             f"{described.name} makes no backups, or not for this caller: only a federation makes them, and only for a "
-            "caller that may read all its records, such as an admin"
+            "caller that may read all its records: a principal with `admin = true`, or a local process"
         )
     state = await asking.read(_METHOD, Progress, path=_absolute(folder))
     try:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -62,7 +63,10 @@ async def connect_model(settings: Summarizer) -> AsyncIterator["Model"]:
     import httpx
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False, limits=limits) as client:
+    is_encrypted = urlsplit(settings.url).scheme == "https"  # certificates take a while to load; http:// needs none
+    async with httpx.AsyncClient(
+        timeout=None, follow_redirects=False, trust_env=False, limits=limits, verify=is_encrypted
+    ) as client:
         yield Model(client, settings)
 
 

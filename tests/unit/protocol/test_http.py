@@ -67,7 +67,7 @@ async def served(app: Any, host: str = "127.0.0.1", hosts: Collection[str] = ())
         server = HttpServer(app, host, 0, hosts=hosts)
         _, port = await tasks.start(server.serve)
         where = f"[{host}]" if ":" in host else host
-        async with httpx.AsyncClient(base_url=f"http://{where}:{port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://{where}:{port}", timeout=20, verify=False) as client:
             yield client
         tasks.cancel_scope.cancel()
 
@@ -372,7 +372,7 @@ async def test_what_it_was_told_to_listen_on_is_its_name(monkeypatch: pytest.Mon
     monkeypatch.setattr(anyio, "getaddrinfo", known)
     async with anyio.create_task_group() as tasks:
         _, port = await tasks.start(serve_http, app(), "This.Machine", 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.1.1:{port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.1.1:{port}", timeout=20, verify=False) as client:
             for host, status in (("this.machine", 200), ("another.machine", 421)):
                 answer = await client.post("/", json=CALL, headers={"Host": f"{host}:{port}"})
                 assert answer.status_code == status
@@ -507,7 +507,7 @@ async def test_calls_under_way_are_answered_when_the_server_stops(by: str) -> No
         return b"{}"
 
     async def call(port: int) -> None:
-        async with httpx.AsyncClient(timeout=20) as client:
+        async with httpx.AsyncClient(timeout=20, verify=False) as client:
             answers.append(await client.post(f"http://127.0.0.1:{port}/", json=CALL))
 
     answers: list[httpx.Response] = []
@@ -546,7 +546,7 @@ async def test_an_unfinished_request_does_not_keep_the_server_from_ending(
             await torn.send(
                 b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
             )
-            async with httpx.AsyncClient(timeout=20) as client:
+            async with httpx.AsyncClient(timeout=20, verify=False) as client:
                 await client.post(f"http://127.0.0.1:{port}/", json=CALL)  # the torn one was accepted before
             server.stop()
             with anyio.fail_after(20), contextlib.suppress(anyio.BrokenResourceError):
