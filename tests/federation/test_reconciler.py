@@ -173,6 +173,18 @@ async def test_a_move_waits_for_a_pending_write_whose_record_another_change_has_
         assert fed.copies() == {id: ["semantic"]}
 
 
+@simulated
+async def test_a_move_does_not_wait_for_a_pending_write_to_another_tier() -> None:
+    async with trial(CALM) as fed:
+        [id] = await fed.remember("old", key="k")
+        fed.federation.reconciler.hold("semantic", 10)
+        await fed.remember("new", key="k", tier="semantic")
+        assert redone(fed) == [id]
+        began = anyio.current_time()
+        await fed.federation.reconciler.replaced("working", [id], 5)
+        assert anyio.current_time() == began
+
+
 async def test_a_change_wakes_only_tasks_that_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[str] = []
     begin = Reconciler.remove_strays

@@ -430,7 +430,7 @@ class Model:
                 self._touches[object] = begun
             else:
                 self._salience_unknown.add(record.id)
-                first = begun[0]
+                first = self._write_of(self.version_of(record)) or begun[0]
                 self._touches[object] = [Touch(first.begin, first.end or now, frozenset({state}))]
 
     def version_of(self, record: Record) -> Version:
@@ -556,8 +556,19 @@ class Model:
         a, b = self.version_of(one), self.version_of(other)
         if a.object[0] != "new" or b.object[0] != "new":
             return False
-        first, second = (next(t for t in self._touches[v.object] if t.begin > 0) for v in (a, b))
-        return first.end is not None and first.end < second.begin and first.begin > self._put_back_at
+        first, second = self._write_of(a), self._write_of(b)
+        return (
+            first is not None
+            and second is not None
+            and first.end is not None
+            and first.end < second.begin
+            and first.begin > self._put_back_at
+        )
+
+    def _write_of(self, version: Version) -> Touch | None:
+        """The write of a record with an id of its own, unless it is in doubt. Forgets may have begun before it."""
+        touches = (touch for touch in self._touches[version.object] if touch.begin > 0)
+        return next((touch for touch in touches if touch.effects and ABSENT not in touch.effects), None)
 
     def _salience(self, record: Record) -> float | None:
         """What the record must have earned; None where that is not certain."""

@@ -1,6 +1,6 @@
 """The model that judges histories: which answers of a recall it takes for true, and which not."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Final
 
 import pytest
@@ -117,3 +117,28 @@ def test_a_recall_may_lack_what_a_promotion_takes_out_of_sight() -> None:
     story.model.end_promote(promotion)
     assert is_taken_for_true(story, begin, "cd", 3, mine)
     assert not is_taken_for_true(story, story.model.tick(), "cd", 3, mine)
+
+
+@pytest.mark.parametrize(("overlap", "is_true"), [(True, True), (False, False)])
+def test_records_of_one_moment_come_in_the_order_of_their_writes(overlap: bool, is_true: bool) -> None:
+    """Two writes that overlap have no order, whatever else was in progress when the first one began."""
+    story = Story()
+    model = story.model
+    selector = Selector(ids=("f",))
+    forgetting = model.begin_forget(selector)
+    first, second = (model.new_version(("new", name), {}, None, None) for name in "fg")
+    earlier = model.begin_write([first])
+    model.end_forget(forgetting, selector, 0)
+    if not overlap:
+        model.end_write(earlier, {first.number: "f"})
+    later = model.begin_write([second])
+    if overlap:
+        model.end_write(earlier, {first.number: "f"})
+    model.end_write(later, {second.number: "g"})
+    begin = model.tick()
+    shown = [
+        Record(id=id, content=version.fields["content"], created_at=render(START), tier="procedural")
+        for id, version in (("g", second), ("f", first))
+    ]
+    with nullcontext() if is_true else pytest.raises(AssertionError, match="in the order of writing"):
+        model.end_timeline(begin, selector=Selector(ids=("f", "g")), records=shown)

@@ -22,11 +22,12 @@ class PendingWrites:
         """Return whether any write is pending."""
         return self._execute("SELECT 1 FROM redo LIMIT 1").get is not None
 
-    def among(self, ids: Iterable[str]) -> set[str]:
-        """Return those of `ids` that have a pending write."""
+    def among(self, ids: Iterable[str], tier: str | None = None) -> set[str]:
+        """Return those of `ids` that have a pending write, to `tier` if one is given."""
         if not self.is_open():
             return set()
-        return {id for id in ids if self._execute("SELECT 1 FROM redo WHERE id = ?", (id,)).get is not None}
+        found = ((id, self._execute("SELECT tier FROM redo WHERE id = ?", (id,)).get) for id in ids)
+        return {id for id, no in found if no is not None and (tier is None or no == self._no[tier])}
 
     def drafts(self, ids: Iterable[str]) -> dict[str, Draft]:
         """Return the new records, by id, of those of `ids` that have a pending write."""

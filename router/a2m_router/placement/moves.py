@@ -156,7 +156,7 @@ class Moves:
                     continue
                 result.records += [(entry.id, Place(entry.owner, target)) for entry in carried.moved]
                 broken |= carried.broken
-        still_behind = self._catalog.pending.among(behind)
+        still_behind = self._catalog.pending.among(behind, source)  # a replacement may have given a record another home
         if result.blocker is None and still_behind:
             sentence = f"{source} has pending writes for a record"
             result.blocker = Blocker("behind", sentence, min(still_behind))

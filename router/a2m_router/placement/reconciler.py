@@ -215,7 +215,7 @@ class Reconciler:
         A record that another change has claimed has not failed: the release of the claim wakes the tier's task.
         """
         ids = list(ids)
-        if self._catalog.pending.among(ids):
+        if self._catalog.pending.among(ids, tier):
             self.retry(tier, ids)
         with anyio.move_on_after(seconds):
             while self._is_running and self._is_replacing(tier, ids):
@@ -227,7 +227,7 @@ class Reconciler:
         if queue.is_resting or not self._takes_changes(tier):
             return False
         now = anyio.current_time()
-        pending = self._catalog.pending.among(ids)
+        pending = self._catalog.pending.among(ids, tier)
         return any(id not in queue.failed or queue.failed[id].until <= now for id in pending)
 
     async def remove_strays(self, tier: str) -> None:
