@@ -51,6 +51,8 @@ def anyio_backend() -> str:
 on_one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 TOKEN = "a-token-that-is-nobody's-business"
 PROGRAM: Final = [sys.executable, str(SERVERS / "mcp_search.py")]
+# without the SDK, which takes a second to import
+SMALL: Final = [sys.executable, str(SERVERS / "small_mcp.py")]
 COMMAND: Final = [sys.executable, "-m", "a2m_rag.cli", "mcp"]
 
 PATHS = Paths(
@@ -310,7 +312,7 @@ def started(folder: FilePath) -> int:
 @pytest.mark.anyio
 @on_one_loop
 async def test_a_server_that_dies_is_started_anew(tmp_path: FilePath) -> None:
-    async with served([*PROGRAM, "--marks", str(tmp_path)], "search") as server:
+    async with served([*SMALL, "--marks", str(tmp_path)], "search") as server:
         assert await contents(server, query="x", limit=1) == [EXPENSES]
         assert started(tmp_path) == 1
         # while it is asked: the question is put once more
@@ -333,7 +335,7 @@ async def test_questions_that_a_server_dies_of_together_start_it_once(tmp_path: 
     async def asked(server: Server) -> None:
         found.append(await contents(server, query="x", limit=1))
 
-    async with served([*PROGRAM, "--marks", str(tmp_path)], "search") as server:
+    async with served([*SMALL, "--marks", str(tmp_path)], "search") as server:
         (tmp_path / "die").touch()
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
@@ -362,7 +364,7 @@ async def test_a_server_that_cannot_be_started_again_is_a_sentence(tmp_path: Fil
         "import pathlib, runpy, sys\n"
         "pathlib.Path(sys.argv[1]).rename(sys.argv[1] + '-gone')\n"
         f"sys.argv[1:] = ['--marks', {str(tmp_path)!r}]\n"
-        f"runpy.run_path({PROGRAM[1]!r}, run_name='__main__')\n"
+        f"runpy.run_path({SMALL[1]!r}, run_name='__main__')\n"
     )
     (tmp_path / "ticket").touch()
     async with served([sys.executable, str(tmp_path / "once.py"), str(tmp_path / "ticket")], "search") as server:
@@ -384,7 +386,7 @@ DEAD: Final = "import sys; sys.exit('the index is gone')"
 @on_one_loop
 async def test_a_command_that_is_dead_is_silence(tmp_path: FilePath) -> None:
     program = tmp_path / "program.py"
-    program.write_text(f"import runpy\nrunpy.run_path({PROGRAM[1]!r}, run_name='__main__')\n")
+    program.write_text(f"import runpy\nrunpy.run_path({SMALL[1]!r}, run_name='__main__')\n")
     async with served([sys.executable, str(program), "--marks", str(tmp_path)], "search") as server:
         assert (await ask(server, "describe"))["service"] == {"status": "up"}
         alive_before = program.read_text()
@@ -448,9 +450,9 @@ async def test_a_server_that_fails_is_silent_and_one_that_refuses_is_not(status:
 @on_one_loop
 async def test_a_tool_that_is_gone_when_the_server_comes_back_is_no_silence(tmp_path: FilePath) -> None:
     program = tmp_path / "program.py"
-    program.write_text(f"import runpy\nrunpy.run_path({PROGRAM[1]!r}, run_name='__main__')\n")
+    program.write_text(f"import runpy\nrunpy.run_path({SMALL[1]!r}, run_name='__main__')\n")
     async with served([sys.executable, str(program), "--marks", str(tmp_path)], "search") as server:
-        program.write_text("from mcp.server.mcpserver import MCPServer\nMCPServer('another').run('stdio')\n")
+        program.write_text(f"import runpy, sys\nsys.argv += ['--tool', 'another']\nrunpy.run_path({SMALL[1]!r})\n")
         (tmp_path / "die").touch()
         assert "the server has no tool 'search'" in (await refused(server, "recall", query="x"))[1]
         assert await unanswered(server, query="x") is None
@@ -586,7 +588,7 @@ async def test_only_a_connection_that_has_ended_is_replaced(problem: Exception, 
 @on_one_loop
 async def test_a_query_that_is_no_text_costs_no_connection(tmp_path: FilePath) -> None:
     async with connect_mcp(
-        [*PROGRAM, "--marks", str(tmp_path)], None, Call(tool="search"), headers={}, timeout=PATIENCE
+        [*SMALL, "--marks", str(tmp_path)], None, Call(tool="search"), headers={}, timeout=PATIENCE
     ) as service:
         with pytest.raises(ServiceFailure, match="the query cannot be sent"):
             await service.search("\ud800", None, 1, vectors=False)

@@ -28,7 +28,7 @@ def stories(outcomes: list[Outcome]) -> list[str]:
 @pytest.mark.process
 def test_the_same_is_looked_into_on_any_number_of_processes() -> None:
     def printed(jobs: str) -> list[str]:
-        options = ("--kind", "forget", "--way", "sync last", "--every", "9", "--jobs", jobs)
+        options = ("--kind", "forget", "--way", "sync last", "--every", "40", "--jobs", jobs)
         command = [sys.executable, "-m", "tests.verification.crashing", *options]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
