@@ -6,7 +6,7 @@ whoever is behind its tiers; how a foreign server ranks what it finds is its own
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import combinations_with_replacement
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -168,7 +168,9 @@ KINDS: Final[Mapping[str, Foreign | None]] = {
 }
 
 
-PAIRS: Final = [*product(KINDS, repeat=2), *pairwise([*HABITS, "a2m-store"])]
+# records move both ways between two kinds; each habit is in one pair
+_IN_PAIRS: Final = [*HABITS, *["a2m-store"] * (len(HABITS) % 2)]
+PAIRS: Final = [*combinations_with_replacement(KINDS, 2), *zip(_IN_PAIRS[::2], _IN_PAIRS[1::2], strict=True)]
 KINDS_AND_HABITS: Final = {**KINDS, **{name: Foreign(kind=habit) for name, habit in HABITS.items()}}
 
 
