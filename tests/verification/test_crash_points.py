@@ -26,7 +26,7 @@ from tests.verification.crashing.points import (
 )
 
 # of so many things that may be found, and of so many deaths of tiers, one is looked into
-EVERY = int(os.environ.get("A2M_CRASH_EVERY", "9"))
+EVERY = int(os.environ.get("A2M_CRASH_EVERY", "20"))
 
 # moments that a kind of change has at the least, on either way: with fewer it is not looked at as it was
 LEAST = {"write to one tier": 12, "forget": 14, "forget at a lesser server": 14, "key replaced": 14}

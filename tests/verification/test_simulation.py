@@ -24,7 +24,7 @@ from tests.support.federated import Steered, Task, method_of, retried, settings_
 from tests.support.paths import ROOT
 from tests.verification.simulation.tiers import FAULTS
 
-_SEEDS: Final = int(12 * float(os.environ.get("A2M_EXAMPLES", "1")))
+_SEEDS: Final = int(8 * float(os.environ.get("A2M_EXAMPLES", "1")))
 _PARTS: Final = 2
 
 
