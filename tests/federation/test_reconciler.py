@@ -156,7 +156,7 @@ async def test_a_tier_that_refuses_is_tried_ever_more_rarely() -> None:
 
 
 @simulated
-async def test_a_move_waits_for_a_pending_write_whose_record_another_change_has_claimed() -> None:
+async def test_a_move_waits_for_a_pending_write_whose_record_is_claimed() -> None:
     async with trial(CALM) as fed, anyio.create_task_group() as tasks:
         [id] = await fed.remember("old", key="k")
         fed.federation.reconciler.hold("working", 1)

@@ -37,6 +37,7 @@ from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.reading.question import Question
 from a2m_store.drafts import StoreLimits
+from tests.support.clocks import simulated
 from tests.support.federated import (
     FOUR_TIERS,
     LOCAL,
@@ -441,10 +442,12 @@ async def an_id_whose_first_write_is_still_on_its_way(tier: str = "semantic") ->
         assert fed.copies() == {"x": [tier]}
 
 
+@simulated
 async def test_nothing_is_written_for_an_id_whose_write_may_still_land() -> None:
     await an_id_whose_first_write_is_still_on_its_way()
 
 
+@simulated
 async def test_without_settling_a_tier_is_told_more_while_a_write_may_land(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(self: Guard, claims: Sequence[Claim], *_: Any) -> None:
         for claim in claims:
@@ -454,6 +457,7 @@ async def test_without_settling_a_tier_is_told_more_while_a_write_may_land(monke
     await goes_wrong(an_id_whose_first_write_is_still_on_its_way)
 
 
+@simulated
 async def test_a_write_that_landed_late_is_removed_and_never_seen() -> None:
     steer = Steered()
     async with trial(patient(IMPATIENT), weather=steer) as fed:
@@ -468,6 +472,7 @@ async def test_a_write_that_landed_late_is_removed_and_never_seen() -> None:
         assert_nothing_under_way(fed)
 
 
+@simulated
 async def test_a_moves_copy_that_landed_late_is_deleted_and_the_move_repeated() -> None:
     """A moves copy that landed late is removed and the move can be made again."""
     steer = Steered()
@@ -488,7 +493,7 @@ async def test_a_moves_copy_that_landed_late_is_deleted_and_the_move_repeated() 
 
 async def test_a_forget_that_lands_late_does_not_take_what_was_written_since() -> None:
     steer = Steered()
-    async with trial(patient(IMPATIENT), weather=steer) as fed, anyio.create_task_group() as tasks:
+    async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.call("remember", records=[{"id": "x", "content": "first"}])
         held = steer.hold("working", "forget")
         await fed.call("forget", ids=["x"])
