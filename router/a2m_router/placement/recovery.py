@@ -319,14 +319,16 @@ class Recovery:
         self._scanner.log_others(tier, others)
         ids = [record.id for record in newest]
         expected = self._catalog.records.count(tier)
-        differs = f"newest records differ from the catalog ({expected} records expected)"
-        if len(self._catalog.queries.accounted(tier, ids)) < len(ids):
-            return differs
+        unknown = len(ids) - len(self._catalog.queries.accounted(tier, ids))
+        if unknown:
+            return f"newest records differ from the catalog: {unknown:,} of {len(ids):,} are not in it"
         if are_all:
             self._catalog.tiers.set_strange(tier, others.total())
             here = sum(entry.home == tier for entry in self._catalog.records.find(ids).values())
             # none of the pending writes may have reached the tier; and other changes may be in progress
-            return differs if here + len(self._catalog.pending.ids_in(tier)) < min(before, expected) else None
+            if here + len(self._catalog.pending.ids_in(tier)) < min(before, expected):
+                return f"newest records differ from the catalog: {here:,} found, {expected:,} expected"
+            return None
         if others and len(ids) < self._enough(tier, most):
             profile = self._gateway.link(tier).profile
             if profile is not None and profile.store.pages:
