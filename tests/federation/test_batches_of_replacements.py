@@ -100,7 +100,7 @@ class Photographer(Steered):
 
 
 async def photographed(folder: Path, servers: Mix) -> dict[Path, bool]:
-    """Return the photographs of the batch and its pending writes, and whether each was taken after the caller's answer."""
+    """Return photographs of the batch and its pending writes, and whether each was taken after the caller's answer."""
     (folder / "before").mkdir()
     (folder / "at").mkdir()
     camera = Photographer(folder / "before", folder / "at")

@@ -44,7 +44,7 @@ async def test_a_private_mounts_summary_is_published_on_purpose_only() -> None:
         assert [each["id"] for each in await fed.timeline(owner="alice")] == ["old/1"]
         [summary] = (await fed.call("summarize", query="harbour secret", owner="alice"))["records"]
         assert (summary["tier"], summary["owner"]) == ("working", "alice")
-        [summary] = (await fed.call("summarize", tier="old"))["records"]  # also for a caller without an owner
+        [summary] = (await fed.call("summarize", tier="old"))["records"]  # no owner given: it gets its sources' owner
         assert (summary["tier"], summary["owner"]) == ("working", "alice")
         assert await fed.timeline(owner="bob") == []
         counts = {tier["name"]: tier["count"] for tier in (await fed.call("describe", owner="bob"))["tiers"]}
@@ -79,7 +79,7 @@ class TellsTwice(CoreOnly):
 
 
 def with_pages(kind: type[CoreOnly]) -> Foreign:
-    class Filled(kind):  # type: ignore[misc, valid-type]  # whichever it is
+    class Filled(kind):  # type: ignore[misc, valid-type]  # a class from the argument
         def __init__(self, path: Any = None, **options: Any) -> None:
             super().__init__(path, **options)
             pages = [{"id": str(n), "content": f"storm {n}", "created_at": at(n - 9)} for n in range(3)]

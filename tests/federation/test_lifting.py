@@ -1,4 +1,4 @@
-"""Lifting: a lifted record comes back unchanged from a server that promises less, and only a valid rider counts as one."""
+"""Lifting: a lifted record comes back unchanged from a server that promises less, and only a valid rider is read."""
 
 import json
 from base64 import b64encode
@@ -140,7 +140,7 @@ def test_a_server_is_seen_to_keep_metadata_or_not(draft: Draft, added: dict[str,
 def test_no_server_is_asked_for_what_it_would_take_for_another(
     draft: Draft, like_javascript: bool, name: str, value: Any
 ) -> None:
-    """A record that matches a `where` also matches, in the form that its server has, the conditions sent to the server."""
+    """A record that matches a `where` also matches, as its server has it, the conditions that the server is sent."""
     members = {} if draft.metadata is UNSET else json.loads(bytes(draft.metadata))
     for wanted in (value, members.get(name, value)):
         where = {name: Raw(encoded(wanted))}
