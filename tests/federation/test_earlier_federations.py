@@ -76,9 +76,7 @@ async def test_records_with_riders_without_a_version_are_read_and_moved(tmp_path
 
 
 async def test_a_condition_on_metadata_is_not_sent_to_an_untried_server(tmp_path: Path) -> None:
-    """The router has no evidence that the server keeps metadata, so it does not send the server a condition on
-    metadata.
-    """
+    """Without evidence that the server keeps metadata, the router sends it no condition on metadata."""
     asked: list[bytes] = []
 
     async def listening(tier: str, message: bytes, go_on: Any) -> bytes | None:

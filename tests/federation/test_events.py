@@ -105,9 +105,7 @@ def told(event: Event, reader: Sight) -> Mapping[str, Any] | None:
 
 
 class Wire:
-    """A connection at the level of lines: `send` sends all calls since the last one in one chunk; answers are kept in
-    order.
-    """
+    """A connection at the level of lines. `send` sends the collected calls in one chunk; answers stay in order."""
 
     def __init__(self, source: Any, sink: "Reading") -> None:
         self._source = source
@@ -623,9 +621,7 @@ class Poller:
 
 
 class Ledger:
-    """Carries out the operations of histories and records the calls with their answers. Each draft has a content of its
-    own.
-    """
+    """Carries out operations of histories and records the calls with their answers. Each draft has its own content."""
 
     def __init__(self, fed: Trial) -> None:
         self.fed = fed

@@ -108,8 +108,9 @@ async def at_rest(fed: Trial) -> None:
 
 
 class Run:
-    """A recorded router with two records and a call that is held at a step. A run that leaves the model raises Left at
-    its end.
+    """A recorded router with two records and a call that is held at a step.
+
+    It raises Left at the end if the run has left the model.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, scenario: Scenario, folder: Path | None = None) -> None:

@@ -42,9 +42,7 @@ def word(chance: random.Random) -> str:
 
 
 def needles(fields: dict[str, Any]) -> list[bytes]:
-    """Return the byte strings that reveal a record in a file. Of each word it is the end, which an index stores in
-    full.
-    """
+    """Return byte strings that reveal a record in a file. Of a word it is the end, which every index stores."""
     words = [*fields["content"].split(), fields["metadata"]["secret"], fields["session"]]
     in_an_index = indexed(fields["embedding"], "cosine")
     assert in_an_index is not None

@@ -497,7 +497,7 @@ ASKING_FOR_TROUBLE: Final = (
 @pytest.mark.anyio
 @pytest.mark.parametrize("refused", ["every call", "the greeting"])
 async def test_what_a_tier_says_of_its_trouble_is_not_passed_on(refused: str) -> None:
-    """A tier's error may quote its records, and the reason why it is down may be the last line of its server's stderr."""
+    """A tier's error may quote its records; the reason why it is down may be its server's last line on stderr."""
     trouble = refused == "the greeting"
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
@@ -560,9 +560,7 @@ async def test_the_width_of_vectors_tells_only_that_there_are_vectors() -> None:
 
 @pytest.mark.anyio
 async def test_a_log_that_has_overflowed_tells_no_more_than_that() -> None:
-    """The log retains a number of events that all owners share (§4.12). A late reader may find that others made many
-    changes.
-    """
+    """All owners share the number of retained events (§4.12), so a late reader may find that others made many changes."""
     settings = settings_of("[events]\nretained = 4\n" + SECLUDED.replace("DISTIL", "false"), policy="explicit")
     async with two_worlds(settings, settle=False) as worlds:
         for world in (worlds.first, worlds.second):

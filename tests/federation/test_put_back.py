@@ -729,9 +729,7 @@ def _fails(*_: object) -> tuple[int, list[Entry]]:
 
 
 async def test_an_old_copy_in_its_home_does_not_cost_a_records_newer_copy(tmp_path: Path) -> None:
-    """The target of a move was set back to before the move. The copy that the move left at the source becomes the
-    record.
-    """
+    """The target was set back to before a move. The copy that the move left at the source becomes the record."""
     steer = Steered()
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[{"id": "t", "content": "first", "key": "k", "tier": "episodic"}])
