@@ -137,7 +137,7 @@ async def test_killed_at_any_call_it_has_happened_whole_or_not_at_all(tmp_path: 
 
 
 async def held_at(call: int, servers: Mix, *, after: bool) -> bool:
-    """Read while call number `call` of the batch or its pending writes is held. Return False if there is no such call."""
+    """Read while call number `call` of the batch or its pending writes is held. Return False if it has fewer."""
     steer = Stopping(call, after=after)
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)

@@ -282,7 +282,7 @@ async def test_an_outage_is_met_as_in_the_model(monkeypatch: pytest.MonkeyPatch,
 
 
 async def nothing(*_: Any) -> dict[str, Any]:
-    """The step that does nothing."""
+    """Replace a step: do nothing and return an empty dict."""
     return {}
 
 

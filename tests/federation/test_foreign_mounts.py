@@ -1,6 +1,4 @@
-"""Mounts with servers of other authors: fields they add, records they repeat or spoil, and the privacy of their
-summaries.
-"""
+"""Mounts with foreign servers: fields they add, records they repeat or spoil, and private summaries."""
 
 from typing import Any, Final
 

@@ -1,8 +1,7 @@
-"""Batches that the end of the router interrupts: afterwards all of a batch exists or nothing, and an acknowledged one
-exists.
+"""Batches that the end of the router interrupts: afterwards all of a batch exists or nothing.
 
-A router ends in one of two ways. If it is killed, all that was written remains. In a power cut only what was synced
-remains: of the router's files alone, or of its files and those of its tiers.
+An acknowledged batch exists. A router ends in one of two ways. If it is killed, all that was written remains. In a
+power cut only what was synced remains: of the router's files alone, or of its files and those of its tiers.
 """
 
 from collections.abc import Iterator, Mapping

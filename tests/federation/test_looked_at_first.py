@@ -219,9 +219,7 @@ async def test_a_refused_start_leaves_no_trace_in_any_store(
 async def test_a_refused_start_removes_nothing_from_other_tiers_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The older catalog has a pending deletion for a tier that no later start has written to. It must not be carried
-    out.
-    """
+    """The older catalog has a pending deletion for a tier that no later start has written to. It must stay pending."""
     monkeypatch.setattr("a2m_router.placement.admission._WELCOME_SECONDS", 0.01)
     mix, steer = MIXES["all lesser"], Steered()
     async with trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed:

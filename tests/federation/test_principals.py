@@ -560,7 +560,7 @@ async def test_the_width_of_vectors_tells_only_that_there_are_vectors() -> None:
 
 @pytest.mark.anyio
 async def test_a_log_that_has_overflowed_tells_no_more_than_that() -> None:
-    """All owners share the number of retained events (§4.12), so a late reader may find that others made many changes."""
+    """All owners share the number of retained events (§4.12). A late reader may find that others changed much."""
     settings = settings_of("[events]\nretained = 4\n" + SECLUDED.replace("DISTIL", "false"), policy="explicit")
     async with two_worlds(settings, settle=False) as worlds:
         for world in (worlds.first, worlds.second):
