@@ -1,7 +1,7 @@
-"""What a caller must not send: each answered with its code, the parameter's name and the caller's id; nothing changes.
+"""Invalid input: the error has the right code, names the parameter and carries the caller's id; nothing changes.
 
-The tables are raw JSON where a decoder could not write it. In process they go through the router's own door; how lines
-and bodies are framed is tried on real processes.
+The tables are raw JSON where an encoder could not produce the case. The in-process tests call the router's `answer`;
+the framing of lines and bodies is tested on real processes.
 """
 
 import json
@@ -26,13 +26,12 @@ from tests.support.federated import LOCAL, Trial, held_by, settings_of, trial
 
 asynchronous = pytest.mark.anyio
 
-# far more than anything here takes; a hang becomes a failure
 PATIENCE = 60
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One event loop is enough for what is refused before anything waits."""
+    """Run on one event loop: the input is refused before anything waits."""
     return "asyncio"
 
 
@@ -54,7 +53,7 @@ PARAMS: Final[dict[str, type[method_params.Params]]] = {
     "summarize": method_params.Summarize,
 }
 
-# what a call needs at least, so that only the parameter in question can be wrong
+# The required parameters of each method, so that only the parameter under test can be wrong.
 NEEDED: Final[dict[str, dict[str, Any]]] = {
     "remember": {"records": []},
     "forget": {"ids": []},
@@ -75,14 +74,14 @@ CONTENT: Final = [
 
 
 class Asked:
-    """A federation with something in it; `await asked(raw)` is the decoded answer, and must change nothing."""
+    """A federation with records. `await asked(raw)` returns the decoded answer and asserts that nothing changed."""
 
     def __init__(self, fed: Trial) -> None:
         self._fed = fed
         self._before: Any = None
 
     async def __call__(self, message: bytes, caller: Caller = LOCAL) -> Any:
-        # what is there after one message is there before the next
+        # The state after one message is the expected state of the next.
         self._before = self._before or await self._everything()
         answer = await self._fed.federation.answer(message, caller)
         await self._fed.settled()
@@ -90,7 +89,7 @@ class Asked:
         return None if answer is None else msgspec.json.decode(answer)
 
     async def refused(self, method: str, params: str, caller: Caller = LOCAL) -> tuple[int, str]:
-        """The code and the message of the error, whose id must be the call's."""
+        """Return the code and the message of the error, and assert that its id is the call's."""
         answer = await self(call(method, params), caller)
         assert answer["id"] == "an id"
         return answer["error"]["code"], answer["error"]["message"]
@@ -103,7 +102,7 @@ class Asked:
 
 
 def content(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without what a tier counts for itself whenever the router reads it."""
+    """Return a record without the access fields, which a tier updates on each read by the router."""
     return {name: value for name, value in record.items() if name not in ("access_count", "accessed_at")}
 
 
@@ -214,7 +213,6 @@ async def test_an_id_comes_back_as_it_was_written(id: str) -> None:
 )
 @asynchronous
 async def test_a_refused_message_is_answered_with_the_id_that_it_certainly_has(message: str, id: Any) -> None:
-    """A message that cannot be let in is answered with the id that it certainly has."""
     async with asking() as asked:
         answer = await asked(message.encode())
         assert (answer["id"], answer["error"]["code"]) == (id, Code.INVALID_PARAMS)
@@ -282,7 +280,7 @@ WRONG: Final[dict[str, Any]] = {
 
 
 def accepted(type: msgspec.inspect.Type) -> set[str]:
-    """The JSON types, named as in WRONG, that a parameter may have."""
+    """Return the JSON types, named as in WRONG, that a parameter accepts."""
     match type:
         case msgspec.inspect.UnionType(types):
             return set().union(*map(accepted, types))
@@ -304,7 +302,7 @@ def accepted(type: msgspec.inspect.Type) -> set[str]:
             return {"null"}
         case msgspec.inspect.RawType():  # metadata
             return {"an object", "null"}
-        case msgspec.inspect.CustomType():  # what is left out
+        case msgspec.inspect.CustomType():  # a parameter that was left out
             return set()
     raise NotImplementedError(type)
 
@@ -316,7 +314,7 @@ def fields(struct: type[msgspec.Struct]) -> dict[str, msgspec.inspect.Type]:
 
 
 def items(type: msgspec.inspect.Type) -> msgspec.inspect.Type | None:
-    """What an array may hold; None for what may be no array."""
+    """Return the type of an array's items, or None if the type is no array."""
     match type:
         case msgspec.inspect.UnionType(types):
             return next(filter(None, map(items, types)), None)
@@ -369,7 +367,7 @@ async def test_a_required_parameter_that_is_missing_is_named(method: str, name: 
         assert message.startswith(name) or method in ("forget", "summarize")
 
 
-# --- values: method, parameters, code, what the message begins with
+# --- values: method, parameters, code, start of the message
 
 VALUES: Final = [
     # tiers
@@ -439,10 +437,10 @@ VALUES: Final = [
             *("0000-07-28T10:15:30.123Z", "٢٠٢٦-07-28T10:15:30.123Z", "2026-07-28T10:15:30,123Z"),
         )
     ),
-    # addresses
+    # keys and sessions
     ("fetch", '{"key":""}', Code.INVALID_PARAMS, "key"),
     ("session/close", '{"session":""}', Code.INVALID_PARAMS, "session"),
-    # names are names, not contents
+    # the length of names is limited
     *[
         (
             "remember",
@@ -452,7 +450,7 @@ VALUES: Final = [
         )
         for field in ("id", "key", "session", "group", "role", "owner", "media_type", "uri")
     ],
-    # forgetting needs an aim
+    # forget needs a selector
     ("forget", "{}", Code.INVALID_PARAMS, "params: expected ids, a query, a tier"),
     ("forget", '{"owner":"anna"}', Code.INVALID_PARAMS, "params: expected ids, a query, a tier"),
     ("forget", '{"ids":null,"where":null}', Code.INVALID_PARAMS, "params: expected ids, a query, a tier"),
@@ -460,7 +458,7 @@ VALUES: Final = [
     ("forget", '{"query":""}', Code.INVALID_PARAMS, "query"),
     ("forget", '{"query":"the"}', Code.INVALID_PARAMS, "query"),
     ("forget", '{"query":"?!","tier":"working"}', Code.INVALID_PARAMS, "query"),
-    # what no UTF-8 text can hold, wherever it stands
+    # lone surrogates, which UTF-8 cannot encode
     *(
         (
             "remember",
@@ -489,7 +487,7 @@ VALUES: Final = [
         "params: nested more than 128 deep",
     ),
     ("remember", f'{{"unknown":{DEEP},"records":[]}}', Code.INVALID_PARAMS, "params: nested more than 128 deep"),
-    # other people's
+    # records of other owners
     ("remember", '{"records":[{"id":"c","content":"x"}]}', Code.SCOPE_DENIED, "records: the id 'c'"),
     ("remember", '{"owner":"bert","records":[{"content":"y"},{"id":"c","content":"x"}]}', Code.SCOPE_DENIED, "records"),
     (
@@ -498,7 +496,7 @@ VALUES: Final = [
         Code.SCOPE_DENIED,
         "records[0].owner",
     ),
-    # another language
+    # other protocols
     ("describe", '{"protocol":"a2m/0.2"}', Code.PROTOCOL_NOT_SUPPORTED, "protocol"),
     ("describe", '{"protocol":"mcp"}', Code.PROTOCOL_NOT_SUPPORTED, "protocol"),
 ]
@@ -607,10 +605,10 @@ async def test_what_is_not_known_is_ignored() -> None:
         assert not {"colour", "score"} & record.keys()
 
 
-# --- real processes: what a bad message does to those after it
+# --- real processes: messages after a bad one are still answered
 
 ENVELOPES: Final = [*MALFORMED.values(), *(message for message, _ in NO_REQUEST.values())]
-# a line break ends a line of stdio, so there it makes two malformed messages of one
+# On stdio a line break would split a message into two malformed ones.
 LINES: Final = [message for message in ENVELOPES if b"\n" not in message]
 
 
@@ -659,7 +657,7 @@ def lines(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def conversation(command: list[str], sent: list[bytes]) -> list[Any]:
-    """The answers to some lines, in the order in which they came; stdout must hold nothing else."""
+    """Return the answers to some lines in the order of their arrival, and assert that stdout holds nothing else."""
     with lines(command) as process:
         out, _ = process.communicate(b"\n".join(sent) + b"\n", timeout=PATIENCE)
         assert process.returncode == 0
@@ -682,7 +680,7 @@ def test_a_stream_goes_on_after_a_line_of_fifty_megabytes(command: Any, federati
     content = "x" * 50_000_000
     sent = [
         call("remember", f'{{"records":[{{"content":"{content}"}}]}}', "1"),
-        b"y" * 70_000_000,  # beyond what a line may have
+        b"y" * 70_000_000,  # longer than the limit of a line
         b"[" * 50_000_000,
         call("remember", '{"records":[{"id":"after","content":"x"}]}', "2"),
         call("timeline", "{}", "3"),

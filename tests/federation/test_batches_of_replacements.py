@@ -1,7 +1,8 @@
-"""A batch with replacements in it is one write: all of it becomes true at once, for every reader, or nothing of it.
+"""A batch with replacements is one write: every reader sees all of it or nothing.
 
-The batch here writes a record anew and replaces one in each of two tiers. Its tiers hear of what replaces a record only
-when all of it is true, so one that takes no part in that makes no batch fail; the tier of a new record does.
+The batch of these tests writes a new record and replaces one record in each of two tiers. The replacements are written
+behind: their tiers get them only after the commit, so a tier that refuses its replacement does not fail the batch. The
+tier of the new record does.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -73,9 +74,9 @@ async def replace_both(fed: Trial) -> None:
 
 
 class Photographer(Steered):
-    """Weather that photographs the files before and after each call to a tier, once it is told to begin.
+    """Weather that photographs the files before and after each call to a tier while `begun` is true.
 
-    `taken` is, by the folder of each: whether the caller had been told that all is well.
+    `taken` maps the folder of each photograph to whether the caller had its answer by then.
     """
 
     def __init__(self, folder: Path, into: Path) -> None:
@@ -99,7 +100,7 @@ class Photographer(Steered):
 
 
 async def photographed(folder: Path, servers: Mix) -> dict[Path, bool]:
-    """The files at each moment of the batch and of all that it causes, and whether its caller had been told by then."""
+    """Return photographs of the batch and its pending writes, and whether each was taken after the caller's answer."""
     (folder / "before").mkdir()
     (folder / "at").mkdir()
     camera = Photographer(folder / "before", folder / "at")
@@ -130,13 +131,13 @@ async def test_killed_at_any_call_it_has_happened_whole_or_not_at_all(tmp_path: 
             found.append(at_once)
     assert found[0] == BEFORE
     assert found[-1] == AFTER
-    assert found == sorted(found, key=[BEFORE, AFTER].index)  # what has happened stays so
-    # the new record; and for each replacement the call itself and the look at what came of it
+    assert found == sorted(found, key=[BEFORE, AFTER].index)  # the batch does not come undone
+    # One call writes the new record; each replacement takes a call and a check of its result.
     assert len(taken) >= 2 * 5
 
 
 async def held_at(call: int, servers: Mix, *, after: bool) -> bool:
-    """Reads while the batch, or what it causes, stands at one of its calls. False if there are not so many."""
+    """Read while call number `call` of the batch or its pending writes is held. Return False if it has fewer."""
     steer = Stopping(call, after=after)
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)
@@ -153,7 +154,7 @@ async def held_at(call: int, servers: Mix, *, after: bool) -> bool:
         steer.released.set()
         for reader in readers:
             shown = contents(await reader.ended())
-            # one who had to wait for the tier has seen all of the one, or of the other, all the same
+            # A reader that had to wait for the tier sees one whole state, too.
             assert shown in ([AFTER] if told else [BEFORE, AFTER]), (steer.where, bool(blocked))
         await writing.ended()
         assert contents(await fed.timeline()) == AFTER
@@ -167,7 +168,7 @@ async def found_by_recall(fed: Trial) -> list[dict[str, Any]]:
 
 
 class Stopping:
-    """Weather that stops one call, by its number since `begin`, before the tier has seen it or when it has done it."""
+    """Weather that stops one call, by its number since `begin`: before it reaches the tier, or after it is done."""
 
     def __init__(self, number: int, *, after: bool) -> None:
         self.stopped, self.released = anyio.Event(), anyio.Event()
@@ -208,7 +209,6 @@ async def test_stopped_at_any_call_every_reader_sees_all_of_it_or_nothing(server
 @servers_of_all_kinds
 @pytest.mark.parametrize("tier", ["working", "semantic"])
 async def test_an_earlier_read_does_not_see_half_of_a_batch(tier: str, servers: Mix) -> None:
-    """A reader who began before does not see one replaced and the other not."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)
@@ -230,7 +230,7 @@ async def test_an_earlier_read_does_not_see_half_of_a_batch(tier: str, servers: 
 
 @contextmanager
 def a_disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[anyio.Event]:
-    """The catalog's disk takes its time, until the event is set."""
+    """Make each sync of the catalog wait until the returned event is set."""
     is_well = anyio.Event()
     wait = GroupCommit.wait
 
@@ -246,7 +246,7 @@ def a_disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[anyio.Event]:
 async def test_no_answer_and_no_tiers_write_comes_before_the_batch_is_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody is told and no tier replaces before it would outlive a power cut."""
+    """The caller gets no answer and no tier gets a replacement before the commit is synced."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         await write_old(fed)
@@ -262,13 +262,12 @@ async def test_no_answer_and_no_tiers_write_comes_before_the_batch_is_durable(
         await one_home_each(fed)
 
 
-# --- tiers that take no part
+# --- tiers that refuse a write
 
 
 @servers_of_all_kinds
 @pytest.mark.parametrize("tier", ["working", "semantic"])
 async def test_a_tier_that_refuses_a_replacement_does_not_fail_the_batch(tier: str, servers: Mix) -> None:
-    """A tier that refuses what replaces its record does not make the batch fail."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         await write_old(fed)
@@ -281,7 +280,7 @@ async def test_a_tier_that_refuses_a_replacement_does_not_fail_the_batch(tier: s
 
 
 async def refused(fed: Trial) -> Mapping[str, str]:
-    """What is true when the tier of the new record has refused it."""
+    """Send the batch, assert that the refusal of the new record's tier fails it, and return the expected contents."""
     with pytest.raises(A2MError, match="the tier 'episodic' did not take the write"):
         await write_batch(fed)
     return BEFORE
@@ -320,7 +319,6 @@ async def test_what_has_failed_does_not_come_true_when_the_router_dies(tmp_path:
 @servers_of_all_kinds
 @simulated
 async def test_a_failed_write_does_not_come_true_when_it_lands_late(servers: Mix) -> None:
-    """What failed without an answer does not come true when it lands late."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         await write_old(fed)
@@ -340,7 +338,7 @@ async def test_a_failed_write_does_not_come_true_when_it_lands_late(servers: Mix
 async def test_an_id_beside_a_key_means_the_same_in_a_batch_as_alone(
     first: dict[str, Any],
 ) -> None:
-    """The id of another record beside a key means that record in a batch as it does alone."""
+    """In a batch, too, an id beside the key of another record selects the record with that id."""
     async with trial() as fed:
         await fed.call(
             "remember", records=[{"id": "page", "key": "k", "content": "one"}, {"id": "n", "content": "other"}]

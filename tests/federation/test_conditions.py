@@ -1,6 +1,6 @@
-"""`if_revision`, an extension of memory/remember: a page is written only by a writer who has seen what it is.
+"""`if_revision`, an extension of memory/remember: a page is written only at the revision that its writer has read.
 
-Of a batch all of it is written, or nothing. A call that is repeated after its answer was lost is told that it is done.
+Either all of a batch is written or nothing. A call that is repeated after its answer was lost succeeds.
 """
 
 import json
@@ -56,14 +56,14 @@ async def page(fed: Trial, key: str = "k", owner: str | None = None) -> dict[str
 
 
 async def conflict(call: Awaitable[Any]) -> Any:
-    """The revision that a refused write is told of."""
+    """Assert that the call fails with a revision conflict, and return the revision in the error."""
     with pytest.raises(A2MError) as refused:
         await call
     return told_by(refused.value)
 
 
 def told_by(refused: A2MError) -> Any:
-    """The revision that a conflict tells of; fails for every other error."""
+    """Return the revision in a conflict error. Fail on any other error."""
     assert refused.code == Code.INVALID_PARAMS, refused
     assert refused.data is not None, refused
     assert refused.data.keys() == {"reason", "revision"}
@@ -72,7 +72,7 @@ def told_by(refused: A2MError) -> Any:
     return refused.data["revision"]
 
 
-# --- what is met and what is not
+# --- which conditions are met
 
 
 async def test_it_is_announced_with_the_other_extensions() -> None:
@@ -94,7 +94,7 @@ async def test_a_page_is_written_only_at_the_revision_that_its_writer_has_seen(s
             now = await page(fed)
             assert now is not None
             assert (now["content"], now["revision"], now["tier"]) == (f"new {revision}", revision + 1, "semantic")
-        # without a condition it is replaced, whatever it is
+        # A write without a condition replaces any revision.
         await write(fed, {"content": "again", "key": "k"})
         await fed.call("forget", ids=[id])
         assert await conflict(write(fed, {**PAGE, "if_revision": 4})) is None
@@ -154,7 +154,7 @@ async def test_of_a_batch_with_one_condition_that_is_not_met_nothing_is_written(
         }
 
 
-# the conditions of the records of one call, all at one key; the revision of the page before; whether they are met
+# The conditions of one call's records, all with one key; the page's revision before; whether they are met.
 BATCHES: list[tuple[list[Any], int | None, bool]] = [
     ([None, 0], None, True),
     ([None, "-", 1], None, True),
@@ -202,7 +202,7 @@ async def test_a_page_is_its_owners_and_nobodys_page_is_another_one() -> None:
     async with trial(CALM) as fed:
         await write(fed, {"content": "all's", "key": "k"})
         await write(fed, {"content": "all's again", "key": "k"})
-        # a fetch of a's shows nobody's page, at its revision; a write of a's would not replace it
+        # A fetch by owner a returns the page without an owner, but a write by owner a does not replace it.
         assert (await page(fed, owner="a") or {})["revision"] == 1
         assert await conflict(write(fed, {**PAGE, "if_revision": 1}, owner="a")) is None
         [mine] = await write(fed, {**PAGE, "if_revision": None}, owner="a")
@@ -236,7 +236,7 @@ async def test_an_id_names_the_page_or_nothing_that_is_there() -> None:
         assert await write(fed, {"id": "z", "content": "z", "key": "z", "if_revision": None}) == ["z"]
 
 
-# --- said again
+# --- repeated calls
 
 
 @servers_of_all_kinds
@@ -292,7 +292,7 @@ async def test_a_repeated_call_is_done_though_its_tier_has_not_caught_up(servers
 async def test_a_call_of_which_the_router_died_is_repeated_by_the_next_one(
     servers: Mix, before: int | None, after: bool, tmp_path: Path
 ) -> None:
-    """Wherever it dies: the page has been written once when the call that is repeated is answered."""
+    """The router dies before or after the tier has the page. After the repeated call the page has been written once."""
     steer = Steered()
     (tmp_path / "1").mkdir()
     async with trial(CALM, servers=servers, weather=steer, folder=tmp_path / "1") as fed:
@@ -338,7 +338,7 @@ async def test_a_caller_that_gives_up_has_written_once_and_may_say_it_again() ->
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(write, fed, edit))
             await writing.reached.wait()
-            again = Task(tasks, lambda: write(fed, edit))  # while the first is still under way
+            again = Task(tasks, lambda: write(fed, edit))  # the first call is still in progress
             await wait_all_tasks_blocked()
             assert not again.done
             writing.release()
@@ -348,7 +348,7 @@ async def test_a_caller_that_gives_up_has_written_once_and_may_say_it_again() ->
         assert ([now["id"]], now["revision"]) == (ids, 0)
 
 
-# --- several at once
+# --- concurrent writers
 
 
 @servers_of_all_kinds
@@ -381,12 +381,12 @@ async def test_of_writers_who_have_seen_the_same_revision_one_is_first(
 
 @native_and_lesser
 async def test_a_waiting_write_is_checked_against_what_the_other_one_wrote(servers: Mix) -> None:
-    """Also where it fails: then there is still no page."""
+    """If the first write fails, the page still does not exist, and the second write succeeds."""
     steer = Steered()
     steer.refuse("semantic", "remember")
     new = {"content": "first", "key": "k", "if_revision": None}
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
-        for beside in ("semantic", "procedural"):  # where the one fails, and where it does not
+        for beside in ("semantic", "procedural"):  # the first write fails, then it succeeds
             first = steer.hold("working", "remember")
             writing = Task(tasks, partial(write, fed, new, {"content": "beside", "tier": beside}))
             await first.reached.wait()
@@ -409,8 +409,11 @@ CLIENTS: Final = "abcd"
 
 
 async def increments(remember: Callable[..., Awaitable[Any]], fetch: Callable[[], Awaitable[Any]], name: str) -> None:
-    """Adds to the number on a page, so many times. Who has added is said beside it: the same number at one revision
-    would be taken for a call that is repeated."""
+    """Increment the number on a page `TURNS` times.
+
+    The metadata names the writer and the turn. Without it, two writers that write the same number at one revision would
+    look like one repeated call.
+    """
     for turn in range(TURNS):
         while True:
             now = await fetch()
@@ -473,7 +476,7 @@ def test_of_four_processes_with_twenty_increments_each_none_is_lost(tmp_path: Pa
 
 @pytest.mark.process
 def test_a_call_whose_answer_nobody_read_is_repeated_over_http(tmp_path: Path) -> None:
-    """Whether it was carried out or not when its caller hung up."""
+    """The caller disconnects before it reads the answer, so the first call may or may not have been carried out."""
     with on_http(federation(tmp_path)) as (_, client, _):
         host, port = client.base_url.host, client.base_url.port
         assert port is not None
@@ -508,7 +511,7 @@ def test_a_call_whose_router_was_killed_is_repeated_at_the_next_one(tmp_path: Pa
             assert (record["content"], record["revision"]) == (f"edit {number}", number)
 
 
-# --- what its tiers have to do with it
+# --- the tiers
 
 
 async def test_no_tier_hears_of_a_condition_and_none_is_kept() -> None:
@@ -528,7 +531,7 @@ async def test_no_tier_hears_of_a_condition_and_none_is_kept() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_conflict_is_answered_though_the_tier_is_down(tmp_path: Path) -> None:
-    """A tier that is down is needed for what would be written and not to refuse it."""
+    """A tier that is down fails a write that its condition allows. A conflict is found without the tier."""
     down: set[str] = set()
     edit = {"content": "two", "key": "k", "if_revision": 0}
     async with trial(CALM, folder=tmp_path) as fed:
@@ -548,7 +551,7 @@ async def test_a_conflict_is_answered_though_the_tier_is_down(tmp_path: Path) ->
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_whether_there_is_a_page_is_open_until_all_tiers_are_read(tmp_path: Path) -> None:
-    """An unknown tier may hold it."""
+    """A tier that was not scanned may hold the page."""
     async with trial(CALM, folder=tmp_path) as fed:
         id, _ = await write(fed, {**PAGE, "tier": "semantic"}, {"content": "x", "key": "x"})
     (tmp_path / "router.db").unlink()
@@ -559,7 +562,7 @@ async def test_whether_there_is_a_page_is_open_until_all_tiers_are_read(tmp_path
                 await write(fed, {"content": "two", "key": "k", "if_revision": condition})
             assert refused.value.code == Code.INTERNAL_ERROR
             assert "semantic" in refused.value.message
-        await write(fed, {"content": "two", "key": "x", "if_revision": 0})  # this one is known
+        await write(fed, {"content": "two", "key": "x", "if_revision": 0})  # the catalog has this page
         down.clear()
         await joined(fed, "semantic")
         assert await conflict(write(fed, {"content": "two", "key": "k", "if_revision": None})) == 0
@@ -567,7 +570,6 @@ async def test_whether_there_is_a_page_is_open_until_all_tiers_are_read(tmp_path
 
 
 async def test_a_repeated_call_brings_back_a_page_that_its_tier_lost() -> None:
-    """A page that its tier has lost is brought back by the call that wrote it."""
     async with trial(CALM) as fed:
         record = {**PAGE, "id": "p", "if_revision": None}
         await write(fed, record)

@@ -1,4 +1,4 @@
-"""Spills that rewrite (§4.7): a group gives way to its summary whole and at once, or stays as it was, whatever dies."""
+"""Spills that rewrite (§4.7): a summary replaces a whole group atomically, or the group stays; also after a crash."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -39,7 +39,7 @@ from tests.support.summarizers import Thinker, naming, thinking
 
 anyio_test = pytest.mark.anyio
 
-# at most four records a conversation in the working tier; what is over that goes on as a summary
+# The working tier holds four records a conversation; a spill from it writes summaries.
 DISTIL = FOUR_TIERS.replace('spill_to = "episodic"', 'spill_to = "episodic"\ndistil = true')
 CALM = settings_of(DISTIL, policy="explicit")
 
@@ -52,7 +52,7 @@ Act = Callable[[Trial], Awaitable[Any]]
 
 
 async def talk(fed: Trial) -> None:
-    """One record too many: a group, which is the oldest, and two more. Their ids are their contents."""
+    """Write one record more than the capacity: the oldest group and two single records. The ids are the contents."""
     records = [{"id": text, "content": text, "group": "g"} for text in GROUP]
     records += [{"id": text, "content": text} for text in LATER]
     for record in records:
@@ -64,7 +64,7 @@ async def consolidate(fed: Trial) -> Any:
 
 
 async def assert_settled(fed: Trial, expected: dict[str, str]) -> None:
-    """Just these contents are there, each in its tier and nowhere else; nothing is under way."""
+    """Assert that exactly these contents exist, each in one tier, and that no work is left."""
     assert contents(await fed.timeline()) == expected
     await fed.settled()
     records = await fed.timeline()
@@ -73,7 +73,7 @@ async def assert_settled(fed: Trial, expected: dict[str, str]) -> None:
     assert_nothing_under_way(fed)
 
 
-# --- what becomes of a group
+# --- the summary of a group
 
 
 @anyio_test
@@ -134,7 +134,6 @@ async def test_a_summary_belongs_to_a_conversation_only_if_all_of_its_group_did(
 
 @anyio_test
 async def test_closing_a_conversation_rewrites_all_of_its_groups_and_records() -> None:
-    """Closing a conversation rewrites every group and every record of it."""
     thinker = Thinker()
     async with thinking(thinker, CALM) as fed:
         await talk(fed)
@@ -177,7 +176,7 @@ sentence = st.sampled_from(
 @settings(max_examples=scaled(4))
 @given(st.lists(st.lists(sentence, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=5))
 def test_without_a_model_a_group_becomes_its_best_sentences_or_moves(said: list[str]) -> None:
-    """Without a model a group becomes its own best sentences or moves as it is."""
+    """Without a model the summary is the group's own best sentences. If there are none, the group moves as it is."""
 
     async def scenario() -> None:
         async with trial(CALM) as fed:
@@ -245,11 +244,11 @@ async def test_a_summary_that_spills_on_is_as_good_as_any_record() -> None:
         )
 
 
-# --- what fails
+# --- failures
 
 
 class Failing:
-    """Writes nothing of records that hold `word`, as long as there is one."""
+    """A summarizer that fails for groups in which a record contains `word`. With `word` None it never fails."""
 
     def __init__(self, word: str | None) -> None:
         self.word = word
@@ -264,7 +263,7 @@ class Failing:
 
 @anyio_test
 async def test_without_a_summarizer_everything_stays_until_there_is_one() -> None:
-    """Without a summarizer everything stays and goes on when there is one."""
+    """The pass after the summarizer has recovered rewrites the group."""
     failing = Failing("")
     thinker = Thinker(failing)
     async with thinking(thinker, CALM) as fed:
@@ -319,7 +318,7 @@ async def test_one_group_that_cannot_be_rewritten_does_not_hold_up_the_others() 
 
 
 class Bent(Steered):
-    """The episodic tier answers with other words than it was given."""
+    """The episodic tier returns other content than it was given."""
 
     bent = True
 
@@ -390,7 +389,8 @@ async def test_a_target_that_does_not_answer_leaves_neither_a_loss_nor_an_orphan
         assert (await consolidate(fed))["summarized"] == 0
         await wait_all_tasks_blocked()
         if not after:
-            # what may still land is not removed before that: it would be taken for gone
+            # The router does not delete the copy while the write may still land: the copy would seem deleted and appear
+            # later.
             assert not [message for tier, message in steer.seen if tier == "episodic" and b"memory/forget" in message]
         assert contents(await fed.timeline()) == AS_IT_WAS
         held.release()
@@ -409,9 +409,9 @@ async def test_a_target_that_is_down_is_not_thought_for() -> None:
         assert thinker.thoughts == []
 
 
-# --- while it thinks
+# --- while the summarizer runs
 
-# what others do meanwhile, and what the group comes to once its conversation is closed
+# What another call changes meanwhile, and the expected records after the session is closed.
 CHANGES: dict[str, tuple[Act, dict[str, str]]] = {
     "a member is written": (
         lambda fed: fed.remember("late", group="g", owner="a", session="s"),
@@ -450,7 +450,7 @@ async def test_a_group_that_changes_while_it_thinks_is_left_and_tried_again(chan
         stop = thinker.stop()
         call = Task(tasks, lambda: consolidate(fed))
         await stop.reached.wait()
-        await act(fed)  # nothing is locked
+        await act(fed)  # the group is not locked
         assert not call.done
         stop.release()
         await call.ended()
@@ -484,7 +484,7 @@ async def test_a_summary_that_comes_too_late_lets_go_of_what_it_was_about() -> N
 
 @anyio_test
 async def test_closing_a_conversation_does_not_rewrite_a_later_record_of_an_id() -> None:
-    """Closing a conversation does not rewrite what was written since under an id of its."""
+    """The id was forgotten and written anew, in another session, while the summary was made."""
     thinker = Thinker()
     async with thinking(thinker, CALM) as fed, anyio.create_task_group() as tasks:
         for id in ["one", "two"]:
@@ -500,7 +500,7 @@ async def test_closing_a_conversation_does_not_rewrite_a_later_record_of_an_id()
 
 
 def held_anywhere(fed: Trial) -> set[str]:
-    """The contents of all copies in all tiers."""
+    """Return the contents of all copies in all tiers."""
     return {record.content for copies in stored(fed).values() for _, record in copies}
 
 
@@ -614,7 +614,7 @@ async def test_a_consolidation_that_is_cancelled_leaves_the_group_or_its_summary
 
 
 async def crash(folder: Path, step: str) -> Path:
-    """The folder of a router that died at this step."""
+    """Return the files of a router that crashed at this step."""
     (folder / "before").mkdir()
     steer, thinker = Steered(), Thinker()
     async with (
@@ -657,7 +657,7 @@ async def test_what_gave_way_does_not_come_back_from_a_scan(tmp_path: Path) -> N
         await assert_settled(fed, REWRITTEN)
 
 
-# --- what nobody has to wait for, and what nobody misses
+# --- concurrent passes and reads
 
 
 @anyio_test
@@ -668,7 +668,7 @@ async def test_while_one_pass_thinks_others_run_and_take_nothing_more_out() -> N
         thought = thinker.stop()
         first = Task(tasks, lambda: consolidate(fed))
         await thought.reached.wait()
-        # the group is on its way out: the bucket is not over its capacity for anybody else
+        # The leaving group no longer counts for the capacity, so the other pass spills nothing more.
         assert (await consolidate(fed))["summarized"] == 0
         await fed.call("remember", records=[{"id": "x", "content": "x"}], owner="b", session="t")
         closed = await fed.call("session/close", session="t", owner="b")
@@ -684,7 +684,7 @@ async def test_a_read_during_which_a_group_gives_way_shows_the_summary(method: s
     steer = Steered()
     async with thinking(Thinker(), CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.call("remember", records=[{"id": t, "content": t, "group": "g"} for t in GROUP], session="s")
-        # a timeline reads by ids, which a tier is asked for by recall, too
+        # A timeline reads records by id, with recalls to the tier.
         held = steer.hold("working", "recall", after=True)
         read = Task(tasks, lambda: fed.call(method, **params))
         await held.reached.wait()
@@ -709,7 +709,7 @@ async def test_what_leaves_is_decided_anew_after_each_thought() -> None:
         await fed.call("forget", ids=[record["id"] for record in held[:4]])
         thought.release()
         await call.ended()
-        # four are no more than its capacity: nothing of that conversation has left
+        # The four remaining records do not exceed the capacity, so that conversation keeps all of them.
         assert [r["tier"] for r in await fed.timeline(where={"session": other})] == ["working"] * 4
         assert [r["tier"] for r in await fed.timeline(where={"session": first[0]})].count("working") == 4
 
@@ -764,7 +764,7 @@ async def test_however_often_groups_give_way_a_read_shows_all() -> None:
             await held.reached.wait()
             before = held
             await fed.call("session/close", session=f"s{number}")
-            held = steer.hold("working", "recall", after=True)  # for the next look, not for what the close reads
+            held = steer.hold("working", "recall", after=True)  # holds the reader's next recall, not the close's
             before.release()
         held.release()
         assert [record["content"] for record in await read.ended()] == [f"gist of r{number}" for number in range(4)]

@@ -1,6 +1,7 @@
 """Federations that an earlier version of the router has written: the folders in `federations/`.
 
-Each holds the catalog as SQL, the files of its core-only servers, and the timeline that the earlier version answered.
+Each folder holds the catalog as SQL, the files of its core-only servers, and the timeline that the earlier version
+returned.
 """
 
 import json
@@ -39,7 +40,7 @@ TIMELINE: Final[list[dict[str, Any]]] = json.loads((FOLDER / "timeline.json").re
 
 
 def laid_out(folder: Path, *, catalog: bool = True) -> Path:
-    """The federation's files, as the earlier version has left them."""
+    """Copy the earlier version's files to a folder, the catalog only if `catalog` is true. Return the folder."""
     if catalog:
         with closing(sqlite3.connect(folder / "router.db")) as database:
             database.executescript((FOLDER / "router.sql").read_text())
@@ -53,14 +54,13 @@ def elsewhere(records: list[dict[str, Any]], tier: str) -> list[dict[str, Any]]:
 
 
 def riders_in(path: Path) -> dict[str, dict[str, Any]]:
-    """What rides with each record in a server's file, as it was last written."""
+    """Return the rider of each record in a server's file, as last written."""
     changes = map(json.loads, path.read_text().splitlines())
     written = {record["id"]: record for change in changes for record in change.get("put", ())}
     return {id: json.loads(record["metadata"][RESERVED]) for id, record in written.items()}
 
 
 async def test_records_with_riders_without_a_version_are_read_and_moved(tmp_path: Path) -> None:
-    """Records whose riders have no version are read and moved as they were written."""
     async with trial(settings_of(TIERS), servers=SERVERS, folder=laid_out(tmp_path)) as fed:
         assert await fed.timeline() == TIMELINE
         assert await fed.call("promote", ids=["turn-1", "page"], tier="semantic") == {"promoted": 3}
@@ -76,7 +76,7 @@ async def test_records_with_riders_without_a_version_are_read_and_moved(tmp_path
 
 
 async def test_a_condition_on_metadata_is_not_sent_to_an_untried_server(tmp_path: Path) -> None:
-    """A condition on metadata that nobody has seen kept is not told to a server."""
+    """Without evidence that the server keeps metadata, the router sends it no condition on metadata."""
     asked: list[bytes] = []
 
     async def listening(tier: str, message: bytes, go_on: Any) -> bytes | None:
@@ -96,12 +96,14 @@ async def test_a_condition_on_metadata_is_not_sent_to_an_untried_server(tmp_path
 async def test_a_role_or_group_that_the_server_has_come_to_invent_is_seen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not in the rider, and not as the catalog's digest says: the record is not moved, and not lost."""
+    """The invented value is not in the rider and does not match the catalog's digest: the router does not move the
+    record and does not lose it.
+    """
 
     class Upgraded(InventsGroups):
         pass
 
-    Upgraded.name = CoreOnly.name  # it is who it was
+    Upgraded.name = CoreOnly.name  # the same server name as before
     servers = {**SERVERS, "semantic": Foreign(kind=Upgraded)}
     async with trial(settings_of(TIERS), servers=servers, folder=laid_out(tmp_path)) as fed:
         with pytest.raises(A2MError, match="'plain': semantic does not hold it as it was written"):

@@ -1,7 +1,7 @@
-"""Events as clients see them: what each reader may know, what is pushed and when, and that all of it accounts for what
-has happened (§4.12 to §4.14, rules 10 and 14).
+"""Events as clients see them: what each reader may see, what is pushed and when, and whether the events account for all
+changes (§4.12 to §4.14, rules 10 and 14).
 
-A2M_EXAMPLES=50 looks fifty times as long.
+A2M_EXAMPLES=50 runs fifty times as many examples.
 """
 
 import gc
@@ -57,7 +57,7 @@ from tests.support.histories import POOL, SHARED, TIERS, restless
 Object = dict[str, Any]
 
 
-# --- what of an event a reader may know
+# --- what a reader may see of an event
 
 owners = st.sampled_from([None, "a", "b"])
 places = st.builds(Place, owners, st.sampled_from(["working", "procedural"]))
@@ -74,11 +74,11 @@ places = st.builds(Place, owners, st.sampled_from(["working", "procedural"]))
 def test_an_event_tells_each_reader_of_what_he_could_recall(
     records: list[Place], by: str | None, reader: str | None, asked: bool, times: int
 ) -> None:
-    """An event of many records tells each reader of those that he could recall."""
+    """The ids and the count of an event include only the records that the reader could recall."""
     sight = Sight(reader, frozenset(SHARED))
     placed = [(f"{number}", place) for number, place in enumerate(records * times)]
     visible = [id for id, (owner, tier) in placed if reader is None or owner in (None, reader) or tier in SHARED]
-    # how many others there are does not show, not even by what is left out
+    # Neither the count nor a missing list of ids reveals how many other records there are.
     counted = {"count": len(visible)} | ({"ids": visible} if len(visible) <= 1000 else {})
     own = bool(visible) or reader is None or reader == by
     at = "2026-01-01T00:00:00.000Z"
@@ -105,7 +105,7 @@ def told(event: Event, reader: Sight) -> Mapping[str, Any] | None:
 
 
 class Wire:
-    """A connection at the level of lines: what is said goes out in one chunk, what comes is kept in order."""
+    """A connection at the level of lines. `send` sends the collected calls in one chunk; answers stay in order."""
 
     def __init__(self, source: Any, sink: "Reading") -> None:
         self._source = source
@@ -120,13 +120,13 @@ class Wire:
         return self._last_id
 
     def send(self) -> None:
-        """What was said since, at once."""
+        """Send the calls that `say` has collected, in one chunk."""
         if self._said:
             self._source.send_nowait(b"".join(self._said))
             self._said.clear()
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """The answer to one call."""
+        """Return the answer to one call."""
         id = self.say(method, **params)
         self.send()
         while (answer := next((line for line in reversed(self.lines) if line.get("id") == id), None)) is None:
@@ -146,7 +146,7 @@ class Wire:
 
 
 class Reading(anyio.abc.ByteSendStream):
-    """Takes what a server writes, a little late, as long as it `reads`."""
+    """The client's end of the connection: it receives lines with a small delay while `reads` is set."""
 
     def __init__(self) -> None:
         self.lines: list[Object] = []
@@ -169,7 +169,7 @@ class Reading(anyio.abc.ByteSendStream):
 
 
 async def quiet(*wires: Wire) -> None:
-    """Return when nothing comes on these connections any more: everything is in memory, so that turns are enough."""
+    """Wait until no more lines arrive on these connections. All is in memory, so a number of loop turns is enough."""
     before = -1
     while before != (before := sum(len(wire.lines) for wire in wires)):
         await turns(50)
@@ -177,7 +177,7 @@ async def quiet(*wires: Wire) -> None:
 
 @asynccontextmanager
 async def wired(answer: Answering, *, caller: Caller = LOCAL) -> AsyncIterator[Wire]:
-    """A connection to a server, over memory; hung up in the end."""
+    """An in-memory connection to a server. It is closed at the end."""
     sending, source = anyio.create_memory_object_stream[bytes](1000)
     sink = Reading()
     with sending, source:
@@ -190,7 +190,7 @@ async def wired(answer: Answering, *, caller: Caller = LOCAL) -> AsyncIterator[W
 
 
 class Do(Params):
-    """What the server below is asked to do: wait some turns, log these events one by one, wait some more."""
+    """A call to Hesitant: wait some turns, log these events one by one, wait some more."""
 
     ids: list[str]
     owner: str | None = None
@@ -200,7 +200,7 @@ class Do(Params):
 
 
 class Hesitant:
-    """A server of events alone, that takes its time before a change and after it."""
+    """A server that has only events, and waits before and after each change."""
 
     def __init__(self, retained: int = 1000) -> None:
         self.log = EventLog(retained)
@@ -240,7 +240,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Subscribe; or unsubscribe where `ends`."""
+    """A subscribe, or an unsubscribe if `ends`."""
 
     owner: str | None = None
     kinds: list[str] | None = None
@@ -264,7 +264,7 @@ rounds = st.lists(
 
 
 class Line(msgspec.Struct):
-    """A connection, and what is known of it: which call caused which event, what each subscription asked for."""
+    """A connection, the calls that caused events, and the parameters of its subscriptions."""
 
     wire: Wire
     caused: dict[str, int] = msgspec.field(default_factory=dict)
@@ -272,7 +272,9 @@ class Line(msgspec.Struct):
     active: Watch | None = None
 
     def judge(self, start: int, events: Sequence[Object]) -> None:
-        """The lines that came from `start` on, while `events` happened: all of them, in the order of the log."""
+        """Check the lines since `start` against the events of that time: each due event was pushed once, in the order
+        of the log.
+        """
         answered: set[int] = set()
         numbers = {event["at"]: number for number, event in enumerate(events)}
         runs: list[tuple[Watch | None, list[int]]] = [(self.active, [])]
@@ -287,7 +289,7 @@ class Line(msgspec.Struct):
                 continue
             assert line["method"] == "memory/event"
             event = line["params"]
-            # it is in the log, as it is pushed, and the call that caused it has its answer
+            # The pushed event is the one in the log, and the call that caused it is already answered.
             number = numbers[event["at"]]
             assert events[number] == event
             cause = self.caused.get(name_of(event))
@@ -297,7 +299,8 @@ class Line(msgspec.Struct):
         assert pushed == sorted(set(pushed)), "in the order of the log, each once"
         for place, (watch, run) in enumerate(runs):
             due = [] if watch is None else [n for n, event in enumerate(events) if is_for(watch, event)]
-            # without gaps; from the beginning on where it was in force before, and to the end where it still is
+            # There are no gaps. A subscription from before begins at the first event, one that goes on ends at the last
+            # event.
             since = 0 if place == 0 else due.index(run[0]) if run else len(due)
             until = len(due) if place == len(runs) - 1 else since + len(run)
             assert run == due[since:until]
@@ -323,8 +326,6 @@ def is_for(watch: Watch, event: Object) -> bool:
 def test_pushed_events_keep_their_place_among_the_answers(
     anyio_backend: str, rounds: list[list[list[Change | Watch]]]
 ) -> None:
-    """Pushed events keep their place among the answers whatever happens at once."""
-
     async def scenario() -> None:
         server = Hesitant()
         async with (
@@ -384,7 +385,7 @@ async def test_what_others_do_is_pushed_while_ones_own_call_goes_on() -> None:
 
 @pytest.mark.anyio
 async def test_nothing_is_pushed_before_or_after_a_subscription() -> None:
-    """Nothing is pushed before the answer to subscribe or after that to unsubscribe."""
+    """Nothing is pushed before the answer to subscribe or after the answer to unsubscribe."""
     server = Hesitant()
     answered = anyio.Event()
 
@@ -430,7 +431,7 @@ async def test_who_does_not_read_holds_up_nobody_and_finds_what_is_kept() -> Non
         sleeper.sink.reads.set()
         await quiet(sleeper)
         woken = [int(event["id"]) for event in sleeper.pushed]
-        # what waited is what had been taken before, and that is not much; behind it, all that is kept
+        # The client first gets the few events that were already taken for it, then all that the log retains.
         assert woken[-500:] == list(range(9_500, 10_000))
         assert woken[:-500] == list(range(len(woken) - 500))
         assert len(woken) <= 500 + 300
@@ -439,7 +440,7 @@ async def test_who_does_not_read_holds_up_nobody_and_finds_what_is_kept() -> Non
 
 @pytest.mark.anyio
 async def test_a_client_that_does_not_read_is_answered_in_order() -> None:
-    """Who does not read can subscribe and ask all the same and is answered in order."""
+    """A client that does not read can send calls, and their answers keep their place among the pushed events."""
     server = Hesitant(retained=5)
     async with wired(server.answer) as sleeper, wired(server.answer) as busy:
         await sleeper.ask("events/subscribe")
@@ -476,7 +477,7 @@ async def test_a_subscription_ends_with_its_connection_however_that_ends() -> No
 
 
 class Breaking(Reading):
-    """Breaks when it is told to."""
+    """A stream whose `send` fails once `broken` is set."""
 
     broken = False
 
@@ -510,7 +511,6 @@ async def test_the_log_keeps_nothing_of_a_connection_that_has_ended() -> None:
 
 @pytest.mark.anyio
 async def test_a_line_that_is_being_pushed_is_finished_at_the_end_of_input() -> None:
-    """A line that is being pushed is finished when the client says no more."""
     server = Hesitant()
     reading, writing = os.pipe()
     for end in (reading, writing):
@@ -576,14 +576,14 @@ async def test_declaring_events_causes_no_notification_and_neither_does_polling(
         assert wire.pushed == []
 
 
-# --- the federation: what the events say, taken together, is what has happened
+# --- the federation: all events together account for all changes
 
 CAPTIONS: Final = {"moved", "promoted", "dropped", "summarized"}
 KEPT: Final = "[events]\nretained = 100000\n"
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A call and its answer; None where it failed."""
+    """A call and its answer; the answer is None if the call failed."""
 
     method: str
     params: Object
@@ -591,7 +591,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Poller:
-    """Brings back the cursor it was given, for ever."""
+    """A client that polls events, each time with the cursor of the last answer."""
 
     def __init__(self, fed: Trial, owner: str | None, seed: int = 0) -> None:
         self.owner = owner
@@ -601,7 +601,7 @@ class Poller:
         self._cursor: str | None = None
 
     async def poll(self, limit: int | None = None) -> bool:
-        """Whether there is more."""
+        """Poll once. Return whether there are more events."""
         asked = {"owner": self.owner, "cursor": self._cursor, "limit": limit}
         given = {name: value for name, value in asked.items() if value is not None}
         polled = await self._fed.call("events", **given)
@@ -621,13 +621,13 @@ class Poller:
 
 
 class Ledger:
-    """What clients did, and with which outcome: the operations of histories, each draft with a content of its own."""
+    """Carries out operations of histories and records the calls with their answers. Each draft has its own content."""
 
     def __init__(self, fed: Trial) -> None:
         self.fed = fed
         self.done: list[Done] = []
         self.owners: dict[str, str | None] = dict(POOL)
-        self.repeated: set[str] = set()  # sessions of drafts whose key was in their batch before
+        self.repeated: set[str] = set()  # sessions of drafts whose key occurred before in the same batch
         self._drafts = 0
         self._groups: list[tuple[str, str | None]] = []
 
@@ -661,7 +661,7 @@ class Ledger:
     def _sent(self, draft: h.Draft, owner: str | None) -> Object:
         self._drafts += 1
         sent = {name: value for name, value in draft.fields.items() if name != "created_at"}
-        # what has an address says by its session which write it was
+        # The session of a draft with an id or a key is unique, so it identifies the write.
         named = draft.id is not None or draft.key is not None
         sent["content"] = f"{sent.get('content', '')} {self._drafts}"
         sent |= {"session": f"n{self._drafts}"} if named else {}
@@ -698,11 +698,11 @@ class Ledger:
         return answer
 
     def answers(self, method: str) -> list[Done]:
-        """The calls that succeeded."""
+        """Return the calls of the method that succeeded."""
         return [done for done in self.done if done.method == method and done.answer is not None]
 
     def answers_to(self, owner: str | None, *methods: str) -> list[Done]:
-        """Those of them that were asked in one scope."""
+        """Return the successful calls of these methods with this owner."""
         return [done for method in methods for done in self.answers(method) if done.params.get("owner") == owner]
 
 
@@ -712,7 +712,7 @@ ledger_operations = st.one_of(
 
 
 async def run_ledger(history: h.History, weather: Any) -> None:
-    """Run a history while pollers of every scope watch; then judge what they saw."""
+    """Run a history while a poller of each scope polls, then check the events that they received."""
     settings = settings_of(KEPT + FOUR_TIERS, policy="background" if history.background else "explicit")
     async with trial(settings, weather=weather) as fed:
         ledger = Ledger(fed)
@@ -731,7 +731,7 @@ async def run_ledger(history: h.History, weather: Any) -> None:
             while await poller.poll():
                 pass
         everything, *others = (poller.events for poller in pollers)
-        # in pieces as at once, whoever asks
+        # Small pages and one large page give the same events.
         assert others[0] == everything
         scoped = dict(zip("abc", others[1:], strict=True))
         for events in [everything, *others]:
@@ -748,8 +748,11 @@ def of(kind: str, events: Iterable[Object]) -> list[Object]:
 
 
 def replayed(events: Iterable[Object], repeated: Collection[str]) -> set[str]:
-    """The ids that are there, to whoever believes the events alone. A key twice in one batch is one record written, at
-    once in its second revision; the sessions of those are `repeated`."""
+    """Return the ids that exist according to the events.
+
+    A key that occurs twice in one batch makes one record with one event, whose revision is greater than 0. `repeated`
+    has the sessions of such drafts.
+    """
     there: set[str] = set()
     for event in events:
         match event["kind"]:
@@ -766,7 +769,7 @@ def replayed(events: Iterable[Object], repeated: Collection[str]) -> set[str]:
 
 
 def check_writes(ledger: Ledger, events: list[Object]) -> None:
-    """One event for each record written, with its tier, session, key and revision."""
+    """Check that each record written has one event, with its tier, session, key and revision."""
     written = of("written", events)
     by_id: dict[str, list[Object]] = {}
     for event in written:
@@ -791,7 +794,7 @@ def check_writes(ledger: Ledger, events: list[Object]) -> None:
     told = [event for events in by_id.values() for event in events]
     assert len({event["session"] for event in told}) == len(told), "once for each write"
     for event in told:
-        # nothing of what failed: its session is among those of the writes that did not
+        # A failed write has no event: its session is not among those of the successful writes.
         whole = sessions[event["session"]]
         assert event.get("key") == whole.get("key")
         assert ("revision" in event) == ("key" in whole)
@@ -806,7 +809,7 @@ def check_writes(ledger: Ledger, events: list[Object]) -> None:
             last[event["id"]] = event["revision"]
         for id in event.get("ids", ()) if event["kind"] == "forgotten" else ():
             last.pop(id, None)
-    # a replacement that was overtaken by a forget is told by that alone
+    # A replacement that a concurrent forget overtakes may have only the event of the forget.
     forgets = bool(ledger.answers("forget"))
     assert set(lives) == set(keyed)
     assert all(lives[each] == number or (forgets and lives[each] < number) for each, number in keyed.items())
@@ -815,7 +818,9 @@ def check_writes(ledger: Ledger, events: list[Object]) -> None:
 def check_figures(
     ledger: Ledger, events: list[Object], scoped: Mapping[str, list[Object]], *, background: bool
 ) -> None:
-    """One event for each call, with the figures of its answer; and none that nobody asked for and nothing changed."""
+    """Check that each call has one event with the figures of its answer, and that a pass without changes has none
+    unless a call asked for it.
+    """
     forgotten = of("forgotten", events)
     assert all(event["count"] == len(event["ids"]) for event in forgotten)
     assert Counter(event["count"] for event in forgotten) == Counter(
@@ -834,7 +839,7 @@ def check_figures(
         assert answers <= told
     asked = ledger.answers("consolidate") + closes
     consolidated = of("consolidated", events)
-    # without any change there is an event only for a call, which was answered, and by that
+    # An event without changes comes only from a call, whose answer has the same figures.
     idle_answers = sum(not any(figures_of(done.answer)) for done in asked)
     assert sum(not any(figures_of(event)) for event in consolidated) <= idle_answers
     failed = any(done.answer is None for done in ledger.done)
@@ -846,7 +851,7 @@ def figures_of(object: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def check_scopes(ledger: Ledger, events: list[Object], scoped: Mapping[str, list[Object]]) -> None:
-    """A scoped reader sees of each event what it could have recalled, and of others nothing."""
+    """Check that a scoped reader sees of each event only the records that it could have recalled."""
     shown = {owner: {event["at"]: event for event in seen} for owner, seen in scoped.items()}
     for owner in scoped:
         assert set(shown[owner]) <= {event["at"] for event in events}
@@ -878,7 +883,7 @@ def check_scopes(ledger: Ledger, events: list[Object], scoped: Mapping[str, list
                     assert event["kind"] == "forgotten" or not open_to_all or tier in SHARED
                 case "promoted" | "forgotten":
                     assert not any(ledger.owners[id] in (None, owner) for id in event["ids"])
-        # c owns nothing: it sees what both of the others see, and what they see together is all
+        # Owner c owns nothing and sees what a and b both see; a and b together see everything.
         for caption in (*CAPTIONS, "count"):
             if caption in event:
                 a, b, c = ((views[owner] or {caption: 0})[caption] for owner in "abc")
@@ -886,7 +891,7 @@ def check_scopes(ledger: Ledger, events: list[Object], scoped: Mapping[str, list
 
 
 class Restless:
-    """Tiers that take their time, and refuse some calls until it `ends`."""
+    """Tiers that delay calls, and refuse some until `ends` is called."""
 
     def __init__(self, seed: int, odds: float = 0.0) -> None:
         self._weather = restless(seed)
@@ -905,7 +910,7 @@ class Restless:
         return await self._weather(tier, message, go_on)
 
 
-# on trio the next one does
+# The next test runs on trio.
 @pytest.mark.rule(n=10)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(10)
@@ -936,7 +941,7 @@ async def test_who_polls_on_and_on_lets_time_pass() -> None:
         steer.allow("working", "remember")
         done = anyio.Event()
         tasks.start_soon(poller.poll_on, done)
-        await fed.settled()  # the tier catches up after a while, and is not asked before
+        await fed.settled()  # the pending write is retried only after a while
         done.set()
     assert [event["kind"] for event in poller.events] == ["written", "written"]
 
@@ -958,7 +963,7 @@ CALM: Final = settings_of(policy="explicit")
 
 @pytest.mark.anyio
 async def test_a_replacement_is_an_event_before_its_tier_has_it() -> None:
-    """A replacement is told of before its tier has it and before a forget that follows."""
+    """A replacement has its event before the tier has it, and before the event of a forget that follows."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         cursor = await now(fed)
@@ -1062,7 +1067,7 @@ async def test_what_belongs_to_nobody_of_those_who_read_is_not_named_to_them() -
 
 @pytest.mark.anyio
 async def test_closing_for_all_names_no_conversation_of_another() -> None:
-    """A conversation that nobody else has is not named to them when it is closed for all."""
+    """A close for all owners shows no reader the session of another owner."""
     async with trial(CALM) as fed:
         cursor = await now(fed)
         await fed.remember("secret", session="a's affair", owner="a")
@@ -1114,7 +1119,7 @@ async def test_a_cursor_of_the_router_that_was_there_before_is_reset(tmp_path: P
 
 @pytest.mark.anyio
 async def test_a_write_found_without_its_reservation_is_an_event(tmp_path: Path) -> None:
-    """A write that is found when a power cut took its reservation is told of."""
+    """A power cut removed the reservation of a write that its tier has. The router finds the record: it is an event."""
     folder, steer = tmp_path / "before", Steered()
     folder.mkdir()
     async with trial(CALM, weather=steer, folder=folder) as fed, anyio.create_task_group() as tasks:
@@ -1165,7 +1170,7 @@ async def test_the_federation_pushes_to_whoever_subscribed_and_after_the_answer(
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A call to the store: drafts, each by its id, its key or nothing; or a forget, or the end of a session."""
+    """A call to the store: drafts, each with an id, a key or neither; or a forget; or a close of a session."""
 
     owner: str | None
     drafts: list[Object] = []
@@ -1213,7 +1218,7 @@ def test_the_events_of_a_store_account_for_all_that_it_did(anyio_backend: str, b
             check_store(done, everything)
             there = {record["id"] for record in (await ask("timeline"))["records"]}
             assert replayed(everything, ()) == there
-            # whose a record is, is a matter of who wrote it: its session says by which write
+            # A record's owner is that of the write with its session.
             owner = {
                 record["session"]: call.params.get("owner")
                 for call in done
@@ -1234,7 +1239,7 @@ def test_the_events_of_a_store_account_for_all_that_it_did(anyio_backend: str, b
 
 
 def forgotten_of(reader: str, events: Iterable[Object], owner: Mapping[str, str | None]) -> list[Object]:
-    """The forgets of what a reader could recall, as they are to be told to it."""
+    """Return the forget events as a reader must see them: with the records that it could recall."""
     whose: dict[str, str | None] = {}
     told = []
     for event in events:
@@ -1260,7 +1265,7 @@ def store_call(ask: Callable[..., Awaitable[Any]], asked: Asked, number: int) ->
 
 
 def check_store(done: Sequence[Done], events: list[Object]) -> None:
-    """Each write that was none of a known record is told once, each forget, each close; and nothing of what failed."""
+    """Check that each new record, each forget and each close has one event, and that failed calls have none."""
     answered = [call for call in done if call.answer is not None]
     told = [event["session"] for event in of("written", events)]
     assert len(set(told)) == len(told)

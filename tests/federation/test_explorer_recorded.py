@@ -1,6 +1,7 @@
-"""Real runs, held against the model that the explorer explores: what is proved of the model is proved of the router.
+"""Recorded runs of the real router, checked against the explorer's model: every run must be a path of the model.
 
-Each run is the router, its links, its catalog and two stores; it meets what its name says, at the step that is held.
+Each run has the router, its links, its catalog and two stores. One call is held at a step while the other event of the
+test's name happens.
 """
 
 from collections.abc import Awaitable, Callable
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.anyio
 Act = Callable[[Trial], Awaitable[None]]
 Step = tuple[str, str, bool]
 
-# seconds, more than a call to a tier may take; a hang becomes a failure
+# Seconds; longer than a call to a tier may take. A hang becomes a failure.
 PATIENCE = 90.0
 
 
@@ -44,7 +45,7 @@ def name_of(step: Step) -> str:
     return f"{'after' if after else 'before'} {method} in {tier}"
 
 
-# every call of a move, before the tier has seen it and after
+# Every call of a move, held before it reaches the tier and after it is done.
 CALLS = [
     *(("source", "recall", False), ("source", "recall", True)),
     *(("target", "remember", False), ("target", "remember", True)),
@@ -97,18 +98,20 @@ async def read(fed: Trial) -> None:
 
 
 async def at_rest(fed: Trial) -> None:
-    """Return when nothing is left to be done. It claims nothing meanwhile, which the reconciler would meet."""
+    """Wait until no work is left. It takes no claims, which the reconciler could run into."""
     catalog = fed.federation.catalog
     with anyio.fail_after(PATIENCE):
         await fed.federation.reconciler.idle()
-        # nobody tells when the last claim has been let go, the last copy swept, the last tier caught up
+        # No event reports that the last claim was released, the last stray deleted and the last pending write done.
         while strays_left(catalog) or catalog.pending.is_open() or catalog.claims._waiting:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
 class Run:
-    """A router that is followed, with its two records, and a call that is held at a step. Raises Left, at the end, if
-    it has left the model."""
+    """A recorded router with two records and a call that is held at a step.
+
+    It raises Left at the end if the run has left the model.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch, scenario: Scenario, folder: Path | None = None) -> None:
         self.steer = Steered()
@@ -149,7 +152,7 @@ class Run:
         self.ends()
 
     async def crashes(self, act: Act, step: Step, folder: Path) -> None:
-        """The router dies at the step, and the next one begins with the files as they are then."""
+        """Crash the router at the step, and start the next one with the files of that moment."""
         self.folder = folder / "before"
         self.folder.mkdir()
 
@@ -219,7 +222,7 @@ async def test_a_move_during_a_read_is_a_path_of_the_model(monkeypatch: pytest.M
     await Run(monkeypatch, scenario)(read, ("source", "recall", True), meets=move)
 
 
-# every call that changes something: by whom, and where it can be stopped
+# Every call that changes something: its scenario, and the steps at which it can be held.
 CHANGING: dict[str, tuple[Scenario, Act, list[Step]]] = {
     "a move": (Scenario(name="a move"), move, [*CALLS, *SWEEPING]),
     "a late write": (Scenario(name="a late write", moves=(), late=True), late, WRITING),
@@ -255,7 +258,7 @@ async def test_a_call_that_lands_late_is_met_as_in_the_model(
 
     async def given_up(fed: Trial, task: Task) -> None:
         await task.settled()
-        # where it is the reconciler that waits, it passes over what it has a claim on as soon as it has given up
+        # After a timeout the reconciler skips the records on which the call in doubt still has a claim.
         await fed.federation.reconciler.idle()
 
     await Run(monkeypatch, msgspec.structs.replace(scenario, timeouts=1))(act, step, while_held=given_up)
@@ -275,11 +278,11 @@ async def test_an_outage_is_met_as_in_the_model(monkeypatch: pytest.MonkeyPatch,
     await run(act, step, while_held=lost)
 
 
-# --- a router that is built in another way leaves the model
+# --- a router with a defect leaves the model
 
 
 async def nothing(*_: Any) -> dict[str, Any]:
-    """Instead of what should be done."""
+    """Replace a step: do nothing and return an empty dict."""
     return {}
 
 
@@ -366,16 +369,15 @@ async def test_a_router_that_does_otherwise_leaves_the_model(monkeypatch: pytest
         await Run(monkeypatch, scenario)(act, step, meets=meets)
 
 
-# --- what the explorer found in the router, as it is seen from outside
+# --- defects that the explorer found, as a client sees them
 
 
 async def test_a_tier_gets_a_pending_write_once_no_earlier_call_can_land() -> None:
-    """What is replaced is told to its tier when no call of an earlier router can land there."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed:
         await write_one(fed)
         reconciler = fed.federation.reconciler
-        # as after a crash, where what was under way may be an earlier replacement of the same record
+        # As after a crash: a call in progress may be an earlier replacement of the same record.
         reconciler.hold("working", 3600.0)
         steer.seen.clear()
         await fed.remember("two", key="k")
@@ -388,7 +390,7 @@ async def test_a_tier_gets_a_pending_write_once_no_earlier_call_can_land() -> No
 
 
 async def test_a_tier_that_catches_up_during_a_scan_has_lost_no_record(tmp_path: Path) -> None:
-    """A tier that catches up while it is scanned has not lost its record."""
+    """A scan during a pending write may miss the record once. The catalog keeps the record."""
     servers = {"working": Foreign()}
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer, folder=tmp_path) as fed:

@@ -1,4 +1,4 @@
-"""A federation, seen from its front door: what a client is promised, walk by walk."""
+"""A federation as its clients see it: conversations, keys, promotion, forgetting, owners."""
 
 import pytest
 

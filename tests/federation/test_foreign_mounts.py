@@ -1,4 +1,4 @@
-"""Mounts whose servers nobody here wrote: what they add, repeat or spoil is theirs, and publishes nothing."""
+"""Mounts with foreign servers: fields they add, records they repeat or spoil, and private summaries."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-# a tier that the file does not call a mount, and that turns out to be one, is as private as the file says
+# A tier that is not configured as a mount and turns out to be one keeps the privacy of its configuration.
 PRIVATE: Final = """
 [tiers.working]
 kind = "working"
@@ -36,15 +36,13 @@ SECRET: Final = {"id": "1", "content": "The secret of alice is a harbour.", "cre
 
 
 async def test_a_private_mounts_summary_is_published_on_purpose_only() -> None:
-    """A summary of a private tier that takes no writes is published on purpose only."""
+    """A summary of a private read-only tier is private, unless `into` names a shared tier."""
     old = filled(SECRET, read_only=True, where_on_timeline=True)
     async with thinking(Thinker(), settings_of(PRIVATE), servers={"old": old}) as fed:
         assert [each["id"] for each in await fed.timeline(owner="alice")] == ["old/1"]
         [summary] = (await fed.call("summarize", query="harbour secret", owner="alice"))["records"]
         assert (summary["tier"], summary["owner"]) == ("working", "alice")
-        [summary] = (await fed.call("summarize", tier="old"))[
-            "records"
-        ]  # by one who sees all: it is its sources' owner's
+        [summary] = (await fed.call("summarize", tier="old"))["records"]  # no owner given: it gets its sources' owner
         assert (summary["tier"], summary["owner"]) == ("working", "alice")
         assert await fed.timeline(owner="bob") == []
         counts = {tier["name"]: tier["count"] for tier in (await fed.call("describe", owner="bob"))["tiers"]}
@@ -54,7 +52,7 @@ async def test_a_private_mounts_summary_is_published_on_purpose_only() -> None:
 
 
 class HasASimilarity(Habitual):
-    """Calls something of its own so."""
+    """Adds a field `similarity` of its own."""
 
     def told(self, record: Record) -> Record:
         return {**record, "similarity": 99 if "far" in record["id"] else 0.1}
@@ -71,7 +69,7 @@ async def test_a_field_that_a_server_calls_similarity_decides_nothing(capabiliti
 
 
 class TellsTwice(CoreOnly):
-    """Tells each record of a timeline twice."""
+    """Lists each record of a timeline twice."""
 
     def timeline(self, params: Params) -> Result:
         records = super().timeline(params)["records"]
@@ -79,7 +77,7 @@ class TellsTwice(CoreOnly):
 
 
 def with_pages(kind: type[CoreOnly]) -> Foreign:
-    class Filled(kind):  # type: ignore[misc, valid-type]  # whichever it is
+    class Filled(kind):  # type: ignore[misc, valid-type]  # a class from the argument
         def __init__(self, path: Any = None, **options: Any) -> None:
             super().__init__(path, **options)
             pages = [{"id": str(n), "content": f"storm {n}", "created_at": at(n - 9)} for n in range(3)]
@@ -95,7 +93,7 @@ async def test_a_page_that_a_mount_tells_twice_is_told_once() -> None:
 
 
 class SpoilsOne(CoreOnly):
-    """Leaves out the content of one record, and the id of another."""
+    """Leaves out the content of one record and the id of another."""
 
     def call(self, method: str, params: Any) -> Result:
         answer = super().call(method, params)

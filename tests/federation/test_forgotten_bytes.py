@@ -1,4 +1,4 @@
-"""After a clean stop nothing of what was forgotten is in a file: not its content, metadata, words or vectors."""
+"""After a clean stop no file holds the content, metadata, words or vectors of a forgotten record."""
 
 import random
 from functools import partial
@@ -16,7 +16,8 @@ from a2m_router.protocol.wire.vectors import indexed
 from tests.support.examples import examples, run
 from tests.support.federated import Foreign, settings_of, trial
 
-# two tiers of our own, and one whose vectors and replacements are in the catalog until its server has them
+# Two native tiers and a lifted one. The catalog keeps the lifted tier's vectors, and its replacements until they are
+# done.
 TIERS: Final = """
 [policy]
 pass = "explicit"
@@ -36,12 +37,12 @@ OURS: Final = ("router.db", "working.db", "semantic.db")
 
 
 def word(chance: random.Random) -> str:
-    # long and unlike all others: what an index shortens to the letters that two words share is found all the same
+    # Long and unlike all others, because an index may store only the letters in which two words differ.
     return "".join(chance.choices("bcdfghjklmnpqrtvwxz", k=24))
 
 
 def needles(fields: dict[str, Any]) -> list[bytes]:
-    """The bytes by which a record would be found in a file; of words the part that no index shortens."""
+    """Return byte strings that reveal a record in a file. Of a word it is the end, which every index stores."""
     words = [*fields["content"].split(), fields["metadata"]["secret"], fields["session"]]
     in_an_index = indexed(fields["embedding"], "cosine")
     assert in_an_index is not None
@@ -49,7 +50,7 @@ def needles(fields: dict[str, Any]) -> list[bytes]:
 
 
 def found_in(folder: Path, fields: dict[str, Any]) -> list[str]:
-    """The files of ours that hold something of a record."""
+    """Return the router's and native stores' files that hold a part of the record."""
     files = [path for path in folder.iterdir() if path.name.startswith(OURS)]
     return [path.name for path in files if any(needle in path.read_bytes() for needle in needles(fields))]
 
@@ -78,7 +79,7 @@ async def nothing_is_left(seed: int, tiers: list[str], folder: Path) -> None:
     for each in [*replaced, *forgotten, *(each for each in later if each["key"] in gone)]:
         assert found_in(folder, each) == []
     for key, each in by_key.items():
-        # the other way round: what is there is found by the same look
+        # The same search finds the records that still exist.
         assert key in gone or each["tier"] == "lesser" or found_in(folder, each) != []
 
 
@@ -94,5 +95,5 @@ def test_what_was_forgotten_or_replaced_is_in_no_file_after_a_clean_stop(seed: i
 
 @pytest.mark.parametrize("count", [1500])
 def test_of_many_records_too(count: int, tmp_path: Path) -> None:
-    """So many that the indexes have levels, and merge."""
+    """There are so many records that the indexes have several levels and merge them."""
     anyio.run(nothing_is_left, 1, ["working", "semantic", "lesser"] * (count // 30) + ["semantic"] * 400, tmp_path)

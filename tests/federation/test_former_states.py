@@ -1,7 +1,7 @@
-"""A record that its tier holds as it once was, or has lost: what may be done with it, and what a caller is told.
+"""A record that its tier holds in a former state, or has lost: what clients can do with it, and what they are told.
 
-A store's file is put back that is older than the catalog. What the catalog says of such a record is true, and what the
-tier says of it is shown to nobody; so nothing is done to it on account of what the tier says.
+The tests put back a store's file that is older than the catalog. The catalog's state of such a record is the true one.
+No read shows the tier's state, so no call selects the record by it.
 """
 
 import re
@@ -47,10 +47,10 @@ mixes = pytest.mark.parametrize("mix", [{}, {"semantic": Foreign()}], ids=["nati
 
 KEPT: Final = {"id": "kept", "content": "kept words", "tier": "semantic"}
 PAGE: Final = {"id": "page", "key": "page", "tier": "semantic"}
-BORN: Final = {"id": "born", "tier": "semantic"}  # again, under its id
+BORN: Final = {"id": "born", "tier": "semantic"}  # written again under its id
 PAIR: Final = {"group": "pair", "tier": "semantic"}
 
-# the ways to mean records by what they say, or by that and what the catalog knows
+# Selectors by content or metadata, some combined with fields that the catalog has.
 SELECTORS: Final[list[dict[str, Any]]] = [
     {"query": "words"},
     {"query": "former"},
@@ -67,8 +67,11 @@ SELECTORS: Final[list[dict[str, Any]]] = [
 
 
 async def set_back(folder: Path, mix: Mix) -> None:
-    """The semantic tier's store holds a page in an earlier revision, and a record that was forgotten and written anew
-    since, beside one that is as it was."""
+    """Set the semantic tier's store back.
+
+    The store then holds an earlier revision of a page and of a member of a group, and a record that was forgotten and
+    written anew since, beside unchanged ones.
+    """
     async with trial(CALM, servers=mix, folder=folder) as fed:
         former: dict[str, Any] = {"content": "former words"}
         pair = [{"id": "mate", "content": "mate", **PAIR}, {"id": "pp", "key": "pp", "content": "former pp", **PAIR}]
@@ -121,7 +124,7 @@ async def test_a_forget_means_what_a_read_by_the_same_shows(tmp_path: Path, mix:
         assert await fed.call("forget", **selector) == {"forgotten": len(shown)}
         await fed.settled()
         assert copies_in(fed, "semantic").keys() == before.keys() - shown
-        # by what the catalog knows they are forgotten as ever
+        # A forget by id or key still forgets them.
         for by in ({"ids": ["born"]}, {"key_prefix": "page"}):
             assert await fed.call("forget", **by) == {"forgotten": 1}
         await fed.settled()
@@ -129,7 +132,7 @@ async def test_a_forget_means_what_a_read_by_the_same_shows(tmp_path: Path, mix:
 
 
 async def test_what_a_scan_replaces_while_a_forget_looks_is_looked_at_again() -> None:
-    """It is no former state: what the one tier has answered was so, and what the record is by now matches, too."""
+    """The condition matches the state that the tier returned and the newer one that the catalog adopted meanwhile."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         metadata = {"m": 1}
@@ -145,7 +148,7 @@ async def test_what_a_scan_replaces_while_a_forget_looks_is_looked_at_again() ->
         assert await fed.timeline() == []
 
 
-# --- what else may be done with it
+# --- other calls
 
 
 @mixes
@@ -175,7 +178,7 @@ async def test_it_moves_nowhere_nor_does_its_group_and_what_else_was_named_does(
         assert copies_in(fed, "semantic") == before
         assert await fed.call("promote", ids=["page", "kept", "mate"], tier="procedural") == {"promoted": 1}
         assert contents(await fed.timeline()) == {"kept words": "procedural", "mate": "semantic"}
-        # nor with a replacement that names another tier, if that leaves it in its group
+        # A replacement that names another tier and keeps the group fails, too.
         new = {"content": "new", "key": "pp", "group": "pair", "tier": "procedural"}
         refused = await refusal(fed, "remember", records=[new])
         assert_no_use_to_repeat(refused)
@@ -191,7 +194,7 @@ async def test_a_condition_is_about_the_revision_that_the_catalog_says(tmp_path:
         assert (refused.code, refused.data) == (Code.INVALID_PARAMS, {"reason": "revision", "revision": 1})
         refused = await refusal(fed, "remember", records=[{**new, "if_revision": None}])
         assert (refused.code, refused.data) == (Code.INVALID_PARAMS, {"reason": "revision", "revision": 1})
-        # repeated, the write that wrote it brings it back
+        # The repeated call that wrote this revision restores the record.
         written = {**PAGE, "content": "words of now", "metadata": {"state": "now"}, "if_revision": 0}
         await fed.call("remember", records=[written])
         await fed.caught_up()
@@ -260,7 +263,7 @@ async def test_the_policy_passes_it_over_and_the_rest_of_its_conversation_leaves
         assert caplog.text.count("it holds 'p' in another state") == 1
 
 
-# --- what a caller is told
+# --- error messages
 
 
 @mixes
@@ -278,7 +281,7 @@ async def test_what_cannot_do_without_it_says_so_and_what_to_do(tmp_path: Path, 
             assert "or restore the newer file" in str(refused)
         [degraded] = (await fed.call("timeline"))["degraded"]
         assert "forget them by their ids, or restore the newer file" in degraded["reason"]
-        # a principal, too, of what it sees; nothing of it is in anybody else's words
+        # A principal gets the same advice for the records that it sees.
         [degraded] = (await ask(fed, "b", "timeline")).result["degraded"]
         assert "forget them by their ids, or restore the newer file" in degraded["reason"]
         assert "it holds 'page' in another state" in (await ask(fed, "b", "fetch", key="page")).error["message"]
@@ -315,7 +318,7 @@ async def test_an_id_of_another_federation_is_refused_in_words_that_blame_nobody
         refused = await refusal(fed, "remember", records=[{"id": "same", "content": "two", "tier": "semantic"}])
         assert refused.code == Code.INVALID_PARAMS
         assert f"belongs to another federation ({theirs};" in str(refused)
-        # nor does a record of that id come there in another way
+        # A replacement or a promotion cannot bring a record with that id into the tier, either.
         await fed.call("remember", records=[{"id": "same", "content": "two", "key": "k"}])
         refused = await refusal(fed, "remember", records=[{"key": "k", "content": "anew", "tier": "semantic"}])
         assert refused.code == Code.INVALID_PARAMS

@@ -1,8 +1,7 @@
-"""A batch that the router's end cuts off: all of it is true afterwards or nothing of it is, whenever that was and of
-whatever kind; and what was acknowledged is.
+"""Batches that the end of the router interrupts: afterwards all of a batch exists or nothing.
 
-A router ends by dying, which leaves all that was written, or with its power, which leaves what was synced: here alone,
-or here and at all of its tiers.
+An acknowledged batch exists. A router ends in one of two ways. If it is killed, all that was written remains. In a
+power cut only what was synced remains: of the router's files alone, or of its files and those of its tiers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,10 +26,10 @@ pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 Records = list[dict[str, Any]]
 
-# what is there before, and a page of which a batch may bring the next state
+# The record before the batch: a page, which the batch may replace.
 BEFORE: Records = [{"id": "p", "content": "page", "key": "p"}]
 
-# one call to one tier; and whatever takes several, or is more than new records
+# First batches that take one call to one tier, then batches that take several calls or contain a replacement.
 ONE_CALL: dict[str, Records] = {
     "one record": [{"id": "a", "content": "a", "key": "k", "group": "g"}],
     "three records": [{"id": id, "content": id} for id in "abc"],
@@ -43,7 +42,7 @@ MIXES: Mapping[str, Mix] = {
     "native": {},
     "lesser": {"working": Foreign(), "semantic": Foreign()},
 }
-# such a server is told no more than one record in a call
+# This server takes one record in a call.
 ONE_BY_ONE: Mix = {"working": Foreign(limits={"max_records_per_call": 1})}
 
 BATCHES = [
@@ -62,7 +61,7 @@ def is_routers(name: str) -> bool:
 
 
 def ends(photograph: Photograph) -> Iterator[Files]:
-    """What is found after each end that the router may have come to."""
+    """Yield the files that remain after each possible end of the router."""
     yield photograph.killed()
     yield photograph.cut()
     yield photograph.after(lambda name: Fate.LOST if is_routers(name) else Fate.KEPT)
@@ -73,7 +72,7 @@ def shown(records: Records) -> set[str]:
 
 
 class Moments:
-    """All moments of a disk from `begin` on, with whether a write had been answered by then."""
+    """All moments of a disk since `begin`, each with whether the write was already answered."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -96,7 +95,7 @@ def made(folder: Path) -> Path:
 
 
 async def written(folder: Path, batch: Records, servers: Mix) -> list[tuple[Photograph, bool]]:
-    """A batch is written, acknowledged, and nothing more; the moments of its files."""
+    """Write a batch and return the moments of the files until it is acknowledged."""
     with (disk := Disk(folder)).mounted():
         async with trial(CALM, servers=servers, folder=folder) as fed:
             await fed.call("remember", records=BEFORE)
@@ -111,7 +110,7 @@ async def written(folder: Path, batch: Records, servers: Mix) -> list[tuple[Phot
 
 
 async def begun_again(files: Files, folder: Path, servers: Mix, whole: set[str], *, is_acknowledged: bool) -> bool:
-    """The next router starts on what is found; whether the batch is true."""
+    """Start the next router on these files. Return whether it has the batch."""
     with Disk(laid(files, folder)).mounted():
         async with trial(CALM, servers=servers, folder=folder) as fed:
             there = shown(await fed.timeline())
@@ -122,9 +121,9 @@ async def begun_again(files: Files, folder: Path, servers: Mix, whole: set[str],
 
 
 async def look_into_all(folder: Path, batch: Records, servers: Mix) -> None:
-    """Raises AssertionError if there is an end after which the batch is not as it must be."""
+    """Raise AssertionError if there is an end after which the batch is not as it must be."""
     whole = shown([*BEFORE, *batch])
-    if any("id" not in record for record in batch):  # it brings the page's next state
+    if any("id" not in record for record in batch):  # the batch replaces the page
         whole -= shown(BEFORE)
     looked: dict[tuple[Any, ...], bool] = {}
     for photograph, is_acknowledged in await written(made(folder / "written"), batch, servers):
@@ -183,10 +182,10 @@ async def test_what_makes_a_batch_whole_is_needed(
 
 @contextmanager
 def without_the_sync_before_the_answer(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is new is acknowledged as soon as it is true."""
+    """Acknowledge new records without the sync after the commit."""
 
     async def nothing(self: Catalog) -> None:
-        """Only what is told to several is durable before that."""
+        """Skip the sync. The syncs within `Delivering.write` remain."""
 
     tell, synced = Delivering.write, Catalog.synced
 
@@ -217,7 +216,7 @@ async def test_a_batch_that_is_acknowledged_before_it_is_durable_is_found_out(
 async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
     tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A repeated write is of a record that is known; it is answered when the record outlives a power cut."""
+    """The repeated write finds its records in the catalog. Its answer comes only after they are durable."""
     folder, batch = made(tmp_path / "before"), SEVERAL["two tiers"]
     with (disk := Disk(folder)).mounted():
         async with trial(CALM, folder=folder) as fed:
@@ -229,7 +228,7 @@ async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
             def committed(*args: Any) -> Any:
                 nonlocal refuses
                 lost = commit_write(*args)
-                refuses = True  # not to make the reservation durable, but what follows
+                refuses = True  # fail the syncs after the commit, not that of the reservation
                 return lost
 
             disk.failure = lambda name: 5 if refuses and is_routers(name) else None
@@ -243,11 +242,11 @@ async def test_what_the_disk_did_not_take_is_durable_when_it_is_written_again(
     assert await begun_again(files, tmp_path / "after", {}, shown([*BEFORE, *batch]), is_acknowledged=True)
 
 
-# --- of the version before, which acknowledged what was durably reserved
+# --- catalogs of the version before, which acknowledged a batch once its reservation was durable
 
 
 def of_the_version_before(path: Path) -> None:
-    """What a catalog holds is put as that version had it; its reservations may have been acknowledged."""
+    """Convert a catalog to the schema of the version before, with reservations that may have been acknowledged."""
     with closing(apsw.Connection(str(path))) as catalog:
         catalog.execute("DROP INDEX record_by_reservation")
         catalog.execute("ALTER TABLE records ADD COLUMN batch INTEGER")
@@ -258,7 +257,10 @@ def of_the_version_before(path: Path) -> None:
 
 
 async def reserved_by_the_version_before(folder: Path, *, replaces: bool) -> Path:
-    """A router died when all tiers of a batch had it: or its power was cut after that was acknowledged."""
+    """Return the files of a router that died when all tiers of a batch had it, with a catalog of the version before.
+
+    A power cut after the acknowledgement leaves the same files.
+    """
     batch = [*SEVERAL["two tiers"], *(SEVERAL["a replacement beside"][1:] if replaces else [])]
     left = await crash(
         folder,
@@ -267,7 +269,7 @@ async def reserved_by_the_version_before(folder: Path, *, replaces: bool) -> Pat
         lambda fed: fed.call("remember", records=BEFORE),
     )
     of_the_version_before(left / "router.db")
-    if replaces:  # such a batch was never acknowledged before it was true
+    if replaces:  # that version acknowledged a batch with replacements only after its commit
         with closing(apsw.Connection(str(left / "router.db"))) as catalog:
             catalog.execute("UPDATE records SET found = 0 WHERE home IS NULL")
     return left
@@ -283,7 +285,7 @@ async def test_what_the_version_before_may_have_acknowledged_is_there(
     async with trial(CALM, folder=folder, down=down) as fed:
         if is_down and not replaces:
             with pytest.raises(A2MError, match="the tier 'semantic'"):
-                await fed.call("fetch", key="k")  # it may be there
+                await fed.call("fetch", key="k")  # the tier that is down may hold the record
         down.clear()
         for tier in ("working", "semantic"):
             await joined(fed, tier)

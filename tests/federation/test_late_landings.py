@@ -1,5 +1,6 @@
-"""A router died while a call of its was under way at a tier that is reached over HTTP: it may land when the next router
-runs. Time is simulated, and jumps."""
+"""Calls of a dead router to a tier over HTTP, which may land while the next router runs. The clock is simulated and
+jumps.
+"""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.support.federated import (
     trial,
 )
 
-# semantic is reached over HTTP; how a tier is really reached is the test's to say
+# The semantic tier is configured with HTTP. The test supplies the real connection.
 OVER_HTTP = settings_of(
     FOUR_TIERS.replace(
         '[tiers.semantic]\nkind = "semantic"\ncommand = ["-"]',
@@ -36,7 +37,9 @@ OVER_HTTP = settings_of(
 
 
 async def killed_in(folder: Path, act: Callable[[Trial], Awaitable[Any]]) -> tuple[Path, Remember]:
-    """The files of a router that died when `act` had its remember under way to the semantic tier; and that call."""
+    """Return the files of a router that died during `act`, while its remember call to the semantic tier was in
+    progress, and that call.
+    """
     (folder / "before").mkdir()
     steer = Steered()
     async with trial(OVER_HTTP, weather=steer, folder=folder / "before") as fed, anyio.create_task_group() as tasks:
@@ -52,7 +55,7 @@ async def killed_in(folder: Path, act: Callable[[Trial], Awaitable[Any]]) -> tup
 
 
 def land(fed: Trial, call: Remember) -> None:
-    """What was under way comes to its tier."""
+    """Deliver the call to its tier."""
     store = fed.stores["semantic"]
     with store.transaction():
         store.remember(call, LOCAL)
@@ -80,7 +83,7 @@ async def test_a_copy_that_lands_after_the_start_is_removed_all_the_same(tmp_pat
 @simulated
 @pytest.mark.parametrize("again", [{"key": "k"}, {"id": "y"}], ids=["its key", "its id"])
 async def test_a_write_lost_in_a_power_cut_does_not_replace_a_later_one(tmp_path: Path, again: dict[str, Any]) -> None:
-    """A write of which a power cut took every note does not replace a later one."""
+    """A power cut removed the reservation of the write, so the next router does not know of the call."""
     late = {"id": "y", **again}
     folder, under_way = await killed_in(tmp_path, lambda fed: fed.remember("late", **late, tier="semantic"))
     forget_what_was_reserved(folder)
@@ -89,7 +92,7 @@ async def test_a_write_lost_in_a_power_cut_does_not_replace_a_later_one(tmp_path
             await fed.remember("later", **again, tier="semantic")
         land(fed, under_way)
         await anyio.sleep(SETTLING + 1)
-        # nobody was answered, and it is there: it may be true
+        # The call was never answered, so either outcome is allowed. The router adopts the record.
         assert [r["content"] for r in await fed.timeline(tier="semantic")] == ["late"]
         await fed.call("forget", ids=["y"])
         await fed.remember("later", **again, tier="semantic")
@@ -106,7 +109,7 @@ async def test_a_write_that_lands_after_the_start_is_removed_all_the_same(tmp_pa
         for id in ("y", "z"):
             with pytest.raises(A2MError, match="a call of an earlier router may still land there"):
                 await fed.remember("two", id=id, tier="semantic")
-        await fed.remember("another", id="w")  # other tiers go on
+        await fed.remember("another", id="w")  # the other tiers take writes
         await anyio.sleep(SETTLING / 2)
         land(fed, under_way)
         await anyio.sleep(SETTLING)
@@ -119,7 +122,7 @@ async def test_a_write_that_lands_after_the_start_is_removed_all_the_same(tmp_pa
 
 
 async def killed_at_rest(folder: Path) -> Path:
-    """The files of a router that died; a power cut may have taken the note of what it had under way."""
+    """Return the files of a router that died at rest. A power cut may have removed its note of a call in progress."""
     (folder / "before").mkdir()
     async with trial(OVER_HTTP, folder=folder / "before") as fed:
         await fed.remember("one", id="x", tier="semantic")
@@ -127,7 +130,7 @@ async def killed_at_rest(folder: Path) -> Path:
 
 
 async def held_for(folder: Path, seconds: float, **options: Any) -> float:
-    """How long a start that is ended after so many seconds leaves the tier alone that is reached over HTTP."""
+    """Start a router and stop it after `seconds`. Return how long the start bars calls to the semantic tier."""
     async with trial(OVER_HTTP, folder=folder, **options) as fed:
         held = fed.federation.reconciler.held_for("semantic")
         await anyio.sleep(seconds)
@@ -136,7 +139,6 @@ async def held_for(folder: Path, seconds: float, **options: Any) -> float:
 
 @simulated
 async def test_a_start_that_did_not_wait_for_late_calls_leaves_it_to_the_next(tmp_path: Path) -> None:
-    """A start that has not waited for what may still land leaves that to the next."""
     folder = await killed_at_rest(tmp_path)
     for seconds in (0, SETTLING / 2, 2 * SETTLING):
         assert await held_for(folder, seconds) > 0
@@ -151,7 +153,7 @@ async def test_a_start_that_was_refused_leaves_the_wait_to_the_next(tmp_path: Pa
     for file in folder.glob("working.db*"):
         file.rename(away / file.name)
     for _ in range(2):
-        with pytest.raises(BaseExceptionGroup):  # another store is behind a tier
+        with pytest.raises(BaseExceptionGroup):  # the tier has another store
             await held_for(folder, 0)
     for file in folder.glob("working.db*"):
         file.unlink()

@@ -1,4 +1,4 @@
-"""Lifting: a record is the same after it has been where less is promised, and what is no rider is not taken for one."""
+"""Lifting: a lifted record comes back unchanged from a server that promises less, and only a valid rider is read."""
 
 import json
 from base64 import b64encode
@@ -79,7 +79,7 @@ def encoded(value: Any) -> bytes:
 
 
 def told(draft: Draft, *, like_javascript: bool, **answered: Any) -> ServerRecord:
-    """A lifted record as its server tells it again."""
+    """Return a lifted record as its server returns it."""
     return msgspec.json.decode(answer(draft, like_javascript=like_javascript, **answered), type=ServerRecord)
 
 
@@ -105,7 +105,7 @@ inventions = st.dictionaries(st.sampled_from(NOT_TO_BE_KEPT) | st.text(min_size=
 def test_a_server_need_keep_nothing_but_the_id_the_content_and_the_rider(
     draft: Draft, invented: dict[str, Any], members: dict[str, Any], data: st.DataObject
 ) -> None:
-    """It fills in, adds, normalises and drops whatever else it likes."""
+    """The server may fill in, add, normalise and drop all other fields."""
     given = lifted(draft, vector=False, tier=None)
     assert isinstance(given.metadata, Raw)
     kept = {**members, RESERVED: json.loads(bytes(given.metadata))[RESERVED]}
@@ -140,7 +140,7 @@ def test_a_server_is_seen_to_keep_metadata_or_not(draft: Draft, added: dict[str,
 def test_no_server_is_asked_for_what_it_would_take_for_another(
     draft: Draft, like_javascript: bool, name: str, value: Any
 ) -> None:
-    """What meets a `where` meets those of its conditions that are told to the server, by what the server is shown."""
+    """A record that matches a `where` also matches, as its server has it, the conditions that the server is sent."""
     members = {} if draft.metadata is UNSET else json.loads(bytes(draft.metadata))
     for wanted in (value, members.get(name, value)):
         where = {name: Raw(encoded(wanted))}
@@ -260,7 +260,7 @@ def test_a_field_of_a_server_s_own_record_that_is_none_counts_as_absent(field: s
     assert getattr(lowered(plain(**{field: answered}), vector=True), field) == taken
 
 
-# --- what a server is asked to select by
+# --- which conditions a server is sent
 
 CONDITIONED: Final = """
 [policy]
@@ -274,13 +274,13 @@ command = ["-"]
 @pytest.mark.anyio
 @pytest.mark.parametrize("habit", [None, *HABITS])
 async def test_a_condition_on_metadata_is_sent_to_a_server_that_keeps_it(habit: str | None, tmp_path: Path) -> None:
-    """And holds in any case; what was seen outlives the router."""
+    """The answer keeps to the condition in either case. The evidence about the server outlives the router."""
     seen = Steered()
     server = Foreign(kind=CoreOnly if habit is None else HABITS[habit])
     keeps = habit not in ("KeepsOurMetadataAlone", "FlattensMetadata")
 
     async def told_for(fed: Trial, **question: Any) -> list[bytes]:
-        """What the server was sent, whose conditions the answer keeps to."""
+        """Return the recalls sent to the server. Assert that the answer keeps to the conditions."""
         seen.seen.clear()
         found = (await fed.call("recall", **question))["records"]
         assert sorted(record["id"] for record in found) == ["a", "b"]
@@ -321,7 +321,7 @@ async def test_one_record_that_a_server_did_not_keep_as_it_was_shown_is_enough()
         assert sorted(record["id"] for record in found) == ["a", "b", "c"]
 
 
-# --- two tiers at one server
+# --- two tiers with one server
 
 SHARED = """
 [tiers.working]
@@ -336,7 +336,7 @@ command = ["-"]
 
 
 class One(CoreOnly):
-    """Every server of this class has the records of all others."""
+    """All servers of this class share their records."""
 
     everything: Any = None
 
@@ -377,7 +377,7 @@ def test_two_tiers_that_say_that_they_lead_to_one_server_are_refused(one: str, t
         links_for(parse(f"{text}env = {{ A = '1' }}", base=tmp_path, environ={}), {})
 
 
-# --- what is to be redone
+# --- pending writes
 
 KEYED = """
 [tiers.working]
@@ -458,12 +458,11 @@ async def test_what_cannot_be_redone_keeps_nobody_else_waiting() -> None:
         assert len(await fed.timeline()) == 9
 
 
-# --- one that promises more, or other things, than last time
+# --- a server that declares other capabilities than before
 
 
 @pytest.mark.anyio
 async def test_a_server_that_begins_to_declare_vectors_finds_earlier_ones(tmp_path: Path) -> None:
-    """A server that comes to declare vectors finds those it was never told."""
     async with trial(settings_of(KEYED), servers=FOREIGN, folder=tmp_path) as fed:
         await fed.remember("first", embedding=[1.0, 0.0])
     better = {"working": Foreign(capabilities=("embeddings",))}
@@ -501,7 +500,7 @@ async def test_a_server_that_refuses_a_write_is_out_of_order_for_that_write() ->
             with pytest.raises(A2MError, match="takes no writes") as refused:
                 await fed.remember("new")
             assert refused.value.code == Code.INTERNAL_ERROR
-        await fed.remember("other", key="k")  # it is true, and the tier has yet to catch up with it
+        await fed.remember("other", key="k")  # the replacement becomes a pending write
         assert [record["content"] for record in await fed.timeline()] == ["other"]
         fed.servers["working"].read_only = False
         await fed.remember("new")
@@ -512,7 +511,6 @@ async def test_a_server_that_refuses_a_write_is_out_of_order_for_that_write() ->
 
 @pytest.mark.anyio
 async def test_a_server_that_is_read_only_when_welcomed_gets_no_writes() -> None:
-    """A server that takes no writes when it is welcomed is asked for none."""
     steer = Steered()
     async with trial(settings_of(KEYED), servers=FOREIGN, weather=steer) as fed:
         [id] = await fed.remember("mine", key="k")
@@ -529,7 +527,7 @@ async def test_a_server_that_is_read_only_when_welcomed_gets_no_writes() -> None
         await fed.federation.reconciler.idle()
         told = [message for tier, message in steer.seen[asked:] if tier == "working"]
         assert [each for each in told if b"memory/remember" in each or b"memory/forget" in each] == []
-        await reconnected(fed, "working")  # that a copy is to be removed there is no obstacle
+        await reconnected(fed, "working")  # a pending deletion does not keep the tier from coming up
         fed.servers["working"].read_only = False
         await reconnected(fed, "working")
         await fed.federation.reconciler.idle()
@@ -540,7 +538,6 @@ async def test_a_server_that_is_read_only_when_welcomed_gets_no_writes() -> None
 
 @pytest.mark.anyio
 async def test_a_record_too_large_once_lifted_is_rejected_before_it_is_written() -> None:
-    """A record that is too large once it is lifted is refused before it is written."""
     text = '[limits]\nmax_message = "1MiB"\n[serve]\nmax_held = "1MiB"\n' + KEYED
     async with trial(settings_of(text), servers=FOREIGN) as fed:
         await fed.remember("small")
@@ -561,7 +558,6 @@ async def test_a_record_too_large_once_lifted_is_rejected_before_it_is_written()
 async def test_a_disk_full_at_the_first_vector_is_no_trouble_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A disk that fills up with the first vector is no trouble afterwards."""
     async with trial(settings_of(KEYED), servers=FOREIGN) as fed:
         enter = Changes.fulfil
 
@@ -605,7 +601,7 @@ async def test_a_record_that_moves_while_an_ordered_recall_goes_on_is_found() ->
 @pytest.mark.parametrize("servers", [{}, {"working": Foreign()}], ids=["native", "lifted"])
 @pytest.mark.parametrize("records", [1, 2, 3, 99, 100, 101])
 async def test_whether_a_tier_is_told_a_batch_in_one_call_is_known_before(records: int, servers: Mix) -> None:
-    """Lifted, metadata is told twice, so that a batch may take more calls than it would elsewhere."""
+    """A lifted draft carries its metadata twice, so a batch may need more calls than in a native tier."""
     steer = Steered()
     async with trial(settings_of(policy="explicit"), servers=servers, weather=steer) as fed:
         metadata = Raw(json.dumps({"m": "x" * 1_500_000 if records < 50 else "x"}).encode())

@@ -1,5 +1,8 @@
-"""Before a tier is changed, it is looked at: whether what it holds is later than the catalog, a copy of which was put
-back. A refused start has changed nothing; nor has one whose tier comes up late, or does not answer the first look."""
+"""Before the router changes a tier, it checks whether the tier is later than the catalog, an old copy of which was put
+back.
+
+A refused start has changed nothing. A tier that comes up late or does not answer the first look is not changed either.
+"""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -53,7 +56,7 @@ mixes = pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 
 
 async def forgotten(fed: Trial, steer: Steered) -> Files:
-    """It was forgotten, and its copy is still to be removed."""
+    """Return a catalog in which t is forgotten and the deletion of its copy is pending."""
     await fed.call("remember", records=[T])
     steer.refuse("working", "forget")
     await fed.call("forget", ids=["t"])
@@ -64,7 +67,7 @@ async def forgotten(fed: Trial, steer: Steered) -> Files:
 
 
 async def being_written(fed: Trial, steer: Steered) -> Files:
-    """It is just being written, as something else than it is later."""
+    """Return a catalog in which the write of t is in progress, in another state than t has later."""
     async with anyio.create_task_group() as tasks:
         hold = steer.hold("working", "remember")
         task = Task(tasks, lambda: fed.call("remember", records=[T]))
@@ -77,7 +80,7 @@ async def being_written(fed: Trial, steer: Steered) -> Files:
 
 
 async def replaced(fed: Trial, steer: Steered) -> Files:
-    """It was replaced, and its tier has not caught up."""
+    """Return a catalog in which t is replaced and the pending write is not done."""
     await fed.call("remember", records=[{**T, "key": "k"}])
     for method in ("remember", "forget"):
         steer.refuse("working", method)
@@ -101,8 +104,11 @@ noted = pytest.mark.parametrize("noted", [forgotten, being_written, replaced], i
 
 
 async def is_later(folder: Path, mix: Mix, noted: Noted, starts: Iterable[str] = ("u",)) -> Files:
-    """A catalog that knows something of t was put back. Since the copy t was forgotten and written anew, in the same
-    start of the router; in each later one something else was, to the working tier alone. Returns the newer catalog."""
+    """Put an older catalog back that has a note about t. Return the newer catalog.
+
+    After the older catalog was copied, t was forgotten and written anew in the same start of the router. Each of the
+    later `starts` wrote another record, with only the working tier up.
+    """
     steer = Steered()
     async with trial(CALM, servers=mix, folder=folder, weather=steer) as fed:
         copy = await noted(fed, steer)
@@ -119,7 +125,7 @@ async def is_later(folder: Path, mix: Mix, noted: Noted, starts: Iterable[str] =
 
 
 class Failing(Steered):
-    """Weather in which the first calls of a method at a tier fail."""
+    """Weather in which the first calls of a method to a tier fail."""
 
     def __init__(self, tier: str, method: str, times: int) -> None:
         super().__init__()
@@ -149,9 +155,9 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
         down.clear()
         fed.federation.admission.welcomed["working"] = anyio.Event()
         await fed.federation.links["working"].wait_up()
-        if mix:  # of a native store the greeting tells
+        if mix:  # the greeting of a native store already shows that it is later
             await look.reached.wait()
-        for _ in range(2):  # before the look has ended, and when it has
+        for _ in range(2):  # during the look, then after it
             for call in (
                 lambda: fed.remember("x", tier="working"),
                 lambda: fed.call("promote", ids=[moved], tier="working"),
@@ -159,7 +165,7 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
             ):
                 with pytest.raises(A2MError):
                     await call()
-            with suppress(A2MError):  # where the catalog has it, it answers for its tier
+            with suppress(A2MError):  # a catalog that has the record may answer without the tier
                 await fed.call("remember", records=[{**T, "tier": "working"}])
             look.release()
             await fed.federation.admission.welcomed["working"].wait()
@@ -169,7 +175,7 @@ async def test_a_tier_that_is_later_and_comes_up_late_is_not_changed_by_anything
     assert {id: where for id, where in held(tmp_path).items() if id != moved} == before
     assert {json.loads(message)["method"] for tier, message in steer.seen if tier == "working"} <= {
         *("memory/describe", "memory/timeline", "memory/recall"),
-        *(("memory/forget",) if mix else ()),  # of nothing, to see whether it takes writes
+        *(("memory/forget",) if mix else ()),  # of no ids, to test whether it takes writes
     }
 
 
@@ -196,7 +202,7 @@ async def test_a_refused_start_has_changed_nothing_though_a_look_failed_before(
 async def test_a_refused_start_leaves_no_trace_in_any_store(
     tmp_path: Path, mix: Mix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused start is unknown to every store so that the newer catalog can be brought back."""
+    """After refused starts the newer catalog can be put back, and the next start accepts it."""
     monkeypatch.setattr("a2m_router.placement.admission._WELCOME_SECONDS", 0.01)
     newer = await is_later(tmp_path, mix, forgotten)
     for times in (0, 1):
@@ -213,7 +219,7 @@ async def test_a_refused_start_leaves_no_trace_in_any_store(
 async def test_a_refused_start_removes_nothing_from_other_tiers_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is noted of a tier that no later start has written to may be untrue all the same."""
+    """The older catalog has a pending deletion for a tier that no later start has written to. It must stay pending."""
     monkeypatch.setattr("a2m_router.placement.admission._WELCOME_SECONDS", 0.01)
     mix, steer = MIXES["all lesser"], Steered()
     async with trial(CALM, servers=mix, folder=tmp_path, weather=steer) as fed:
@@ -292,8 +298,10 @@ async def test_a_start_asks_each_tier_for_its_newest_records_once(tmp_path: Path
 async def crowded(
     folder: Path, shared: Shared, *, others: int = 600, later: Callable[[Trial], Awaitable[Any]] | None = None
 ) -> Files:
-    """On a server that two federations use the newest records are the other one's. Returns the catalog of ours from
-    before `later`, which is done in a start of its own."""
+    """Fill a server of two federations, so that its newest records are those of the other federation.
+
+    Return our catalog from before `later`, which runs in a start of its own.
+    """
     for name in ("one", "two"):
         (folder / name).mkdir()
     mix = shared.mix()
@@ -329,7 +337,7 @@ async def test_what_came_to_a_busy_shared_server_behind_the_router_is_taken_in(t
 async def test_a_shared_server_that_lists_too_little_goes_on_and_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A shared server that tells less than all goes on and the log says what is not seen."""
+    """The tier serves, and the log warns that records added by others cannot be detected."""
     shared = Shared(CoreOnly(tmp_path / "shared.db", limits={"max_recall_limit": 50}))
     await crowded(tmp_path, shared)
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "two") as fed:
@@ -350,8 +358,11 @@ OVER_HTTP: Final = settings_of(
 
 
 async def two_on_one_store(folder: Path, *, first: int, then: int, last: int) -> Path:
-    """Two federations that reach one a2m-store over HTTP; how many records the one has written there, then the other,
-    then the one. Returns the folder of the one."""
+    """Write to one a2m-store from two federations over HTTP: `first` by one, `then` by the other, `last` by the first
+    again.
+
+    Return the folder of the first federation.
+    """
     for name in ("one", "two"):
         (folder / name).mkdir()
     (folder / "two" / "semantic.db").symlink_to(folder / "one" / "semantic.db")
@@ -363,7 +374,7 @@ async def two_on_one_store(folder: Path, *, first: int, then: int, last: int) ->
 
 
 async def scans_of(folder: Path) -> list[bytes]:
-    """The pages that a start asks the shared store for."""
+    """Return the requests for pages that a start sends to the shared store."""
     steer = Steered()
     async with trial(OVER_HTTP, folder=folder, weather=steer) as fed:
         await joined(fed, "semantic")
@@ -374,7 +385,6 @@ async def scans_of(folder: Path) -> list[bytes]:
 async def test_a_shared_store_that_counts_is_rescanned_only_after_writes(
     tmp_path: Path, first: int, then: int, last: int
 ) -> None:
-    """A shared store that counts is read through no more often than others write."""
     folder = await two_on_one_store(tmp_path, first=first, then=then, last=last)
     await scans_of(folder)
     assert await scans_of(folder) == []
@@ -388,7 +398,7 @@ async def test_a_shared_store_that_counts_is_rescanned_only_after_writes(
 async def test_a_small_shared_store_is_not_rescanned_for_what_others_write(
     tmp_path: Path,
 ) -> None:
-    """A shared store of which all is seen at once is not read through for what others write."""
+    """The look covers all records of a small store, so that no scan is needed."""
     folder = await two_on_one_store(tmp_path, first=3, then=3, last=0)
     async with trial(OVER_HTTP, folder=tmp_path / "two") as fed:
         await fed.remember("since", tier="semantic")
@@ -406,15 +416,14 @@ async def test_how_much_a_scan_has_found_of_others_is_known_to_the_next_start(
 async def test_a_store_whose_newest_show_too_few_of_ours_is_rescanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that pages is read through where its newest show too few of ours."""
     folder = await two_on_one_store(tmp_path, first=3, then=150, last=0)
-    assert await scans_of(folder) == []  # the widened look has shown them
+    assert await scans_of(folder) == []  # the widened look has shown enough of ours
     monkeypatch.setattr(a2m_router.placement.recovery, "_WIDEST", 100)
     assert len(await scans_of(folder)) == 1
 
 
 async def test_a_tier_that_differs_is_rescanned_before_anything_is_deleted(tmp_path: Path) -> None:
-    """What the newest records do not show, a scan may: what a later start has written is beneath others."""
+    """Newer records hide what a later start has written from the look. Only the scan finds it."""
     mix = MIXES["lesser"]
     await is_later(tmp_path, mix, forgotten)
     by_hand = [{"id": f"h{n}", "content": "by hand"} for n in range(600)]

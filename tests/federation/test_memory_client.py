@@ -1,4 +1,4 @@
-"""The memory that programs use: the typed client over every binding, against our servers and against others."""
+"""The client API: the typed client over every binding, with this project's servers and with others."""
 
 import contextlib
 import inspect
@@ -66,8 +66,10 @@ EVERYTHING: Final = {
 
 
 class Fake:
-    """A `Peer` that answers each method with what it is given for it, in turn; the last answer stays. An exception is
-    raised. `asked` are the calls."""
+    """A `Peer` that returns the given results of each method in turn, and repeats the last one.
+
+    A result that is an exception is raised. `asked` lists the calls.
+    """
 
     def __init__(self, **results: list[Any]) -> None:
         self.lost = anyio.Event()
@@ -94,12 +96,12 @@ class Fake:
         return msgspec.Raw(result if isinstance(result, bytes) else msgspec.json.encode(result))
 
     def params_of(self, method: str) -> Mapping[str, Any]:
-        """The parameters of the last call of a method."""
+        """Return the parameters of the last call of a method."""
         return next(params for name, params in reversed(self.asked) if name == method)
 
 
 def small(server: Server) -> Answering:
-    """A small server as what a binding serves."""
+    """Return a small server as a binding's handler of messages."""
 
     async def answer(message: bytes, caller: Caller) -> bytes | None:
         return server.answer(message)
@@ -117,7 +119,7 @@ def record(**fields: Any) -> dict[str, Any]:
     return {"id": "r1", "content": "x", "created_at": "2026-07-28T10:15:30.123Z", **fields}
 
 
-# --- what is asked, and what comes back
+# --- calls and their results
 
 
 async def test_every_method_of_a_full_server_can_be_used() -> None:
@@ -247,7 +249,7 @@ async def test_an_answer_of_another_shape_is_named(method: str, result: Any, sen
 
 
 async def test_optional_members_may_be_missing_and_unknown_ones_are_ignored() -> None:
-    """What is optional may be missing or null and what is unknown is ignored."""
+    """Optional members may also be null."""
     bare = {"protocol": "a2m/0.1", "name": "other", "capabilities": ["core"], "limits": None, "color": "green"}
     nulls = record(metadata=None, tier=None, embedding=None, color="green")
     memory = Memory(Fake(describe=[bare], recall=[{"records": [record(), nulls], "degraded": "no", "prompt": None}]))
@@ -294,7 +296,7 @@ async def test_what_is_no_record_is_refused_before_it_is_sent() -> None:
     with pytest.raises(ValueError, match="for one record"):
         await memory.remember([{"content": "x"}, {"content": "y"}], key="k")
     with pytest.raises(ValueError, match="JSON"):
-        # it would arrive as null, which matches every record without it
+        # NaN would arrive as null, which matches every record without that member.
         await memory.forget(where={"n": float("nan")})
     with pytest.raises(ValueError, match="several strings"):
         await memory.forget("r1")
@@ -334,7 +336,7 @@ async def test_a_server_that_would_ignore_a_condition_is_not_asked(said: object)
 
 
 async def test_a_condition_is_sent_as_it_is_given() -> None:
-    """A condition is sent as it is given and none means that there must be nothing."""
+    """`if_revision=None` is sent, too. It is the condition that no record has the key."""
     fake = Fake(describe=[HEEDING], remember=[{"ids": ["a"]}, {"ids": ["a", "b", "c"]}])
     memory = Memory(fake)
     for condition in (0, 7, None):
@@ -400,7 +402,7 @@ def test_what_is_written_comes_back_equal(metadata: dict[str, Any], content: str
 
 
 async def seen_by(memory: Memory, **watching: Any) -> list[Mapping[str, Any]]:
-    """What a watch tells until the connection is lost."""
+    """Return the events of a watch until the connection is lost."""
     seen: list[Mapping[str, Any]] = []
     with contextlib.suppress(ConnectionLost):
         async for event in memory.watch(interval=0.001, **watching):
@@ -470,7 +472,7 @@ async def test_the_router_summarizes_and_renders() -> None:
         pytest.skip("the router does not declare prompt and summarize")
 
 
-# --- the ways in
+# --- ways to connect
 
 
 async def federation_at(folder: Path, text: str = FEDERATION) -> Path:
@@ -580,7 +582,7 @@ async def test_the_routers_events_come_by_themselves(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def over_http(fed: Trial, **tokens: str) -> AsyncIterator[str]:
-    """The address of a federation that serves HTTP; `tokens` are owners and their tokens."""
+    """Serve a federation over HTTP and yield its URL. `tokens` maps owners to their tokens."""
     principals = [
         Principal(owner=owner, token_sha256=sha256(token.encode()).hexdigest()) for owner, token in tokens.items()
     ]
@@ -640,7 +642,7 @@ async def test_a_server_that_is_not_there_is_said_in_a_sentence() -> None:
 
 
 def public(type: type) -> dict[str, inspect.Signature]:
-    """Methods by name, with their parameters."""
+    """Return the public methods of a class by name, with their signatures."""
     members = inspect.getmembers(type, inspect.isfunction)
     return {name: inspect.signature(member) for name, member in members if not name.startswith("_")}
 
@@ -686,7 +688,7 @@ def test_scripts_watch_without_async() -> None:
         watch.close()
 
 
-# --- what is offered, and what that costs
+# --- the exported names, and what an import loads
 
 
 def test_all_that_is_offered_is_there() -> None:
@@ -722,7 +724,7 @@ async def test_no_token_is_in_a_repr() -> None:
 
 @pytest.mark.parametrize("habit", HABITS)
 async def test_a_program_reads_servers_with_habits(habit: str) -> None:
-    """A program reads servers that answer otherwise than they were given."""
+    """These servers return other fields than they were given."""
     capabilities = ("tiers", "salience", "sessions", "keys", "embeddings")
     server = HABITS[habit](capabilities=capabilities, limits={"max_recall_limit": 9})
 

@@ -1,7 +1,8 @@
-"""The rules over mixes of tiers: our own stores beside servers that promise less, one of which is like JavaScript.
+"""The rules over mixes of tiers: native stores beside servers that promise less, one of which re-encodes like
+JavaScript.
 
-The properties are those of test_rules.py and test_principals.py. What is asked here is what the federation promises,
-whoever is behind its tiers; how a foreign server ranks what it finds is its own affair.
+The properties are those of test_rules.py and test_principals.py. They are promises of the federation that hold with any
+server. How a foreign server ranks its results is not tested.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ from tests.support.properties import bits, moved, raw_records
 pytestmark = pytest.mark.anyio
 
 
-# one of the two for each example: what differs between them is not what is drawn here
+# Each example runs on one of the two event loops; the examples are not about their differences.
 loops = st.sampled_from(["asyncio", "trio"])
 
 further = st.lists(st.sampled_from(CAPABILITIES[1:]), max_size=2, unique=True).map(tuple)
@@ -74,8 +75,11 @@ kinds: Final = st.just(CoreOnly) | st.sampled_from(list(HABITS.values()))
 
 
 def mixes(tiers: Sequence[str] = TIERS, limits: Sequence[Mapping[str, int]] = limits) -> st.SearchStrategy[Mix]:
-    """Which tiers have which foreign servers behind them: one of them is like JavaScript, others may have a store. Some
-    answer otherwise than they were given."""
+    """Return a strategy for the foreign servers of some tiers.
+
+    At least one server is like JavaScript. The other tiers may have native stores. A server may have a habit: it then
+    returns other fields than it was given.
+    """
     foreign = st.builds(Foreign, further, st.booleans(), st.sampled_from(limits), kind=kinds)
     javascript = st.builds(Foreign, further, st.just(True), st.sampled_from(limits), kind=kinds)
     others = st.fixed_dictionaries({}, optional=dict.fromkeys(tiers, foreign))
@@ -152,7 +156,6 @@ def test_a_timeline_ascends_across_tiers_and_its_limit_takes_the_newest(
 @examples(3)
 @given(clients=rules.doings, seed=st.integers(0, 2**32), mix=mixes(), loop=loops)
 def test_a_client_sees_its_writes_and_forgets_at_once(clients: rules.Doings, seed: int, mix: Mix, loop: str) -> None:
-    """What a client wrote it reads at once and what it forgot is gone at once."""
     run(loop, partial(rules.own_doings_are_seen_at_once, clients, seed, mix))
 
 
@@ -168,23 +171,23 @@ KINDS: Final[Mapping[str, Foreign | None]] = {
 }
 
 
-# records move both ways between two kinds; each habit is in one pair
+# Records move both ways between two kinds of server. Each habit is in one pair.
 _IN_PAIRS: Final = [*HABITS, *["a2m-store"] * (len(HABITS) % 2)]
 PAIRS: Final = [*combinations_with_replacement(KINDS, 2), *zip(_IN_PAIRS[::2], _IN_PAIRS[1::2], strict=True)]
 KINDS_AND_HABITS: Final = {**KINDS, **{name: Foreign(kind=habit) for name, habit in HABITS.items()}}
 
 
 def behind(**kinds: str) -> Mix:
-    """The foreign servers behind some tiers, by the names of their kinds."""
+    """Return the foreign servers of some tiers, by the names of their kinds."""
     return {tier: server for tier, kind in kinds.items() if (server := KINDS_AND_HABITS[kind]) is not None}
 
 
 def nested(depth: int) -> str:
-    """Metadata of so many levels."""
+    """Return metadata with `depth` levels."""
     return '{"a":' * (depth // 2) + "[" * (depth - depth // 2) + "]" * (depth - depth // 2) + "}" * (depth // 2)
 
 
-# a message has four levels around a record's metadata
+# A message has four levels around the metadata of a record.
 DEEPEST: Final = 128 - 4
 
 NASTY: Final = (
@@ -247,7 +250,7 @@ async def a_spill_and_the_way_back_change_nothing(records: Sequence[dict[str, An
             await fed.settled()
             after = {record.id: record for record in await raw_records(fed, "timeline", embeddings=True)}
             assert {id: record.tier for id, record in after.items()} == dict.fromkeys(ids, tier) | {"stays": "left"}
-            # told by their names, since what differs may be long
+            # The field names alone, because the values may be long.
             assert [name for id, record in after.items() for name in unlike(record, before[id])] == []
             assert fed.copies() == {id: [record.tier] for id, record in after.items()}
 
@@ -261,7 +264,7 @@ async def a_spill_and_the_way_back_change_nothing(records: Sequence[dict[str, An
 
 
 def unlike(one: Record, other: Record) -> list[str]:
-    """The names of the fields, but for the tier, in which two records differ."""
+    """Return the names of the fields in which two records differ, except the tier."""
     differing = [name for name in Record.__struct_fields__ if getattr(one, name) != getattr(other, name)]
     return [name for name in differing if name != "tier"] + ["bits"] * (bits(one) != bits(other))
 
@@ -297,7 +300,7 @@ mount = true
 
 
 class Manual(CoreOnly):
-    """A corpus that knows what it has been asked."""
+    """A corpus that records the calls to it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -311,7 +314,7 @@ class Manual(CoreOnly):
 
 
 class RunBesideAMount(Run):
-    """A history under way, whose model knows nothing of the mount."""
+    """A run of a history with a model that leaves out the mount's records."""
 
     async def _records(self, method: str, **params: Any) -> list[Record]:
         records = await super()._records(method, **params)
@@ -319,7 +322,7 @@ class RunBesideAMount(Run):
         return [record for record in records if record.tier != "manual"]
 
 
-# what is promoted to procedural by hand is there by right; and a limit counts what the mount has
+# A promotion to procedural is allowed, so the histories have none. The high limit leaves room for the mount's records.
 aimed_elsewhere = h.promotes.filter(lambda promote: promote.tier != "procedural")
 unlimited = h.reads.map(lambda read: msgspec.structs.replace(read, limit=200))
 beside_a_mount = histories(
@@ -378,7 +381,7 @@ def test_nothing_that_can_be_asked_tells_what_another_does_in_private(
     run(loop, scenario)
 
 
-# --- a replaced key, where its tier cannot replace
+# --- a replaced key in a tier whose server cannot replace
 
 KEYED: Final = {"working": Foreign(), "episodic": Foreign(("embeddings", "tiers"), like_javascript=True)}
 CALM: Final = settings_of(policy="explicit")
@@ -393,15 +396,16 @@ tiers_with_keys = pytest.mark.parametrize("tier", list(KEYED))
 
 
 async def replaced(fed: Trial, steer: Steered, tier: str, method: str, after: bool) -> Hold:
-    """A record is written and replaced, and its tier is stopped on its way to catch up: where it forgets the old copy,
-    writes the new one, or reads that back."""
+    """Write and replace a record, and hold the pending write: at the delete of the old copy, at the write of the new
+    one or at the read that checks it.
+    """
     await fed.call("remember", records=[{**FIRST, "tier": tier}, {"content": "other", "tier": tier}])
     written = steer.hold(tier, "remember", after=True, having=b"beta") if method == "recall" else None
     hold = steer.hold(tier, method, after=after, having=b'"x"') if written is None else None
     assert (await fed.call("remember", records=[SECOND])) == {"ids": ["x"]}
     if hold is None:
         assert written is not None
-        await written.reached.wait()  # reads before this one are others'
+        await written.reached.wait()  # the recalls before this one belong to other steps
         hold = steer.hold(tier, method, after=after, having=b'"x"')
         written.release()
     await hold.reached.wait()
@@ -409,7 +413,7 @@ async def replaced(fed: Trial, steer: Steered, tier: str, method: str, after: bo
 
 
 async def the_second_is_seen(fed: Trial) -> None:
-    """By every way to it, once, and nothing is seen of the first; all of them are asked at once."""
+    """Assert that every kind of read finds the second state once and never the first. All reads run at once."""
 
     async def finds(method: str, *expected: str, **params: Any) -> None:
         records = (await fed.call(method, **params))["records"]
@@ -596,7 +600,7 @@ async def test_a_tier_that_refuses_to_catch_up_is_asked_until_it_does(
 
 
 class Altering(CoreOnly):
-    """Makes capitals of what it is given, as long as it is told so."""
+    """Changes content to upper case while `altering` is true."""
 
     altering = False
     altered = 0
@@ -625,10 +629,10 @@ async def test_what_a_tier_alters_is_as_it_was_given_and_stays_so(monkeypatch: p
         assert_nothing_under_way(fed)
 
 
-# --- a router that starts again, with its catalog and without
+# --- a restart of the router, with its catalog and without
 
 placed = st.lists(st.tuples(nasty, st.sampled_from(TIERS)), min_size=1, max_size=5)
-# how many records a server with a limit of recalls holds cannot be told by what it lists
+# A server with a limit of recalls may not list all of its records.
 listing_all = mixes(limits=[each for each in limits if "max_recall_limit" not in each])
 
 
@@ -637,7 +641,7 @@ listing_all = mixes(limits=[each for each in limits if "max_recall_limit" not in
 def test_tiers_make_up_for_a_lost_catalog_but_for_what_was_earned(
     records: list[tuple[dict[str, Any], str]], mix: Mix, loop: str
 ) -> None:
-    """What tiers hold makes up for a lost catalog but for what was earned."""
+    """Only salience and accesses are lost. All other fields are as before."""
 
     async def everything(fed: Trial) -> list[Record]:
         return await raw_records(fed, "timeline", embeddings=True)
@@ -684,14 +688,14 @@ def unearned(record: Record) -> Record:
 
 
 def points_as(one: Record, other: Record) -> bool:
-    """Whether two vectors have the same direction, as far as 32-bit floats tell."""
+    """Return whether two vectors have the same direction, to the precision of 32-bit floats."""
     if one.embedding is None or other.embedding is None:
         return False
     return similarity(one.embedding, other.embedding, "cosine") > 1 - 1e-6
 
 
 async def interrupted(folder: Path, records: Sequence[dict[str, Any]], *, after: bool) -> Path:
-    """The files of a router that died when it had written to one tier, and was at the other."""
+    """Return the files of a router that died after its write to one tier, during its write to the other."""
     (folder / "before").mkdir()
     steer = Steered()
     servers = {"working": Foreign(), "semantic": Foreign()}
@@ -723,7 +727,7 @@ async def test_vectors_whose_write_was_given_up_fix_no_width(tmp_path: Path, aft
         assert list(fed.copies().values()) == [["working"]]
 
 
-# --- what is found, and by what
+# --- what each selector finds
 
 VALUES: Final[Sequence[Any]] = (
     1,
@@ -755,7 +759,7 @@ NAMES: Final[Mapping[str, Sequence[Any]]] = {
     "created_at": MOMENTS,
     "tier": TIERS,
 }
-# what no writer gives, or gives for the one record only
+# Fields that the drafts do not have, or that are different in each of them.
 TOLD: Final[Mapping[str, Sequence[Any]]] = {
     "id": ("r0", "r1", "r2", "r3"),
     "key": ("k", "k/r1", "k/r2"),
@@ -791,12 +795,12 @@ plain_records = st.lists(
 
 
 def condition(name: str, values: Sequence[Any]) -> st.SearchStrategy[tuple[str, Any]]:
-    """That a field has a value, or one of several: those that records have, or none at all."""
+    """Return a strategy for conditions on a field: one value or several, which may occur in records, or null."""
     value = st.sampled_from((*values, None))
     return st.tuples(st.just(name), value | st.lists(value, min_size=1, max_size=4) | st.lists(value, max_size=4))
 
 
-# what is told by the catalog, and what only by the records themselves
+# The fields of `known` are in the catalog. The other fields are in the records alone.
 known = st.one_of(*(condition(name, NAMES[name]) for name in ("owner", "session", "role", "group", "tier")))
 conditions = known | st.one_of(*(condition(name, values) for name, values in {**NAMES, **TOLD, "m": VALUES}.items()))
 selectors: Final[Mapping[str, st.SearchStrategy[Any]]] = {
@@ -805,7 +809,7 @@ selectors: Final[Mapping[str, st.SearchStrategy[Any]]] = {
     "tier": st.sampled_from(TIERS),
     "key_prefix": st.sampled_from(["k", "k", "k/r1"]),
 }
-# one selector finds more than all of them do
+# Questions with one selector match more records than questions with several.
 questions = st.one_of(
     st.fixed_dictionaries({"where": known.map(lambda each: dict([each]))}),
     *(st.fixed_dictionaries({name: selector}) for name, selector in selectors.items()),
@@ -814,7 +818,7 @@ questions = st.one_of(
 
 
 class Kept(msgspec.Struct):
-    """A record as it must be."""
+    """A record in the state that the test expects."""
 
     fields: dict[str, Any]
     metadata: dict[str, Any]
@@ -837,7 +841,7 @@ class Kept(msgspec.Struct):
 
 
 def same(one: Any, other: Any) -> bool:
-    """JSON equality (§5.2)."""
+    """Return whether two values are equal as JSON (§5.2)."""
     match one, other:
         case list(), list():
             return len(one) == len(other) and all(map(same, one, other))
@@ -851,7 +855,7 @@ def same(one: Any, other: Any) -> bool:
     records=plain_records,
     asked=st.lists(questions, min_size=1, max_size=6),
     limit=st.integers(1, 6),
-    # how many records a server may be told by id; by a limit of its own it is asked in parts, for which it must be
+    # FEW: up to how many candidates the router asks for by id. A server with a limit of recalls needs that.
     few_and_mix=st.one_of(st.tuples(st.just(0), listing_all), st.tuples(st.just(1000), mixes())),
     loop=loops,
 )
@@ -900,14 +904,14 @@ async def test_a_server_that_tells_two_at_once_tells_as_many_as_are_wanted(serve
             found = (await fed.call("recall", **question, limit=100))["records"]
             assert sorted(ids_of(found)) == sorted(ids)
             assert len((await fed.call("recall", **question, limit=5))["records"]) == 5
-        # which one is meant only the record tells, and it is not among the first two
+        # Only the record itself shows whether it matches, and the match is not among the first two records.
         assert ids_of((await fed.call("recall", query="beta", where={"n": [3, 10**30]}, limit=1))["records"]) == [
             ids[3]
         ]
 
 
 async def finds(fed: Trial, kept: Mapping[str, Kept], question: dict[str, Any], meant: set[str], limit: int) -> None:
-    """That every way to ask a question finds what is meant by it."""
+    """Assert that each way to ask a question finds the records that match it."""
 
     async def recalled(**more: Any) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = (await fed.call("recall", **{"limit": 100, **question, **more}))["records"]
@@ -921,7 +925,7 @@ async def finds(fed: Trial, kept: Mapping[str, Kept], question: dict[str, Any], 
         return records
 
     def still_meant() -> set[str]:
-        """A recall counts, and what is counted can be asked for."""
+        """Return the ids that match now. Each recall changes the access fields, on which there may be conditions."""
         return {id for id in kept if kept[id].meets(question)}
 
     def in_order(ids: set[str]) -> list[str]:

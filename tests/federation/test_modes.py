@@ -1,4 +1,6 @@
-"""The mode of a tier belongs to a connection: what waits for the next one is prepared for that one's mode."""
+"""The mode of a tier belongs to a connection: a call that waits for the next connection is prepared for that one's
+mode.
+"""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +29,7 @@ from tests.support.federated import settings_of
 
 TIER: Final = '[tiers.working]\nkind = "working"\ncommand = ["-"]\n'
 
-# seconds: of a call at the server, until a connection ends, and until a call is given up
+# Seconds: the time of a call at the server, the life of a connection, and the timeout of a call.
 TAKES: Final = 1.0
 LIFE: Final = 2.5
 PATIENT: Final = 60.0
@@ -53,7 +55,7 @@ NATIVE: Final = {
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What a server is on one connection: a native one, or a lesser one, with or without vectors and tiers."""
+    """What a server is on one connection: native, or lifted with or without vectors and tiers."""
 
     native: bool
     vectors: bool = True
@@ -72,7 +74,7 @@ class Kind(msgspec.Struct, frozen=True):
         }
 
     def faults(self, method: str, params: dict[str, Any]) -> list[str]:
-        """In what a call is not one for this kind of server."""
+        """Return the faults that a call has for this kind of server."""
         asked = params["records"][0] if method == "remember" else params
         wrong = [
             asked.get("tier") != self.remote and "tier",
@@ -83,7 +85,7 @@ class Kind(msgspec.Struct, frozen=True):
         return [f"{method}: {each} of {asked}" for each in wrong if each]
 
     def told(self) -> Any:
-        """The record, as this kind of server tells it."""
+        """Return the record as this kind of server returns it."""
         if self.native:
             return msgspec.to_builtins(DRAFT)
         told = json.loads(msgspec.json.encode(lifted(DRAFT, vector=self.vectors, tier=self.remote)))
@@ -99,7 +101,7 @@ KINDS: Final = st.builds(
 
 
 class Changing:
-    """A server that is of another kind each time that it is connected; of the last one from then on."""
+    """A server that has the next of some kinds on each connection, and keeps the last one."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = list(kinds)
@@ -144,7 +146,7 @@ async def scenario(kinds: Sequence[Kind], calls: Sequence[str], *, held: bool, p
     found: list[Any] = []
 
     async def asked(method: str) -> None:
-        with budget(PATIENT):  # as a client's request, so that it waits for its turn
+        with budget(PATIENT):  # a client's request waits for its turn
             try:
                 if method == "remember":
                     await copies.write("working", [DRAFT])
@@ -154,7 +156,7 @@ async def scenario(kinds: Sequence[Kind], calls: Sequence[str], *, held: bool, p
                     timeline = Timeline(owner="alice", limit=1)
                     found.extend([record async for page in copies.pages("working", timeline) for record in page])
             except TierDown:
-                pass  # its connection was lost, and it was no read, or lost once more
+                pass  # a write lost its connection, or a read lost two
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(link.run)
@@ -207,7 +209,7 @@ def test_the_mode_of_a_tier_that_is_down_is_its_last_one() -> None:
             assert link.status == "down"
             assert modes.of("working") == msgspec.structs.replace(first, mount=True)
             await link.wait_up()
-            # whether it takes writes is asked anew; until then it is as it was
+            # The router tests anew whether it takes writes. Until then the tier stays a mount.
             assert modes.of("working").mount
             assert modes.is_mount(tier)
             now = modes.decide("working", mount=False)

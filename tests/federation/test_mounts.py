@@ -1,8 +1,8 @@
-"""Mounts: tiers that are only read, beside memory that is kept (§2.1); and at the end of this file services that were
-there before any memory was: a Chroma collection and a search endpoint.
+"""Mounts: tiers that are only read, beside managed tiers (§2.1).
 
-Whatever a test does, a mount's server is told nothing but reads; a tier that may turn out to be one is asked once
-whether it takes writes, by a forget of what nobody has.
+The tests at the end mount existing services: a Chroma collection, a search endpoint and a search tool. In every test
+the server of a mount gets only reads. A tier that may be a mount gets one test of whether it takes writes: a forget of
+no records.
 """
 
 import json
@@ -46,14 +46,14 @@ from tests.support.mounted import MEMORY, MOUNT, Records, Watched, at, federatio
 from tests.support.paths import SERVERS
 from tests.support.retrieval import Corpus, Moody, server
 
-# far more than anything here takes; a hang becomes a failure
+# Seconds; far longer than anything here takes. A hang becomes a failure.
 PATIENCE = 60
 
 
 # --- a federation in this process
 
 
-# --- what is mounted
+# --- the mounted servers
 
 
 PAGES: Final[Records] = [
@@ -72,7 +72,7 @@ PAGES: Final[Records] = [
 
 
 def writable(*pages: dict[str, Any]) -> Foreign:
-    """Were it told to write, it would."""
+    """Return a server that would take writes."""
     return filled(*pages)
 
 
@@ -81,7 +81,7 @@ def read_only(*pages: dict[str, Any]) -> Foreign:
 
 
 def retrieval(*pages: dict[str, Any]) -> rag.Server:
-    """A retrieval service behind a2m-rag."""
+    """Return a retrieval service behind a2m-rag."""
     return server(Corpus(*({**page, "at": page["created_at"]} for page in pages)))
 
 
@@ -97,19 +97,19 @@ SAID: Final[Records] = [
 
 MANUAL: Final = [f"handbook/{page['id']}" for page in PAGES]
 
-# memory and manual in the order of their creation
+# The records of memory and manual by creation time.
 ALL: Final = ["handbook/1", "a", "handbook/2", "b", "handbook/42", "c", "handbook/deep/7"]
 
 
 @asynccontextmanager
 async def mounted(manual: Foreign | rag.Server, tiers: str = MEMORY + MOUNT, **options: Any) -> AsyncIterator[Watched]:
-    """A memory that something has been said to, with a handbook beside it."""
+    """A federation with records in memory, and a handbook as a mount."""
     async with federation(tiers, {"handbook": manual}, **options) as fed:
         await fed.call("remember", records=SAID)
         yield fed
 
 
-# reads of every kind; each of them finds something in memory
+# Reads of every kind. Each finds a record in memory.
 READINGS: Final[list[tuple[str, dict[str, Any]]]] = [
     ("recall", {"query": "storm"}),
     ("recall", {}),
@@ -119,7 +119,7 @@ READINGS: Final[list[tuple[str, dict[str, Any]]]] = [
 ]
 
 
-# --- read together
+# --- reads of memory and mounts together
 
 
 @pytest.mark.anyio
@@ -166,7 +166,6 @@ async def test_of_a_mount_s_records_only_what_a_corpus_can_know_is_shown() -> No
 
 @pytest.mark.anyio
 async def test_a_page_without_a_date_is_undated_and_sorts_first() -> None:
-    """A page without a date is undated in a prompt and sorts before all others."""
     async with federation(
         MEMORY + MOUNT, {"handbook": server(Corpus({"id": "tea", "content": "Tea is here."}))}
     ) as fed:
@@ -217,7 +216,7 @@ async def test_a_record_that_was_there_before_the_mount_keeps_its_id_for_itself(
 
 
 def equal(value: Any, wanted: Any) -> bool:
-    """§5.2: JSON equality; an array means any of."""
+    """Return whether two values are equal as JSON (§5.2). A wanted array means any of its items."""
     return any(same(value, each) for each in wanted) if isinstance(wanted, list) else same(value, wanted)
 
 
@@ -225,7 +224,7 @@ FIELDS: Final = {"id", "content", "created_at", "role", "group", "tier", "owner"
 
 
 def meets(record: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """§5.2 by hand, on a record as it is shown."""
+    """Return whether the value equals the wanted one as JSON (§5.2). A wanted array means any of its items."""
     inner = record.get("metadata") or {}
     return all(equal(record.get(name) if name in FIELDS else inner.get(name), wanted) for name, wanted in where.items())
 
@@ -255,7 +254,7 @@ wheres = st.fixed_dictionaries(
     },
 ).filter(bool)
 
-# one federation serves many questions; what they mean is no matter of the event loop that carries them
+# One federation serves many questions, on one event loop.
 cheaply = partial(settings, suppress_health_check=list(HealthCheck))
 
 
@@ -309,7 +308,7 @@ def test_a_timeline_s_limit_takes_the_newest_of_memory_and_manual(
     anyio.run(scenario)
 
 
-# --- nothing is written to it
+# --- writes to a mount
 
 
 FORGETS: Final[list[dict[str, Any]]] = [
@@ -406,7 +405,6 @@ def of_the_handbook(place: int, id: str) -> tuple[int, str]:
 async def test_a_change_of_a_mounts_record_is_rejected_and_changes_nothing(
     manual: Mounted, method: str, params: dict[str, Any]
 ) -> None:
-    """An id of a mount is refused by what changes records and nothing is changed."""
     async with mounted(manual(*PAGES)) as fed:
         before = await fed.records()
         for ids, place in (
@@ -417,7 +415,7 @@ async def test_a_change_of_a_mounts_record_is_rejected_and_changes_nothing(
             refusal = await fed.refused(method, **params, ids=ids)
             assert (refusal.code, refusal.message) == of_the_handbook(place, ids[place])
         assert await fed.records() == before
-        # what only looks like one is not known, and not counted
+        # Ids that only look like those of a mount are unknown, and not counted.
         assert set((await fed.call(method, **params, ids=["handbook", "1", "/1", "notes/1"])).values()) == {0}
 
 
@@ -430,19 +428,19 @@ async def test_a_record_of_ours_with_an_id_like_a_mount_s_is_changed_by_it(
         records = [{"id": "handbook/1", "content": "my storm", "metadata": {"part": 1}}]
         await fed.call("remember", records=records, owner="ada")
     async with federation(MEMORY + MOUNT, {"handbook": writable(*PAGES)}, folder=tmp_path) as fed:
-        # nobody else is told that there is such a record
+        # Another owner's error does not reveal that the record exists.
         refusal = await fed.refused(method, **params, ids=["handbook/1"], owner="bob")
         assert (refusal.code, refusal.message) == of_the_handbook(0, "handbook/1")
         refusal = await fed.refused(method, **params, ids=["handbook/1", "handbook/2"], owner="ada")
         assert (refusal.code, refusal.message) == of_the_handbook(1, "handbook/2")
         hers = partial(fed.call, method, **params, ids=["handbook/1"], owner="ada")
         assert set((await hers()).values()) == {1}
-        assert set((await hers()).values()) <= {0, 1}  # a repeated call is no mistake
+        assert set((await hers()).values()) <= {0, 1}  # a repeated call is no error
 
 
 @pytest.mark.anyio
 async def test_until_memory_is_read_through_an_id_may_be_one_of_its_records() -> None:
-    """While memory is not looked through an id may be one of its records."""
+    """Before the scan of a managed tier, an id with the prefix of the mount may be that of a record there."""
     down = {"notes"}
     async with federation(MEMORY + MOUNT, {"handbook": writable(*PAGES)}, down=down) as fed:
         assert await fed.call("forget", ids=["handbook/1"]) == {"forgotten": 0}
@@ -491,7 +489,7 @@ async def test_without_its_mount_memory_answers_and_says_so() -> None:
                 Code.INTERNAL_ERROR,
                 "the tier 'handbook' does not answer: it is not there",
             )
-        # what does not concern it does not wait for it
+        # Calls that do not concern the mount do not wait for it.
         assert await fed.call("forget", query="storm closed") == {"forgotten": 2}
         assert await fed.call("promote", ids=["b"], tier="notes") == {"promoted": 1}
         handbook = (await fed.call("describe"))["tiers"][2]
@@ -510,14 +508,14 @@ async def test_without_a_required_mount_there_is_no_answer() -> None:
             assert refusal.code == Code.INTERNAL_ERROR
             assert refusal.data is not None
             assert refusal.data["tier"] == "handbook"
-        # of other tiers it may be asked all the same
+        # Calls to other tiers are still answered.
         assert await fed.ids(tier="working") == ["a", "b"]
         assert await fed.ids(where={"tier": ["working", "notes"]}) == ["a", "b", "c"]
         assert await fed.call("forget", ids=["a"]) == {"forgotten": 1}
 
 
 class Failing(Corpus):
-    """A service that can say what it is, and fails at every question."""
+    """A service that describes itself and fails at every search."""
 
     async def search(self, *_: Any, **__: Any) -> list[Result]:
         raise ServiceFailure("its index is being rebuilt")
@@ -546,7 +544,6 @@ def moody(**options: Any) -> tuple[Moody, rag.Server]:
 
 @pytest.mark.anyio
 async def test_a_service_that_is_silent_again_and_again_is_not_waited_for() -> None:
-    """A service that is silent time after time is not waited for any more."""
     service, manual = moody(lists=False)
     async with mounted(manual) as fed:
         service.failure = ServiceSilent("no answer within 1 s")
@@ -555,7 +552,7 @@ async def test_a_service_that_is_silent_again_and_again_is_not_waited_for() -> N
             assert "a" in {record["id"] for record in answer["records"]}
             assert answer["degraded"] == [{"tier": "handbook", "reason": "corpus: no answer within 1 s"}]
             if number < 4:
-                assert await fed.ids() == ["a", "b", "c"]  # it cannot be listed, which needs no answer of the service
+                assert await fed.ids() == ["a", "b", "c"]  # the service cannot list, so this is no question to it
         asked = len(fed.told_to("handbook", "recall", "timeline"))
         for method, params in READINGS:
             answer = await fed.call(method, **params)
@@ -644,7 +641,7 @@ async def test_a_mount_whose_service_is_down_at_the_start_joins_when_it_is_back(
 
 
 class Vectors(Corpus):
-    """A service with a vector for each page; the first page's is another than those of the rest."""
+    """A service with a vector for each page. Page 1 has another vector than the rest."""
 
     width = 2
 
@@ -699,7 +696,7 @@ async def test_by_which_metric_a_mount_compares_is_no_matter(metric: str) -> Non
 
 
 class Boastful(CoreOnly):
-    """A server that says of a record far away from everything how very similar it is."""
+    """A server that reports a high similarity for a record that is far from every query."""
 
     name = "boastful"
     metric = "cosine"
@@ -751,14 +748,13 @@ async def test_a_mount_that_cannot_use_a_vector_is_asked_by_the_words(manual: Mo
 async def test_a_mount_that_cannot_use_a_vector_alone_is_named_with_the_reason(
     manual: Mounted, reason: str, code: int
 ) -> None:
-    """Without words a mount that cannot use a vector is named with the reason."""
     async with federation(MEMORY + MOUNT, {"handbook": manual(*PAGES)}) as fed:
         await fed.call("remember", records=[{"id": "v", "content": "storm", "embedding": [0.0, 1.0], "session": "s"}])
         for words in ({}, {"query": ""}, {"query": " ?! "}, {"min_score": 0.1}):
             answer = await fed.call("recall", embedding=[1.0, 0.5], **words)
             assert [record["id"] for record in answer["records"]] == ["v"]
             assert answer["degraded"] == [{"tier": "handbook", "reason": reason}]
-        # what it could not have anyway, or is not asked, nothing is missing of
+        # The mount is not degraded if it cannot match the selector or is not asked.
         for narrowed in ({"where": {"session": "s"}}, {"where": {"id": "v"}}, {"tier": "working"}):
             assert await fed.ids("recall", embedding=[1.0, 0.5], **narrowed) == ["v"]
         assert await fed.ids("recall", embedding=[1.0, 0.5], key_prefix="k") == []
@@ -778,7 +774,7 @@ async def test_a_principal_is_told_why_a_mount_was_not_asked_by_its_vector(
         call = {"jsonrpc": "2.0", "id": 1, "method": "memory/recall", "params": {"embedding": [1.0, 0.5]}}
         ada = Caller(asserts_owner=False, owner="ada")
         answer = json.loads(await fed.federation.answer(json.dumps(call).encode(), ada) or b"")
-        # it is the router's own reason, and quotes nobody
+        # The reason is the router's own text and quotes no server, so a principal gets it.
         assert answer["result"]["degraded"] == [{"tier": "handbook", "reason": reason}]
         call["params"] = {"embedding": [1.0, 0.5], "tier": "handbook"}
         answer = json.loads(await fed.federation.answer(json.dumps(call).encode(), ada) or b"")
@@ -810,14 +806,14 @@ async def test_each_of_several_mounts_is_asked_as_it_can_be() -> None:
         ]
         found = await fed.records("recall", query="storm", embedding=[1.0, 0.5], limit=50)
         assert {record["tier"] for record in found} == {"working", "two", "three", "words"}
-        # the width of what is kept here is no matter to a mount that is asked alone
+        # A recall of one mount alone does not depend on the vector width of the managed tiers.
         (first, *_) = await fed.records("recall", embedding=[1.0, 0.5, 0.5], tier="three")
         assert first["id"] == "three/1"
         assert (await fed.refused("recall", embedding=[1.0, 0.5, 0.5])).code == Code.EMBEDDING_MISMATCH
 
 
 class Unfixed(Vectors):
-    """A service that says how wide its vectors are only once it was asked for it twice."""
+    """A service that returns its vector width only from the second request for it on."""
 
     def __init__(self, *values: Any, **options: Any) -> None:
         super().__init__(*values, **options)
@@ -842,7 +838,7 @@ async def test_a_width_that_is_fixed_after_it_was_asked_for_is_found_out() -> No
         assert missing["tier"] == "handbook"
         assert "have 3 numbers, this one has 2" in missing["reason"]
         assert (await fed.refused("recall", embedding=[1.0, 0.5], tier="handbook")).code == Code.EMBEDDING_MISMATCH
-        # by now it says so itself, and is not asked any more
+        # By now the server declares the width itself, and the router does not ask it.
         await fed.call("describe")
         asked = len(fed.told_to("handbook", "recall"))
         answer = await fed.call("recall", embedding=[1.0, 0.5])
@@ -873,7 +869,6 @@ async def test_a_tier_whose_server_takes_no_writes_becomes_a_mount(caplog: pytes
 @pytest.mark.rule(n=6)
 @pytest.mark.anyio
 async def test_nothing_spills_into_a_read_only_tier() -> None:
-    """What would spill into a tier that takes no writes stays where it is."""
     full = 'kind = "working"\ncapacity = 2\nspill_to = "handbook"'
     tiers = (MEMORY + UNDECLARED).replace('kind = "working"', full)
     async with federation(tiers, {"handbook": read_only(*PAGES)}) as fed:
@@ -911,7 +906,7 @@ async def test_a_tier_that_holds_records_of_ours_does_not_become_a_mount(
         refusal = await fed.refused("remember", records=[{"content": "new", "tier": "handbook"}])
         assert refusal.code == Code.INTERNAL_ERROR
         assert "the tier 'handbook' did not take the write: its server takes no writes" in refusal.message
-        # what is forgotten is gone at once, though its server has it still
+        # A forgotten record is gone for readers at once, though its server still has it.
         assert await fed.call("forget", ids=["x"]) == {"forgotten": 1}
         assert await fed.ids() == [*"yz"]
         assert set(await fed.ids("recall", query="note")) == {*"yz"}
@@ -943,7 +938,7 @@ async def test_a_mount_that_turns_out_to_take_writes_is_a_tier_from_then_on(capl
         assert "42" not in [record.id for record in told_by(fed.servers["handbook"])]
 
 
-# --- nothing but mounts
+# --- federations of mounts alone
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab", max_size=2),
@@ -1003,7 +998,7 @@ async def test_a_federation_of_mounts_is_read_like_any_other() -> None:
         assert (await fed.call("events"))["events"] == []
 
 
-# --- services that were there before
+# --- existing services
 
 VECTORS: Final = {"storm": [1.0, 0.0], "lamp": [0.0, 1.0], "rope": [0.6, 0.8]}
 ENTRIES: Final = {
@@ -1045,7 +1040,7 @@ command = {http}
 
 @contextmanager
 def site() -> Iterator[str]:
-    """The address of a search endpoint that ranks by shared words."""
+    """Serve a search endpoint that ranks by shared words, and yield its URL."""
 
     async def search(request: Request) -> Response:
         asked = await request.json()
@@ -1062,7 +1057,7 @@ def site() -> Iterator[str]:
 
 @contextmanager
 def listening(*routes: Route) -> Iterator[str]:
-    """The address of a server with these routes."""
+    """Serve these routes, and yield the URL."""
     app = Starlette(routes=routes)
     served = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -1077,7 +1072,7 @@ def listening(*routes: Route) -> Iterator[str]:
 
 @contextmanager
 def collection(path: Path) -> Iterator[Any]:
-    """The collection `pages` of a Chroma database, made if it is not there, opened by a client of its own."""
+    """Open the collection `pages` of a Chroma database with a new client. Create it if it does not exist."""
     import chromadb
     from chromadb.api.shared_system_client import SharedSystemClient
     from chromadb.config import Settings
@@ -1092,7 +1087,7 @@ def collection(path: Path) -> Iterator[Any]:
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    """All that a collection holds."""
+    """Return everything that a collection holds."""
     with collection(path) as pages:
         found = pages.get(include=["documents", "metadatas", "embeddings"])
         return {
@@ -1103,7 +1098,7 @@ def content_of(path: Path) -> dict[str, Any]:
         }
 
 
-# what Chroma says to itself of a collection without an embedding function
+# Chroma warns about a collection without an embedding function.
 @pytest.mark.filterwarnings("ignore:legacy embedding function config:DeprecationWarning")
 def test_a_chroma_collection_and_a_search_endpoint_stand_beside_memory(tmp_path: Path) -> None:
     texts, vectors, metadatas = zip(*ENTRIES.values(), strict=True)
@@ -1123,7 +1118,7 @@ def test_a_chroma_collection_and_a_search_endpoint_stand_beside_memory(tmp_path:
             router = Stdio([str(Path(sys.executable).with_name("a2m-router")), "--config", str(config)], PATIENCE)
             stack.callback(router.close)
             _beside_memory(router)
-        # now the site is gone
+        # The site has been shut down.
         answer = router.request("memory/recall", {"query": "storm"})["result"]
         assert answer["records"][0]["id"] == "pages/1"
         (missing,) = answer["degraded"]
@@ -1194,7 +1189,6 @@ timeout = "60s"
 
 
 def test_a_search_tool_beside_memory_comes_back_when_it_has_died(tmp_path: Path) -> None:
-    """A search tool stands beside memory and comes back when it has died."""
     server = [sys.executable, str(SERVERS / "mcp_search.py"), "--marks", str(tmp_path)]
     near = ["--score", "score", "--min-score", "0.3"]
     rag = [sys.executable, "-m", "a2m_rag.cli", "mcp", "--tool", "search", "--timeout", "60", *near, "--", *server]
@@ -1237,7 +1231,7 @@ def test_a_search_tool_that_is_dead_is_left_alone(tmp_path: Path) -> None:
         (tmp_path / "die").touch()
         deadline = time.monotonic() + PATIENCE
         is_left_alone = False
-        while not is_left_alone:  # it may be started in between, to see whether it is back
+        while not is_left_alone:  # the router may start it again in between, to test whether it works
             assert time.monotonic() < deadline
             before = len(list(tmp_path.glob("dead-*")))
             (missing,) = router.request("memory/recall", {"query": "office"})["result"]["degraded"]
@@ -1262,7 +1256,7 @@ timeout = "60s"
 
 
 class Hanging:
-    """A search endpoint that answers, or hangs; and what it was asked."""
+    """A search endpoint that answers or hangs, and records its queries."""
 
     def __init__(self) -> None:
         self.hangs = False

@@ -1,4 +1,6 @@
-"""More than there is room for: refused at once, in words, and nothing of it begun; and the time of a request."""
+"""Overload: a call above a limit is refused at once with a clear error and has no effect. Also the timeout of a
+request.
+"""
 
 import functools
 import json
@@ -33,7 +35,7 @@ from tests.support.federated import (
 
 
 class Slow:
-    """Answers a call when the test says so. `begun` is how many it has taken."""
+    """A server that answers its calls once `go` is set. `begun` counts the calls that it has taken."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -62,7 +64,7 @@ async def begun(slow: Slow, calls: int) -> None:
 
 @pytest.mark.anyio
 async def test_on_a_pipe_a_call_too_many_is_rejected_at_once() -> None:
-    """On a pipe a call too many is answered at once and the others in their time."""
+    """The calls within the limit are answered later."""
     slow = Slow()
     to_server, requests = anyio.create_memory_object_stream[bytes](10)
     replies, from_server = anyio.create_memory_object_stream[bytes](10)
@@ -86,7 +88,7 @@ async def test_on_a_pipe_a_call_too_many_is_rejected_at_once() -> None:
         assert answered == {1, 2}
         await to_server.send(call(4) + b"\n")
         assert json.loads(await from_server.receive()) == {"jsonrpc": "2.0", "id": 4, "result": {}}
-        assert slow.begun == 3  # of the call that was refused, and of the notification, nothing was begun
+        assert slow.begun == 3  # the refused call and the notification were not begun
         to_server.close()
     for stream in (requests, replies, from_server):
         stream.close()
@@ -109,7 +111,7 @@ async def test_on_a_pipe_no_more_bytes_are_held_than_may_be() -> None:
         while len(ids) < 2:
             ids += [json.loads(line)["id"] for line in (await from_server.receive()).splitlines()]
         assert ids == [1, 2]
-        await to_server.send(call(3) + large + large + b"\n")  # one alone always finds room
+        await to_server.send(call(3) + large + large + b"\n")  # a single message is taken, however large
         assert json.loads(await from_server.receive())["id"] == 3
         to_server.close()
     for stream in (requests, replies, from_server):
@@ -155,7 +157,7 @@ async def test_what_cannot_be_read_is_told_so_even_where_there_is_no_room() -> N
 
 
 def crowded(max_calls: int = 1, **serve: Any) -> Any:
-    """Four tiers, of which semantic takes so few calls at once, and as many more that wait."""
+    """Return settings of four tiers. Semantic takes `max_calls` calls at once, and as many more may wait."""
     tier = '[tiers.semantic]\nkind = "semantic"'
     text = FOUR_TIERS.replace(tier, f"{tier}\nmax_calls = {max_calls}")
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in serve.items())
@@ -163,7 +165,7 @@ def crowded(max_calls: int = 1, **serve: Any) -> Any:
 
 
 async def occupied(fed: Trial, steer: Steered, tasks: Any) -> Task:
-    """The semantic tier has all the calls that it takes; they end when the holds are released."""
+    """Fill the semantic tier with calls until it takes no more. They end when `fed.release` is called."""
     hold = steer.hold("semantic", "recall")
     first = Task(tasks, lambda: fed.call("recall", query="x", tier="semantic"))
     await hold.reached.wait()
@@ -193,7 +195,7 @@ async def test_a_tier_with_too_many_calls_is_left_out_and_the_answer_says_so() -
         fed.release()  # type: ignore[attr-defined]
         await first.settled()
         assert (await fed.call("recall", query="x", tier="semantic"))["records"]
-        assert [r["id"] for r in await fed.timeline(tier="semantic")] == ["s"]  # of what was refused nothing is there
+        assert [r["id"] for r in await fed.timeline(tier="semantic")] == ["s"]  # the refused write had no effect
         await fed.settled()
         assert_nothing_under_way(fed)
 
@@ -262,7 +264,7 @@ async def test_the_parts_of_a_read_share_its_time() -> None:
         return await go()
 
     async with trial(crowded(8, timeout="7s"), weather=slow) as fed:
-        # read in parts of a hundred, one after the other, each of which takes 3 s
+        # The timeline reads a hundred records at a time, one part after the other. Each part takes 3 s.
         ids = [f"r{n}" for n in range(400)]
         await fed.call("remember", records=[{"id": id, "content": id, "tier": "semantic"} for id in ids])
         began = anyio.current_time()
@@ -270,11 +272,11 @@ async def test_the_parts_of_a_read_share_its_time() -> None:
             await fed.timeline(tier="semantic")
         assert anyio.current_time() - began == pytest.approx(7)
         link = fed.federation.links["semantic"]
-        assert link.status == "up"  # that the time was short says nothing of the tier
+        assert link.status == "up"  # a deadline that ran out is no evidence of a failing tier
         assert len(await fed.timeline(limit=200)) == 200
 
 
-# --- why a tier takes no part
+# --- why a tier is inactive
 
 
 @pytest.mark.anyio
@@ -283,7 +285,7 @@ async def test_answers_say_why_a_tier_that_is_up_takes_no_part(tmp_path: Path) -
     async with trial(settings, folder=tmp_path) as fed:
         await fed.remember("x")
         await fed.remember("y", tier="semantic")
-    (tmp_path / "semantic.db").unlink()  # another store is behind the tier now
+    (tmp_path / "semantic.db").unlink()  # the tier gets another store
     down = {"semantic"}
     async with trial(settings, folder=tmp_path, down=down) as fed:
         down.clear()

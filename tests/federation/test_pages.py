@@ -1,4 +1,4 @@
-"""Walking everything a federation holds, page by page: an extension of memory/timeline, for exports."""
+"""Walks through everything that a federation holds, page by page: an extension of memory/timeline, for exports."""
 
 import stat
 from pathlib import Path
@@ -20,7 +20,7 @@ SHARED = "procedural"
 
 
 async def walk(fed: Trial, size: int, between: Any = None, **params: Any) -> list[dict[str, Any]]:
-    """All records of a walk to its end; `between` is done after each page."""
+    """Return all records of a walk. Call `between` after each page."""
     found: list[dict[str, Any]] = []
     after: dict[str, str] = {}
     while True:
@@ -47,7 +47,7 @@ writes = st.lists(
 async def test_a_walk_meets_every_record_once_though_records_move(
     writes: list[tuple[str | None, str, bool]], size: int, owner: str | None, data: st.DataObject
 ) -> None:
-    """A walk meets every record once though they move and change meanwhile."""
+    """The records also change during the walk."""
     async with trial(settings_of(FOUR_TIERS, policy="explicit")) as fed:
         ids: list[str] = []
         for number, (whose, tier, keyed) in enumerate(writes):
@@ -77,7 +77,7 @@ async def test_a_walk_meets_every_record_once_though_records_move(
         assert owner is None or all(each.get("owner") in (None, owner) or each["tier"] == SHARED for each in found)
         met = [record["id"] for record in found]
         assert len(set(met)) == len(met)
-        # what leaves a shared tier for a private one may leave the caller's sight on its way
+        # A record that moves from a shared tier to a private one may become invisible to the caller during the walk.
         seen_all_along = wanted & {record["id"] for record in await fed.timeline(owner=owner)}
         assert seen_all_along <= set(met)
 
@@ -123,7 +123,10 @@ async def test_a_walk_goes_on_after_a_restart_and_only_in_its_own_federation(tmp
 
 
 async def test_a_walk_from_after_the_copies_that_were_put_back_is_refused(tmp_path: Path) -> None:
-    """Its places would be those of other records. One from before goes on, and meets all that was written since."""
+    """After the copy is restored, the positions of later starts belong to other records: their cursors are refused.
+
+    Cursors of the start that made the copy go on, and meet all that was written since.
+    """
     settings = settings_of(FOUR_TIERS, policy="explicit")
     (tmp_path / "it").mkdir()
     async with trial(settings, folder=tmp_path / "it") as fed:
@@ -145,7 +148,7 @@ async def test_a_walk_from_after_the_copies_that_were_put_back_is_refused(tmp_pa
 
 
 async def test_a_walk_passes_over_nothing_that_was_written_since_its_last_page(tmp_path: Path) -> None:
-    """Also where the last that were there are forgotten, and others stand in their place after a restart, or two."""
+    """The records at the cursor are forgotten, and others take their place after one restart, or two."""
     settings = settings_of(FOUR_TIERS, policy="explicit")
     async with trial(settings, folder=tmp_path) as fed:
         ids = await fed.remember(*(str(number) for number in range(8)))
@@ -166,7 +169,7 @@ async def test_the_key_of_cursors_is_for_the_owner_of_the_catalog_alone(tmp_path
         async with trial(settings, folder=tmp_path) as fed:
             await fed.remember("one")
             await fed.remember("two")
-            # one place, told in other words each time, after a restart too
+            # Each cursor of one position is different, also after a restart.
             cursors += [(await fed.call("timeline", page=1))["next"] for _ in range(2)]
     assert len(set(cursors)) == 4
     [catalog] = tmp_path.glob("router.db")  # noqa: ASYNC240 - nothing else is going on

@@ -1,8 +1,8 @@
 """A principal never learns of another's private records (§6): by no method, no count, no event and no error.
 
-The properties compare two worlds that differ in what another keeps to himself; see `two_worlds`. Then there is one
-plain test for each way to learn something, one for each exception that the protocol itself makes, saying how little it
-tells, and what the policy may publish. A2M_EXAMPLES=50 looks fifty times as long.
+The properties compare two worlds that differ in the private records of another owner; see `two_worlds`. Then follow one
+plain test for each way to learn of them, one for each exception that the protocol makes, with how little it reveals,
+and tests of what the policy may publish. A2M_EXAMPLES=50 runs fifty times as many examples.
 """
 
 import json
@@ -51,16 +51,16 @@ from tests.support.histories import restless
 from tests.support.principals import EVERYTHING, common_ground, remember, secluded
 from tests.support.two_worlds import PRIVATE, SECLUDED, SECRET, SHARED, Answer, Call, Step, ask, two_worlds
 
-# --- nothing that "b" can ask tells two worlds apart
+# --- no call of "b" tells the two worlds apart
 
 
-# into every tier, or into what is private only
+# "b" may write to every tier, or to private tiers alone.
 rights_to_write: Final = st.sampled_from([None, frozenset(PRIVATE)])
 
 
 @asynccontextmanager
 async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
-    """Where "b" may write: a refusal must tell no more than an answer."""
+    """Restrict the tiers to which "b" may write. A refusal must reveal no more than a result."""
     with patch.dict(w.CALLERS, b=Caller(asserts_owner=False, owner="b", writes=writes)):
         yield
 
@@ -72,8 +72,6 @@ async def allowed_to_b(writes: frozenset[str] | None) -> AsyncIterator[None]:
 def test_no_answer_tells_what_another_does_in_private(
     anyio_backend: str, history: list[Step], distil: bool, writes: frozenset[str] | None
 ) -> None:
-    """Whatever another does in private nothing that can be asked tells of it."""
-
     async def scenario() -> None:
         async with two_worlds(secluded("background", distil=distil)) as worlds, allowed_to_b(writes):
             await common_ground(worlds)
@@ -89,7 +87,7 @@ def test_no_answer_tells_what_another_does_in_private(
     run(anyio_backend, scenario)
 
 
-# a pass that "a" asks for moves whatever is due, "b"'s records among it, and is no secret
+# A pass that "a" requests also moves "b"'s records that are due, and need not stay hidden.
 secrets_without_passes = w.private.filter(lambda call: call.method not in ("consolidate", "session/close"))
 
 
@@ -123,20 +121,22 @@ def test_nothing_of_it_shows_while_it_happens(
 
 
 def test_every_method_is_asked() -> None:
-    """Push is looked at below, where there is a connection that carries it."""
+    """The subscriptions have tests of their own below, with a connection that carries notifications."""
     methods = {method.removeprefix("memory/") for each in METHODS.values() for method in each}
     assert methods - {"events/subscribe", "events/unsubscribe"} == {*w.READS, *w.WRITES}
 
 
-# --- one way after the other
+# --- each way by itself
 
 HIS: Final = tuple(f"a-{tier}" for tier in PRIVATE)
 
 
 @asynccontextmanager
 async def with_secrets(settings: Settings | None = None, weather: Weather | None = None) -> AsyncIterator[Trial]:
-    """A federation in which "a" keeps a record in each private tier: with an id and a key that can be guessed, in the
-    session "s" and the group "g"."""
+    """A federation in which "a" has a record in each private tier, in the session "s" and the group "g".
+
+    The ids and keys can be guessed.
+    """
     async with trial(settings or secluded(), weather=weather) as fed:
         for tier, id in zip(PRIVATE, HIS, strict=True):
             record = {
@@ -155,24 +155,24 @@ async def with_secrets(settings: Settings | None = None, weather: Weather | None
 
 
 async def done(fed: Trial, method: str, **params: Any) -> Any:
-    """What "a" does, which must not be refused."""
+    """Return the result of a call by "a", which must succeed."""
     return (await ask(fed, "a", method, **params)).result
 
 
 async def told(fed: Trial, method: str, **params: Any) -> Any:
-    """What "b" is told; raises A2MError for an error."""
+    """Return the result of a call by "b". Raise A2MError for an error."""
     answer = await ask(fed, "b", method, **params)
     assert SECRET.encode() not in answer.raw
     return answer.result
 
 
 async def his(fed: Trial) -> list[dict[str, Any]]:
-    """All that "a" has."""
+    """Return all records of "a"."""
     records: list[dict[str, Any]] = (await ask(fed, "a", "timeline", embeddings=True)).result["records"]
     return records
 
 
-# every way to point at what "a" has
+# Every way to select the records of "a".
 POINTING: Final[Sequence[dict[str, Any]]] = (
     *({"tier": tier} for tier in PRIVATE),
     *(
@@ -204,7 +204,7 @@ async def test_a_timeline_shows_nothing_of_another_s() -> None:
 
 @pytest.mark.anyio
 async def test_a_limit_is_filled_with_ones_own_records() -> None:
-    """A limit is filled with one's own however much another has written since."""
+    """Another owner has written many records since."""
     async with with_secrets(settings_of(policy="explicit")) as fed:
         await told(fed, "remember", records=[{"content": f"alpha {n}", "metadata": {"m": 1}} for n in range(2)])
         await ask(fed, "a", "remember", records=[{"content": f"alpha {SECRET}", "metadata": {"m": 1}}] * 9)
@@ -314,7 +314,7 @@ async def test_no_event_tells_of_another_s_changes() -> None:
         await everything_that_is_an_event(fed)
         kinds = {event["kind"] for event in (await ask(fed, "a", "events", cursor=his_cursor)).result["events"]}
         assert kinds == {"written", "forgotten", "promoted", "consolidated", "session_closed"}
-        # nor with a cursor that is not his own, or with none of this log: that begins with the oldest event there is
+        # Another caller's cursor, or an invalid one, reads from the oldest event on. It shows nothing more.
         for start in (cursor, his_cursor, "AAAA"):
             answer = await told(fed, "events", cursor=start)
             assert (answer["events"], answer.get("more")) == ([], None)
@@ -333,7 +333,7 @@ async def test_of_a_change_of_many_records_only_what_one_sees_is_told() -> None:
 
 
 class Line:
-    """A connection that carries notifications; `feed` is what it was told to follow."""
+    """A connection that carries notifications. `feed` is the feed of its subscription."""
 
     feed: Feed | None = None
 
@@ -406,7 +406,7 @@ async def test_nobody_can_ask_in_another_s_name() -> None:
             if any(field.name == "owner" for field in msgspec.structs.fields(method.params)):
                 params = required.get(name.removeprefix("memory/"), {})
                 answer = await ask(fed, "b", name.removeprefix("memory/"), **params, owner="a")
-                if name != "memory/events/subscribe":  # there is no channel, which is looked at first
+                if name != "memory/events/subscribe":  # the channel is checked first, and there is none
                     assert answer.error == {"code": Code.SCOPE_DENIED, "message": "owner: you are 'b', not 'a'"}, name
         answer = await ask(fed, "b", "remember", records=[{"content": "x", "owner": "a"}])
         assert answer.error["code"] == Code.SCOPE_DENIED
@@ -414,7 +414,6 @@ async def test_nobody_can_ask_in_another_s_name() -> None:
 
 @pytest.mark.anyio
 async def test_a_shared_record_is_seen_by_all_and_changed_by_its_owner() -> None:
-    """What is in a shared tier is seen by all and changed by its owner alone."""
     async with trial(secluded()) as fed:
         published = {"id": "open", "content": "for all", "key": "k", "session": "s", "tier": SHARED}
         await ask(fed, "a", "remember", records=[published])
@@ -425,7 +424,7 @@ async def test_a_shared_record_is_seen_by_all_and_changed_by_its_owner() -> None
         assert await told(fed, "reinforce", ids=["open"]) == {"reinforced": 0}
         assert await told(fed, "fetch", key="k") == {"record": None}
         assert (await told(fed, "timeline"))["records"] == [record]
-        # and what its owner takes back is gone for all others, at once
+        # A record that its owner moves back to a private tier is gone for all others at once.
         await ask(fed, "a", "promote", ids=["open"], tier="semantic")
         assert await told(fed, "timeline") == {"records": []}
         assert await told(fed, "session/list") == {"sessions": []}
@@ -449,29 +448,31 @@ async def test_what_its_owner_takes_back_while_it_is_being_read_is_not_shown(
         assert await read.ended() == {"records": []}
 
 
-# --- what a recall finds first
+# --- the ranking of a recall
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("mine", "his", "query", "limit"),
     [
-        (["apple", "banana"], ["banana"], "apple banana", 8),  # whether others use a word at all
-        (["apple"] * 3 + ["banana"] * 3, ["banana"] * 9, "apple banana", 1),  # and which candidates come so far
+        (["apple", "banana"], ["banana"], "apple banana", 8),  # whether others use a word
+        (["apple"] * 3 + ["banana"] * 3, ["banana"] * 9, "apple banana", 1),  # which records are candidates
         (["apple", "apple apple and some more words"], ["how long others write " * 20] * 9, "apple", 8),
     ],
 )
 async def test_the_order_of_a_recall_tells_nothing_of_another_s_words(
     mine: list[str], his: list[str], query: str, limit: int
 ) -> None:
-    """How rare a word is must be counted in what the caller sees: else its rank tells whether others use it."""
+    """The rarity of a word must be counted over the records that the caller sees. Otherwise the ranks reveal the words
+    that others use.
+    """
     async with two_worlds(settings_of(FOUR_TIERS, policy="explicit"), settle=False) as worlds:
         await worlds.alike("b", remember(*mine, tier="semantic"))
         await worlds.apart([remember(*(f"{words} {SECRET}" for words in his), tier="semantic")])
         await worlds.compare(Call("recall", {"query": query, "limit": limit}))
 
 
-# --- errors, and tiers in trouble
+# --- errors, and tiers that fail
 
 ASKING_FOR_TROUBLE: Final = (
     Call("recall", {"query": "alpha"}),
@@ -496,7 +497,7 @@ ASKING_FOR_TROUBLE: Final = (
 @pytest.mark.anyio
 @pytest.mark.parametrize("refused", ["every call", "the greeting"])
 async def test_what_a_tier_says_of_its_trouble_is_not_passed_on(refused: str) -> None:
-    """It may quote whatever it holds, and what a process said last on stderr is the reason why it is down."""
+    """A tier's error may quote its records; the reason why it is down may be its server's last line on stderr."""
     trouble = refused == "the greeting"
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
@@ -525,7 +526,7 @@ async def test_describe_says_why_a_tier_is_down_to_none_but_the_local_caller() -
         assert "it is not there" not in json.dumps(described)
 
 
-# --- what the protocol itself makes known, and that it is no more than that
+# --- exceptions of the protocol, and their limits
 
 
 @pytest.mark.anyio
@@ -536,14 +537,14 @@ async def test_that_an_id_is_taken_tells_nothing_of_the_record_that_has_it() -> 
         for more in (NOTHING, {"key": "q"}, {"tier": SHARED}, {"group": "h", "session": "t"}):
             answer = await worlds.compare(remember("mine", id="x", **more))
             w.assert_says_only_that_it_is_taken(answer, ["x"])
-        # once it is forgotten, nothing tells that it was ever there
+        # After a forget no error reveals that the id existed.
         await worlds.apart([Call("forget", {"ids": ["x"]})], [Call("forget", {"where": {"key": "q"}})])
         assert (await worlds.compare(remember("mine", id="x"))).result == {"ids": ["x"]}
 
 
 @pytest.mark.anyio
 async def test_the_width_of_vectors_tells_only_that_there_are_vectors() -> None:
-    """The width of vectors is one for all and tells no more than that there are some."""
+    """The width of vectors is one number for all owners."""
     async with two_worlds(secluded(), settle=False) as worlds:
         secret = remember(SECRET, embedding=[0.25, 0.5, 0.75])
         await worlds.apart([secret], [remember(SECRET, SECRET, embedding=[1.0, 0.0, 0.0], tier="semantic")])
@@ -559,7 +560,7 @@ async def test_the_width_of_vectors_tells_only_that_there_are_vectors() -> None:
 
 @pytest.mark.anyio
 async def test_a_log_that_has_overflowed_tells_no_more_than_that() -> None:
-    """What is retained is one number for all (§4.12), so whoever comes late may find that others did much."""
+    """All owners share the number of retained events (§4.12). A late reader may find that others changed much."""
     settings = settings_of("[events]\nretained = 4\n" + SECLUDED.replace("DISTIL", "false"), policy="explicit")
     async with two_worlds(settings, settle=False) as worlds:
         for world in (worlds.first, worlds.second):
@@ -575,7 +576,7 @@ async def test_a_log_that_has_overflowed_tells_no_more_than_that() -> None:
         assert set(late) == set(in_time) == {"events", "cursor"}
         assert len(late["events"]) == 1
         assert {**late["events"][0], "id": ""} == {**in_time["events"][-1], "id": ""}
-        # and whoever comes back with what he was given is told the same in both again
+        # A reader that continues with its new cursor gets the same events in both worlds.
         await worlds.alike("b", remember("mine, once more"))
         await worlds.compare(Call("events", {"cursor": "<cursor:1>"}))
 
@@ -584,7 +585,7 @@ CROWDED: Final = SECLUDED.replace("DISTIL", "false").replace("per_session = true
 
 
 def without_places(answer: Answer, world: w.World) -> Any:
-    """An answer without where records live."""
+    """Return an answer without the tiers of its records."""
     decoded = msgspec.json.decode(world.blurred(answer, set()))
     for record in decoded["result"]["records"]:
         del record["tier"]
@@ -593,7 +594,7 @@ def without_places(answer: Answer, world: w.World) -> Any:
 
 @pytest.mark.anyio
 async def test_a_shared_capacity_moves_records_and_shows_no_others() -> None:
-    """A tier that is not per_session has one capacity (§4.7): what one writes makes another's records spill."""
+    """A tier that is not per_session has one capacity (§4.7): one owner's writes make another's records spill."""
     async with two_worlds(settings_of(CROWDED, policy="background")) as worlds:
         await worlds.alike("b", remember("alpha 1", "alpha 2", "beta", session="s"))
         await worlds.apart([remember(*[f"alpha {SECRET}"] * 3)])
@@ -606,7 +607,7 @@ async def test_a_shared_capacity_moves_records_and_shows_no_others() -> None:
 
 @pytest.mark.anyio
 async def test_a_shared_capacity_tells_how_many_others_there_are_and_no_more() -> None:
-    """A capacity that all share tells how many others there are and not what they are."""
+    """The records of others differ between the worlds in everything but their number."""
     one = {"content": f"alpha {SECRET}", "session": "s", "key": "k", "group": "g", "metadata": {"m": 1}}
     another = {"content": f"a long {SECRET} of something else", "session": "t", "key": "q", "role": "tool"}
     async with two_worlds(settings_of(CROWDED, policy="background")) as worlds:
@@ -621,7 +622,7 @@ async def test_a_shared_capacity_tells_how_many_others_there_are_and_no_more() -
 
 @pytest.mark.anyio
 async def test_each_reader_gets_an_event_as_if_there_were_only_his_records() -> None:
-    """The log keeps no more than so many ids of one change: whether there were more must not show."""
+    """The log keeps a limited number of ids of one change. An event must not show whether there were more."""
     nobodys = [("open", Place(None, "working"))]
     secrets = [(f"a{n}", Place("a", "working")) for n in range(1000)]
     alone, in_company = (
@@ -631,7 +632,7 @@ async def test_each_reader_gets_an_event_as_if_there_were_only_his_records() -> 
     assert in_company == alone
 
 
-# --- over real HTTP, where a principal is who its token says
+# --- over HTTP, where the token selects the principal
 
 TOKENS: Final = {"a": "token of a", "b": "token of b"}
 
@@ -704,7 +705,7 @@ KINDS: Final = ("working", "episodic", "semantic", "procedural")
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """A tier of a generated file; `spill` and `promote` say how many tiers further down what leaves it goes."""
+    """A tier of a generated file. `spill` and `promote` count how many tiers further down their target is."""
 
     kind: str
     shared: bool
@@ -716,12 +717,12 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class File(msgspec.Struct, frozen=True):
-    """A generated federation file: its tiers, called t0, t1, …"""
+    """A generated federation file. Its tiers are t0, t1, …"""
 
     tiers: list[Tier]
 
     def arrows(self) -> list[tuple[int, str, int]]:
-        """Every spill and promotion that the file says: from which tier, by which key, into which."""
+        """Return each spill and promotion in the file: the number of its tier, its key, the number of its target."""
         ways = [
             (n, key, way)
             for n, t in enumerate(self.tiers)
@@ -744,7 +745,7 @@ class File(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
     def publishing(self) -> list[str]:
-        """The places of those arrows that would publish what is private, without the file saying that they may."""
+        """Return the paths of the arrows that would publish private records without `may_publish`."""
         return [
             f"tiers.t{n}.{key}"
             for n, key, target in self.arrows()
@@ -752,15 +753,18 @@ class File(msgspec.Struct, frozen=True):
         ]
 
     def may_come_out(self) -> set[int]:
-        """The tiers whose records others may come to see: shared ones, and those on whose way one says may_publish. A
-        way leads along the arrows, and from every tier to where summaries go by default."""
+        """Return the tiers whose records others may come to see.
+
+        These are the shared tiers, and those from which a path leads through a tier with `may_publish`. A path follows
+        the arrows, and leads from every tier to the default target of summaries.
+        """
         summaries = next((n for n, tier in enumerate(self.tiers) if tier.kind == "semantic"), None)
         if summaries is None:
             summaries = next((n for n, tier in enumerate(self.tiers) if tier.kind == "working"), 0)
         ways = {n: {summaries, *(target for m, _, target in self.arrows() if m == n)} for n in range(len(self.tiers))}
         out = {n for n, tier in enumerate(self.tiers) if tier.shared or tier.may_publish}
         private = {n for n, tier in enumerate(self.tiers) if not tier.shared}
-        # to a shared tier leads no way but from one that may publish, so only private ones are followed
+        # Only a tier with `may_publish` has an arrow to a shared tier, so that this follows private tiers alone.
         while more := {n for n in private - out if any(way in out & private for way in ways[n])}:
             out |= more
         return out
@@ -781,7 +785,7 @@ files = st.builds(
     file_tiers,
     st.lists(file_tiers, min_size=1, max_size=4),
 )
-# what "a" does: write into a tier, recall, summarize, close his session; after each a pass is run
+# Actions of "a": write to a tier, recall, summarize, or close the session. A pass runs after each.
 doings = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 4)),
@@ -799,7 +803,7 @@ doings = st.lists(
 def test_a_file_publishes_only_where_it_says_so(
     anyio_backend: str, file: File, doings: list[tuple[str, int]], groups: bool
 ) -> None:
-    """A file that would publish is refused and no other publishes unless it says so."""
+    """A file that would publish without `may_publish` is refused."""
     try:
         settings = parse(file.text(), base=Path("/nowhere"), environ={})
     except ConfigError as refused:
@@ -825,7 +829,7 @@ def test_a_file_publishes_only_where_it_says_so(
 
 
 async def carry_out(fed: Trial, doing: str, tier: int, number: int, group: str | None) -> None:
-    """One thing that "a" does. What is refused has done nothing."""
+    """Do one action of "a". A refused action has no effect."""
     content = f"A {SECRET} of t{tier}, came late. Some {SECRET} of t{tier}, was never seen."
     record = {"id": f"a{number}", "content": content, "tier": f"t{tier}", "session": f"s{tier}", "group": group}
     call = {
@@ -839,7 +843,7 @@ async def carry_out(fed: Trial, doing: str, tier: int, number: int, group: str |
 
 
 async def nothing_has_come_out(fed: Trial, file: File) -> None:
-    """Whatever "b" sees was written where others may come to see it."""
+    """Assert that "b" sees only records that were written to tiers whose records may come out."""
     seen = {}
     for method, params in {"timeline": {}, "recall": {"query": SECRET, "limit": 100}, "session/list": {}}.items():
         seen[method] = (await ask(fed, "b", method, **params)).raw.decode()
@@ -897,7 +901,6 @@ async def test_a_summary_of_what_is_private_is_published_on_purpose_only() -> No
 
 @pytest.mark.anyio
 async def test_a_private_summary_replaces_a_shared_page_only_when_told_to() -> None:
-    """A summary of what is private does not replace a page that all read unless that is said."""
     async with with_secrets_in("working", PUBLIC_FACTS) as fed:
         page = {"content": "a page", "key": "page", "tier": "semantic"}
         await done(fed, "remember", records=[page])
@@ -915,14 +918,14 @@ async def with_secrets_in(tier: str, text: str) -> AsyncIterator[Trial]:
         yield fed
 
 
-# --- who may write where
+# --- rights to write
 
 POOL: Final = '[tiers.pool]\nkind = "semantic"\ncommand = ["-"]\nshared = true\n'
 SHARED_TIERS: Final = (SHARED, "pool")
 
 
 class Right(msgspec.Struct, frozen=True):
-    """What the file says of a principal."""
+    """A principal's entry in the file."""
 
     owner: str
     write: tuple[str, ...] | None = None
@@ -941,7 +944,7 @@ def with_rights(*principals: Right, more: str = POOL, policy: str = "explicit", 
 
 
 def caller_of(settings: Settings, owner: str) -> Caller:
-    """Who comes in with that owner's token."""
+    """Return the caller with that owner's token."""
     admit = admission((), settings.serve.principals, rights_of(settings))
     caller = admit({"authorization": f"Bearer {owner}"})
     assert isinstance(caller, Caller)
@@ -953,7 +956,7 @@ def rights_of(settings: Settings) -> Callable[[Any], Caller]:
 
 
 async def ask_as(fed: Trial, who: str, method: str, **params: Any) -> Answer:
-    """What the federation answers a principal of its file."""
+    """Return the answer to a call by a principal of the file."""
     caller = caller_of(fed.federation.settings, who)
     answer = await fed.federation.answer(render_call(1, f"memory/{method}", params), caller)
     assert answer is not None
@@ -961,14 +964,14 @@ async def ask_as(fed: Trial, who: str, method: str, **params: Any) -> Answer:
 
 
 async def account(fed: Trial) -> dict[str, dict[str, Any]]:
-    """Every record there is, by its id, but for what reading it changes."""
+    """Return all records by id, without the fields that a read changes."""
     records = (await ask(fed, "local", "timeline", embeddings=True)).result["records"]
     read = ("access_count", "accessed_at")
     return {record["id"]: {name: value for name, value in record.items() if name not in read} for record in records}
 
 
 def changed(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records that are not what they were, as they were and as they are."""
+    """Return the former and the new states of the records that differ."""
     ids = {id for id in before | after if before.get(id) != after.get(id)}
     return [there[id] for there in (before, after) for id in ids if id in there]
 
@@ -978,7 +981,7 @@ ALL_TIERS: Final = (*PRIVATE, *SHARED_TIERS)
 
 
 async def furnish(fed: Trial) -> None:
-    """One record of everybody's in each tier, as a local caller can write it: with a key and in a group."""
+    """Write one record of each owner to each tier, as a local caller, with a key and in a group."""
     for tier in ALL_TIERS:
         for owner in OWNERS:
             name = f"{tier}-{owner}"
@@ -1057,7 +1060,7 @@ def test_a_principal_changes_what_the_file_says_and_nothing_else(
     run(anyio_backend, scenario)
 
 
-# each way to change what is in a shared tier, or to bring something there; "b" has "mine" in its own working tier
+# Each way to change the records of a shared tier, or to bring a record there.
 INTRUSIONS: Final[Mapping[str, Call]] = {
     "a record": Call("remember", {"records": [{"content": "x", "tier": SHARED}]}),
     "a record among others": Call("remember", {"records": [{"content": "x"}, {"content": "y", "tier": SHARED}]}),
@@ -1108,7 +1111,7 @@ INTRUSIONS: Final[Mapping[str, Call]] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("write", [None, ("private",), ("private", "pool"), ()], ids=str)
 async def test_a_write_into_a_shared_tier_without_the_right_changes_nothing(write: tuple[str, ...] | None) -> None:
-    """Each of INTRUSIONS is refused, one after the other in one federation."""
+    """All INTRUSIONS are tried, one after the other, in one federation."""
     async with trial(with_rights(Right("a", ("private", SHARED)), Right("b", write))) as fed:
         await furnish(fed)
         before = await account(fed)
@@ -1217,13 +1220,12 @@ async def test_what_the_policy_publishes_it_publishes_whoever_may_write_there() 
             await ask_as(fed, "b", "recall", query="alpha")
         assert (await ask_as(fed, "b", "consolidate")).result["promoted"] == 1
         assert (await account(fed))["x"]["tier"] == SHARED
-        # once it is there, it is for those who may write there to take it back
+        # A published record can be changed only by principals with the right to write there.
         assert (await ask_as(fed, "b", "forget", ids=["x"])).error["code"] == Code.SCOPE_DENIED
 
 
 @pytest.mark.anyio
 async def test_an_admin_sees_all_records_and_may_delete_those_of_others() -> None:
-    """An admin sees every owner's and may take back what others have written."""
     async with trial(with_rights(Right("a", ("private", SHARED)), Right("root", admin=True))) as fed:
         await furnish(fed)
         everything = set(await account(fed))
@@ -1246,12 +1248,12 @@ async def test_an_admin_with_a_list_may_write_what_that_says() -> None:
 
 @pytest.mark.anyio
 async def test_a_record_not_yet_seen_is_not_forgotten_without_the_right() -> None:
-    """A note of a forgotten id holds wherever its record turns up, when its tier comes back."""
+    """A tombstone of an unknown id would also delete a record that turns up when the tier that is down comes back."""
     down = {SHARED}
     async with trial(with_rights(Right("a", ("private", SHARED)), Right("b")), down=down) as fed:
         await ask(fed, "local", "remember", records=[{"content": "x", "id": "mine", "owner": "b"}])
         await ask(fed, "local", "remember", records=[{"content": "x", "id": "his", "owner": "a"}])
-        for id in ("unheard", "his"):  # another's is like one that nobody has heard of
+        for id in ("unheard", "his"):  # another owner's id is refused like an unknown one
             refused = (await ask_as(fed, "b", "forget", ids=[id])).error
             assert (refused["code"], refused["data"]["tier"]) == (Code.INTERNAL_ERROR, SHARED)
         assert (await ask_as(fed, "b", "forget", ids=["mine"])).result == {"forgotten": 1}

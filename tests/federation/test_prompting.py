@@ -1,4 +1,4 @@
-"""Text beside the records (§4.16), and what a model's endpoint may do to whoever asks it for words."""
+"""Prompts beside the records (§4.16), and failures of a model's endpoint."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -64,7 +64,7 @@ async def counted(fed: Trial) -> list[Any]:
     return [(record["id"], record["access_count"], record.get("accessed_at")) for record in await fed.timeline()]
 
 
-# --- beside the records
+# --- prompts beside the records
 
 prompts = st.sampled_from([True, {}]) | st.fixed_dictionaries(
     {},
@@ -151,7 +151,7 @@ def test_a_budget_drops_whole_records_and_those_worth_least(asked: list[Any]) ->
                 for record in got["records"]:
                     said = record["content"].replace("\n", "\n  ") or record.get("uri")
                     assert not said or (said in got["prompt"]) == (record["id"] in got["prompt_ids"])
-                # a budget for just one record goes to the best, or to the newest
+                # A budget for one record goes to the best one of a recall, or to the newest one of a timeline.
                 shown = [record["id"] for record in got["records"] if record["content"] or record.get("uri")]
                 best = shown[-1] if method == "timeline" else shown[0]
                 alone = await fed.call("timeline", where={"id": best}, prompt={"style": style})
@@ -178,7 +178,6 @@ REFUSED: list[tuple[Any, list[str]]] = [
 
 @anyio_test
 async def test_a_prompt_that_is_not_offered_is_rejected_and_counts_nothing() -> None:
-    """What is not offered is refused with a sentence and nothing is counted."""
     async with remembering() as fed:
         before = await counted(fed)
         for prompt, words in REFUSED:
@@ -285,7 +284,7 @@ async def test_a_model_summarizes_distils_and_may_find_nothing_to_say() -> None:
             closed = await fed.call("session/close", session="s")
             assert (closed["summarized"], closed["moved"]) == (2, 0)
             assert contents(await fed.timeline(tier="episodic")) == {"They live in Ghent.": "episodic"}
-            # what the model cannot read whole it does not replace
+            # The model cannot read these records whole, so they move unchanged.
             await fed.remember("a" * 150, "b" * 150, group="h", session="t")
             asked = len(endpoint.asked)
             assert (await fed.call("session/close", session="t"))["moved"] == 2
@@ -312,7 +311,7 @@ async def test_what_a_model_thinks_reaches_no_record_and_no_prompt() -> None:
             assert set(contents(await fed.timeline())) == {"They live in Ghent."}
 
 
-# what the endpoint does, what is said of it, and when it wants to be asked again
+# The endpoint's behaviour, words of the error, and the error's retry_after.
 FAILURES: dict[str, tuple[Callable[[Endpoint], None], str, float | None]] = {
     "it does not answer": (lambda endpoint: endpoint.begins_and_stays(), "gave no whole answer within 0.2 s", None),
     "it takes no more calls": (
@@ -343,11 +342,10 @@ ASKING: dict[str, dict[str, Any]] = {
 async def test_a_failure_at_the_endpoint_is_a_clear_error_and_writes_nothing(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fails at the endpoint is a clear error and nothing is written."""
     posted: list[bytes] = []
     post = Model._post
 
-    # the endpoint may come to know of what is given up later than that, or never
+    # Messages are recorded here, because the endpoint may see a call that was given up later, or never.
     async def and_noted(self: Model, message: bytes) -> Any:
         posted.append(message)
         return await post(self, message)
@@ -408,6 +406,6 @@ async def test_what_is_forgotten_while_a_model_writes_of_it_is_not_told(
         error = await refused(recall.ended(), Code.INTERNAL_ERROR)
         assert error.data is not None
         assert error.data["reason"] == "changing"
-        # nothing was answered, so nothing counts as recalled
+        # The call failed, so its records do not count as recalled.
         another = [("1", 0, None)] if anew else []
         assert await counted(fed) == [each for each in before if each[0] != "1"] + another

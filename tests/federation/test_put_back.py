@@ -1,8 +1,8 @@
 """Files of different age: a catalog older than its tiers, a store older than the catalog, and a tier that lost a record
 while the router ran.
 
-A copy of a file is made at one moment and put back at another. What nobody can tell must cost no record: either the
-start is refused, in a sentence that names the way out, and that way leads out; or all is right.
+Each test copies a file at one moment and puts it back at another. No record may be lost by that: either the federation
+is right, or the start is refused with an error that names a way out, and that way works.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-# what is behind the tiers: native stores, or a lesser server behind the one or two that the record is in
+# The servers: native stores, or lifted ones for some tiers.
 MIXES: Final[Mapping[str, Mix]] = {
     "native": {},
     "lesser": {"working": Foreign(), "episodic": Foreign()},
@@ -89,7 +89,7 @@ mixes = pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 
 
 async def assert_is_there(folder: Path, content: str, tier: str, mix: Mix = ALL_NATIVE) -> None:
-    """The one record of the federation, as everybody sees it, and in its tier alone; also after one more start."""
+    """Assert that the federation has this one record, in its tier alone, in this start and the next."""
     for _ in range(2):
         async with trial(CALM, servers=mix, folder=folder) as fed:
             await fed.settled()
@@ -103,7 +103,6 @@ async def assert_is_there(folder: Path, content: str, tier: str, mix: Mix = ALL_
 
 @mixes
 async def test_a_record_written_after_a_copy_that_has_its_tombstone_stays(tmp_path: Path, mix: Mix) -> None:
-    """A record written anew after the copy of a catalog that knows it as forgotten stays."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[T])
         await fed.call("forget", ids=["t"])
@@ -119,7 +118,7 @@ async def test_a_record_written_after_a_copy_that_has_its_tombstone_stays(tmp_pa
 
 
 async def halfway(folder: Path, mix: Mix, at: tuple[str, str, bool]) -> Files:
-    """A record is promoted; the catalog as it is while the move is at this call."""
+    """Promote a record. Return the catalog's files from the moment at which the move is at the given call."""
     steer = Steered()
     tier, method, after = at
     async with trial(CALM, weather=steer, servers=mix, folder=folder) as fed, anyio.create_task_group() as tasks:
@@ -157,7 +156,6 @@ async def test_a_copy_of_the_catalog_from_the_middle_of_a_move_costs_no_record(
 
 @mixes
 async def test_a_catalog_from_the_middle_of_a_move_restored_later_is_refused(tmp_path: Path, mix: Mix) -> None:
-    """A copy from the middle of a move that was put back later is refused."""
     copy = await halfway(tmp_path, mix, ("episodic", "remember", True))
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("forget", ids=["t"])
@@ -188,7 +186,7 @@ async def test_a_record_forgotten_and_written_anew_after_the_copy_is_not_hidden(
 
 
 async def test_what_was_reserved_in_the_copy_is_not_taken_for_a_failed_write(tmp_path: Path) -> None:
-    """What was reserved in the copy and replaced since is not taken for a failed write."""
+    """The older catalog has the reservation of a record that was committed and replaced since."""
     steer = Steered()
     async with trial(CALM, weather=steer, folder=tmp_path) as fed, anyio.create_task_group() as tasks:
         hold = steer.hold("working", "remember")
@@ -208,7 +206,6 @@ async def test_what_was_reserved_in_the_copy_is_not_taken_for_a_failed_write(tmp
 
 
 async def test_a_pending_write_of_the_copy_does_not_undo_a_later_record(tmp_path: Path) -> None:
-    """A replacement that the copy still had to carry out does not undo a later record."""
     mix, steer = {"working": Foreign()}, Steered()
     async with trial(CALM, servers=mix, weather=steer, folder=tmp_path) as fed:
         await fed.call("remember", records=[{**T, "key": "k"}])
@@ -248,7 +245,6 @@ async def test_what_the_old_catalog_knows_and_is_still_true_comes_along(tmp_path
 async def test_a_newer_tier_that_comes_up_late_is_inactive_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    """A tier that is later than the catalog and comes up late takes no part and loses nothing."""
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[T])
         await fed.call("forget", ids=["t"])
@@ -272,7 +268,7 @@ async def test_a_newer_tier_that_comes_up_late_is_inactive_and_loses_nothing(
 
 
 async def test_a_stray_copy_stays_if_a_later_router_has_written_it(tmp_path: Path) -> None:
-    """What the newest of its records do not show is seen when it is to be removed."""
+    """The look at the newest records does not show the later record. The read before the delete does."""
     mix = {"working": Foreign()}
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[T])
@@ -291,11 +287,11 @@ async def test_a_stray_copy_stays_if_a_later_router_has_written_it(tmp_path: Pat
         assert [stray.id for stray in lost.strays.removable("working", "", 9)] == ["t"]
 
 
-# --- what a start may die of
+# --- crashes of a start
 
 
 def crashes(photographs: Iterable[Photograph], torn: int) -> Iterable[Files]:
-    """What may be found after each of these moments, once."""
+    """Return each different state of the files that a crash at one of these moments may leave."""
     found: dict[tuple[tuple[str, bytes], ...], None] = {}
     for photograph in photographs:
         for files in (
@@ -316,7 +312,7 @@ async def write_some(fed: Trial) -> None:
 async def test_no_crash_of_a_start_asks_for_a_rebuild(tmp_path: Path) -> None:
     folder = tmp_path / "act"
     folder.mkdir()
-    starts: list[list[Photograph]] = [[], []]  # the first of all, and another
+    starts: list[list[Photograph]] = [[], []]  # the first start, and a later one
     with (disk := Disk(folder)).mounted():
         for photographs in starts:
 
@@ -334,7 +330,7 @@ async def test_no_crash_of_a_start_asks_for_a_rebuild(tmp_path: Path) -> None:
                 disk.watch = lambda moment: None
                 if not await fed.timeline():
                     await write_some(fed)
-    # a file that is only just being made may be no file yet
+    # No torn files for the first start: a file that is being created may not be a database yet.
     found = [*crashes(starts[0], torn=0), *crashes(starts[1], torn=1)]
     assert len(found) > 100
     with Disk(tmp_path).mounted():
@@ -353,7 +349,7 @@ async def test_no_server_hears_of_a_start_that_is_not_on_the_catalogs_disk(
     synced = Catalog.synced
 
     async def noted(self: Catalog) -> None:
-        await wait_all_tasks_blocked()  # the disk takes longer than all else
+        await wait_all_tasks_blocked()  # the sync ends after everything else
         await synced(self)
         happened.append("synced")
 
@@ -402,8 +398,11 @@ PAGE: Final = {"key": "page", "tier": "semantic"}
 
 
 async def older_store(folder: Path, *, starts: bool) -> None:
-    """A store's file from before a page was written anew, and from before another record came; `starts`: in an earlier
-    start of the router."""
+    """Put back the semantic tier's file from before a page was replaced and another record was written.
+
+    Args:
+        starts: Whether these writes were in a later start of the router than the copy.
+    """
     async with trial(CALM, folder=folder) as fed:
         await fed.call(
             "remember", records=[{"content": "first", **PAGE}, {"id": "kept", "content": "kept", "tier": "semantic"}]
@@ -447,7 +446,7 @@ async def test_what_an_older_store_holds_as_it_once_was_is_not_shown_and_named(
         for call in (fed.call("fetch", key="page"), fed.call("timeline", page=10)):
             with pytest.raises(A2MError, match="another state"):
                 await call
-        # written anew, it is itself again
+        # A new write makes the page readable again.
         await fed.call("remember", records=[{"content": "third", **PAGE}])
         await fed.caught_up()
         assert contents(await fed.timeline()) == {"kept": "semantic", "third": "semantic"}
@@ -458,7 +457,7 @@ async def test_what_an_older_store_holds_as_it_once_was_is_not_shown_and_named(
 
 
 async def test_a_page_set_back_in_one_start_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A page that was set back in the same start is named though no record is missing."""
+    """No record is missing, and the log still names the page."""
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[{"id": "p", "content": "first", **PAGE}])
         copy = copied(tmp_path, "semantic")
@@ -488,7 +487,7 @@ async def test_a_record_is_brought_back_by_the_write_that_wrote_it(tmp_path: Pat
 
 
 async def test_an_older_store_does_not_bring_back_what_is_gone_from_it(tmp_path: Path) -> None:
-    """An older store does not bring back what was forgotten or has moved."""
+    """The older store holds a record that was forgotten since, and one that was promoted since."""
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[T, {"id": "gone", "content": "gone"}])
     copy = copied(tmp_path, "working")
@@ -517,7 +516,7 @@ async def test_what_was_forgotten_stays_so_after_the_note_of_it_has_ended(tmp_pa
 async def test_a_copy_in_an_older_store_is_not_a_record_that_lives_elsewhere(
     tmp_path: Path, way: tuple[str, str]
 ) -> None:
-    """Whichever of the two would be the better one by its revision, its place on the way, or its group."""
+    """The copy would be preferred by its revision, its tier or its group."""
     source, target = way
     group = [{"id": id, "content": id, "group": "g", "tier": source} for id in ("g1", "g2")]
     async with trial(CALM, folder=tmp_path) as fed:
@@ -542,7 +541,7 @@ async def test_a_copy_in_an_older_store_is_not_a_record_that_lives_elsewhere(
 @mixes
 @pytest.mark.parametrize("tier", ["semantic", "procedural"])
 async def test_a_forgotten_record_does_not_replace_a_later_one_of_its_id(tmp_path: Path, mix: Mix, tier: str) -> None:
-    """Though it had been replaced more often, or its tier is the better one of the two."""
+    """The forgotten record has a higher revision, and may have the preferred tier."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         for content in ("first", "second", "third"):
             await fed.call("remember", records=[{"id": "t", "content": content, "key": "k", "tier": "working"}])
@@ -559,7 +558,7 @@ async def test_a_forgotten_record_does_not_replace_a_later_one_of_its_id(tmp_pat
 
 @mixes
 async def test_a_later_record_of_an_id_does_not_inherit_what_a_lost_one_earned(tmp_path: Path, mix: Mix) -> None:
-    """The catalog that is put back knows it as lost."""
+    """The older catalog has the record as lost."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[T])
         await fed.call("reinforce", ids=["t"], amount=5.0)
@@ -570,7 +569,7 @@ async def test_a_later_record_of_an_id_does_not_inherit_what_a_lost_one_earned(t
         assert await fed.timeline() == []
     copy = copied(tmp_path)
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
-        fed.clock.now += 1000  # another moment than its predecessor's
+        fed.clock.now += 1000  # another created_at than the former record's
         await fed.call("remember", records=[{"id": "t", "content": "anew", "tier": "working"}])
     put_back(tmp_path, copy)
     await heal(tmp_path, mix)
@@ -581,14 +580,14 @@ async def test_a_later_record_of_an_id_does_not_inherit_what_a_lost_one_earned(t
 
 @mixes
 async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix: Mix) -> None:
-    """One holds what was forgotten before, of which the other one has lost the successor."""
+    """One store holds the forgotten record. The other lacks the later record of its id."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[{**T, "tier": "episodic"}, {"id": "u", "content": "u", "tier": "working"}])
     copies = {tier: copied(tmp_path, tier) for tier in ("working", "episodic")}
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("forget", ids=["t"])
         await fed.settled()
-        fed.clock.now += 1000  # another moment than its predecessor's
+        fed.clock.now += 1000  # another created_at than the former record's
         await fed.call("remember", records=[{"id": "t", "content": "anew", "tier": "working"}])
         await fed.settled()
     for tier, copy in copies.items():
@@ -605,7 +604,7 @@ async def test_what_two_older_stores_lack_leaves_the_account(tmp_path: Path, mix
 
 @mixes
 async def test_a_page_that_its_home_lost_is_what_another_store_holds_of_it(tmp_path: Path, mix: Mix) -> None:
-    """A page whose home has lost it is what another store still holds of it."""
+    """The home of the page has lost it. The router adopts the copy that another store still holds."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.call("remember", records=[{"id": "t", "content": "one", "key": "k", "tier": "working"}])
         await fed.remember("u", tier="semantic")
@@ -626,7 +625,7 @@ async def test_a_page_that_its_home_lost_is_what_another_store_holds_of_it(tmp_p
 
 @mixes
 async def test_a_record_lost_in_both_older_stores_leaves_the_catalog_at_once(tmp_path: Path, mix: Mix) -> None:
-    """A record that moved out of and into older stores leaves the account at once."""
+    """Both stores are from before the record, which has moved from one to the other."""
     async with trial(CALM, servers=mix, folder=tmp_path) as fed:
         await fed.remember("u", tier="working")
         await fed.remember("v", tier="episodic")
@@ -646,7 +645,7 @@ async def test_a_record_lost_in_both_older_stores_leaves_the_catalog_at_once(tmp
 
 @pytest.mark.parametrize("target", ["native", "lesser"])
 async def test_a_move_does_not_remove_what_has_come_home_to_its_target(tmp_path: Path, target: str) -> None:
-    """An earlier one was cut off after its copy was written, and the source has lost the record since."""
+    """A move was interrupted after it wrote the copy, and the source has lost the record since."""
     mix = {"semantic": Foreign()} if target == "lesser" else {}
     steer = Steered()
     async with (
@@ -730,7 +729,7 @@ def _fails(*_: object) -> tuple[int, list[Entry]]:
 
 
 async def test_an_old_copy_in_its_home_does_not_cost_a_records_newer_copy(tmp_path: Path) -> None:
-    """The copy that a move has left behind is the record, if the move's target was set back to before it."""
+    """The target was set back to before a move. The copy that the move left at the source becomes the record."""
     steer = Steered()
     async with trial(CALM, folder=tmp_path) as fed:
         await fed.call("remember", records=[{"id": "t", "content": "first", "key": "k", "tier": "episodic"}])
@@ -753,7 +752,6 @@ async def test_an_old_copy_in_its_home_does_not_cost_a_records_newer_copy(tmp_pa
 async def test_what_a_tier_lost_meanwhile_leaves_the_catalog_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, others: int, exchanged: bool
 ) -> None:
-    """What a tier lost while the router ran leaves the account when it is back."""
     down: set[str] = set()
     async with trial(CALM, folder=tmp_path, down=down) as fed:
         await fed.remember(*(f"n{n}" for n in range(others)), tier="semantic")
@@ -789,12 +787,11 @@ async def test_a_tier_that_has_lost_nothing_is_not_read_through_when_it_is_back(
         assert [tier for tier, message in steer.seen if b'"page"' in message] == []
 
 
-# --- as commands
+# --- the commands
 
 
 @pytest.mark.process
 def test_a_refused_start_names_a_way_out_that_works(tmp_path: Path) -> None:
-    """The start is refused in a sentence and the way out that it names works."""
     config = tmp_path / "federation.toml"
     tiers = ("working", "semantic")
     config.write_text(
@@ -887,7 +884,7 @@ async def test_a_store_of_another_federation_is_taken_only_if_it_is_asked_for(tm
             await fed.remember(name, tier="semantic")
     put_back(tmp_path / "two", copied(tmp_path / "one", "semantic"), "semantic")
     with contextlib.closing(sqlite3.connect(tmp_path / "two" / "router.db")) as catalog:
-        catalog.execute("UPDATE tiers SET identity = NULL, scanned = 0")  # it knows nobody by name
+        catalog.execute("UPDATE tiers SET identity = NULL, scanned = 0")  # the catalog knows no store by its identity
         catalog.commit()
     with pytest.raises(BaseExceptionGroup) as refused:
         async with trial(CALM, folder=tmp_path / "two"):
@@ -941,7 +938,7 @@ def test_a_store_over_http_takes_nobodys_word_for_whose_it_is() -> None:
     store.close()
 
 
-# --- the catalog's account of starts
+# --- the starts in the catalog
 
 
 def test_each_start_has_an_epoch_and_the_federation_keeps_its_id(tmp_path: Path) -> None:
@@ -970,12 +967,12 @@ def test_a_store_is_set_back_if_it_has_held_a_later_epoch(tmp_path: Path) -> Non
     assert [catalog.lineage.is_set_back("working", epoch) for epoch in [*epochs, catalog.lineage.epoch, None]] == [
         *(True, True, False, False, True)
     ]
-    assert not catalog.lineage.is_set_back("semantic", epochs[0])  # it was told nothing that it could have lost
+    assert not catalog.lineage.is_set_back("semantic", epochs[0])  # the tier got no epoch that it could have lost
     catalog.close()
 
 
 def test_what_was_adopted_is_ours_and_what_its_router_writes_since_is_not() -> None:
-    """What was adopted of another federation is ours and what it writes since is not."""
+    """Records of the adopted epochs count as ours, those of the other federation's later epochs do not."""
     catalog = opened()
     assert not catalog.lineage.is_ours("theirs", "then")
     catalog.lineage.take_origins(["then"], ["theirs"])
