@@ -1,9 +1,8 @@
-"""Every fault of a2m-chaos, done to a tier of a real federation: what the client sees, what the log says, and what the
-tier holds afterwards.
+"""Every fault of a2m-chaos before a tier of a real federation: the client's answers, the log, and the tier's records.
 
 The tier in trouble is `semantic`: a2m-chaos in front of an a2m-store, both real processes, reached over stdio or HTTP.
-Beside it there is `working`, a store in this process. A fault is done while the file `trouble` is there, so that each
-story has three parts: before, in trouble, and afterwards.
+The tier `working` is a store in this process. A fault is active while the file `trouble` exists, so that each story has
+three parts: before, in trouble, and afterwards.
 """
 
 import json
@@ -42,11 +41,11 @@ pytestmark = [pytest.mark.anyio]
 PROGRAMS = Path(sys.executable).parent
 # far more than anything here takes, and the deadline of every call; a hang becomes a failure
 PATIENCE = 60.0
-# the deadline, in seconds, of a call that is to be given up
+# the deadline, in seconds, of a call that is to miss it
 SOON = 0.2
-# between that and the time when a call counts as settled, far from both
+# between that deadline and the time when a call counts as resolved, far from both
 LATE = "1s"
-# after a call whose answer did not come over HTTP, in seconds
+# seconds until a call whose answer did not come over HTTP counts as resolved
 SETTLING = 1.6
 MAX_MESSAGE = 100_000
 
@@ -81,7 +80,7 @@ def _back_at_once() -> Iterator[None]:
 
 
 class Log(logging.Handler):
-    """All that is logged, as long as it is told to listen."""
+    """A log handler that collects everything that is logged while it is attached."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class World:
     """A federation with a tier that can be in trouble.
 
     Args:
-        said: all that was said so far, by the router's log and, where that is not in there, by a2m-chaos.
+        said: functions that return the log so far: the router's and, if that lacks it, a2m-chaos's.
     """
 
     def __init__(self, folder: Path, fed: Trial, *said: Callable[[], str]) -> None:
@@ -114,18 +113,18 @@ class World:
 
     @property
     def log(self) -> str:
-        """What was said since this story began."""
+        """Return what was logged since this story began."""
         return "".join(said()[read:] for said, read in zip(self._said, self._read, strict=True))
 
     def begin(self) -> None:
-        """A new story begins."""
+        """Begin a new story."""
         self._read = [len(said()) for said in self._said]
 
     @contextmanager
     def trouble(self, fault: str = "", method: str = "", *, deadline: float = PATIENCE) -> Iterator[None]:
-        """Meanwhile this fault is done, by default the only one that there is, and the tier's calls have this deadline.
+        """Activate a fault, by default the plan's only one, for the block, with this deadline for the tier's calls.
 
-        A call that is given up may not have met its fault yet, which `hears` tells.
+        A call that missed its deadline may not have reached its fault yet; `hears` waits for it.
         """
         switch = self._folder / switch_of(fault, method)
         switch.touch()
@@ -137,7 +136,7 @@ class World:
             switch.unlink()
 
     async def write(self, content: str, **fields: Any) -> A2MError | None:
-        """Writes a record into the tier in trouble; what the client is told if it is not yes."""
+        """Write a record to the tier in trouble; return the error that the client gets, or None."""
         try:
             await self.fed.remember(content, tier="semantic", id=content, **fields)
         except A2MError as error:
@@ -145,30 +144,30 @@ class World:
         return None
 
     async def readable(self, story: str = "") -> list[str]:
-        """The contents that the client can read, of a story."""
+        """Return the contents of a story that the client can read."""
         return [each["content"] for each in await self.fed.timeline() if each["content"].startswith(story)]
 
     async def reachable(self) -> None:
-        """Returns when the tier answers again."""
+        """Wait until the tier answers again."""
         with anyio.fail_after(PATIENCE):
-            # what has died behind an address comes back without anybody being told
+            # the return of a server at an address that had died triggers no event
             while "degraded" in await self.fed.call("recall", query="anything"):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
     async def well(self) -> None:
-        """Returns when the tier answers and has nothing to catch up with."""
+        """Wait until the tier answers and has no pending writes."""
         await self.reachable()
         with anyio.fail_after(PATIENCE):
             await self.fed.settled()
 
     async def hears(self, words: str) -> None:
-        """Returns when the log has these words."""
+        """Wait until the log contains these words."""
         with anyio.fail_after(PATIENCE):
             while words not in self.log:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
     def held(self, story: str = "") -> list[str]:
-        """The contents that the tier's files hold, of a story. All must be quiet."""
+        """Return the contents of a story that the tier's files hold. Nothing may be writing to them."""
         with TemporaryDirectory() as copy:
             for path in self._folder.glob("semantic.db*"):
                 shutil.copy(path, copy)
@@ -180,7 +179,7 @@ class World:
 
 
 def planned(fault: str, method: str = "", *, alone: bool = True) -> str:
-    """A fault that is done while there is trouble; of several, while its own is there."""
+    """Return the plan of a fault that is active during trouble; of several, while its own switch exists."""
     only = f'method = "{method}"\n' if method else ""
     switch = switch_of() if alone else switch_of(fault, method)
     return f'[[fault]]\nwhile = "{switch}"\n{only}{fault}\n'
@@ -231,7 +230,7 @@ def posted(url: str) -> AbstractAsyncContextManager[Peer]:
 def running(
     folder: Path, command: list[str], *, wanted: bool
 ) -> Iterator[tuple[subprocess.Popen[bytes] | None, Callable[[], str]]]:
-    """A server of its own, if it is wanted, and all that it has said."""
+    """Start a separate server, if it is wanted; yield it, and a function that returns its output on stderr."""
     if not wanted:
         yield None, lambda: ""
         return
@@ -245,7 +244,7 @@ def running(
 
 
 async def address_of(process: subprocess.Popen[bytes], said: Callable[[], str]) -> str:
-    """Where a server listens, as it says itself as soon as it does."""
+    """Wait until a server reports the address at which it listens; return it."""
     with anyio.fail_after(PATIENCE):
         while not (found := re.search(r"listening on (\S+)", said())):
             assert process.poll() is None, said()
@@ -254,7 +253,7 @@ async def address_of(process: subprocess.Popen[bytes], said: Callable[[], str]) 
 
 
 class Shared:
-    """Worlds whose plans have all the faults of the stories, one for each binding; each is begun when it is wanted."""
+    """Worlds whose plans have all faults of the stories: one for each binding, started when a test needs it."""
 
     def __init__(self, folder: Path, undo: AsyncExitStack, log: Log) -> None:
         self._folder = folder
@@ -263,7 +262,7 @@ class Shared:
         self._worlds: dict[str, World] = {}
 
     async def begin(self, front: str) -> World:
-        """The world in which the tier is reached in this way, and a new story in it."""
+        """Return the world in which the tier is reached by this binding, with a new story begun."""
         if front not in self._worlds:
             folder = self._folder / front
             folder.mkdir()
@@ -285,29 +284,29 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
 
 
 def do(fault: str) -> str:
-    """The name of a fault in a plan."""
+    """Return the name of a fault in a plan."""
     name: str = re.findall('do = "([^"]+)', fault)[0]
     return name
 
 
 def done(fault: str) -> str:
-    """What a2m-chaos says when it does a fault of a plan."""
+    """Return what a2m-chaos logs when it carries out a fault of a plan."""
     kind = KINDS[do(fault)]
     return f"fault={kind.name} {kind.sentence}"
 
 
 def deadline_for(told: str) -> float:
-    """The deadline of a call of which that is told in the end."""
+    """Return the deadline of a call that ends with this reason."""
     return SOON if told == DEADLINE else PATIENCE
 
 
 class Story(NamedTuple):
-    """What comes of a write into the tier in trouble."""
+    """The expected outcome of a write to the tier in trouble."""
 
     fault: str
-    told: str  # what is in the reason, or the sentence, that the client is told; empty for yes
-    said: str = ""  # what the router's log says, beside what a2m-chaos says itself
-    kept: bool = False  # by the tier; and then the client can read it
+    told: str  # a part of the reason that the client gets; empty: the write succeeds
+    said: str = ""  # a line of the router's log, besides those of a2m-chaos
+    kept: bool = False  # the tier keeps the record, and the client can read it
     over: str = "stdio http"
 
 
@@ -373,11 +372,11 @@ async def test_a_write_into_a_tier_in_trouble(front: str, story: Story, shared: 
     assert story.said in seen.log
 
 
-# --- on its way from one tier to another
+# --- moves from one tier to another
 
 
 async def spilled(seen: World) -> dict[str, list[str]]:
-    """What each tier shows when a pass has run and all is quiet."""
+    """Wait until the tier answers, run a pass, wait until the tier is idle, and return the contents of each tier."""
     await seen.reachable()
     await seen.fed.call("consolidate")
     await seen.well()
@@ -385,11 +384,11 @@ async def spilled(seen: World) -> dict[str, list[str]]:
 
 
 class Move(NamedTuple):
-    """What comes of a spill into the tier in trouble."""
+    """The expected outcome of a spill to the tier in trouble."""
 
     front: str
     fault: str
-    said: str  # what the router's log says
+    said: str  # a line of the router's log
     moved: tuple[int, ...] = (0,)
 
 
@@ -399,7 +398,7 @@ MOVES = [
     Move("http", 'do = "drop-answer"', DEADLINE),
     Move("stdio", 'do = "exit-before-work"', "status 3"),
     Move("stdio", 'do = "exit-after-work"', "status 3"),
-    # whether it is back in time to be read depends on how often it has died before
+    # the server may be back in time to be read; that depends on how often it has died before
     Move("stdio", 'do = "exit-after-answer"', "status 3", (0, 3)),
     Move("stdio", 'do = "lose-write"', ALTERED),
     Move("stdio", 'do = "alter-record"', ALTERED),
@@ -417,7 +416,7 @@ async def test_a_spill_into_a_tier_in_trouble(move: Move, shared: Shared) -> Non
     name = f"spilled, {move.fault}: "
     turns = [f"{name}{number}" for number in range(5)]
     ids = [(await seen.fed.remember(turn, metadata={"n": 1}))[0] for turn in turns]
-    # a connection that is kept: what is given up has been sent
+    # on an open connection: a call that misses its deadline has then been sent
     await seen.reachable()
     with seen.trouble(move.fault, "memory/remember", deadline=deadline_for(move.said)):
         result = await seen.fed.call("consolidate")
@@ -431,7 +430,7 @@ async def test_a_spill_into_a_tier_in_trouble(move: Move, shared: Shared) -> Non
     assert (tiers["working"], tiers["semantic"][-3:]) == (turns[3:], turns[:3])
     assert {json.dumps(record["metadata"]) for record in await seen.fed.timeline(where={"id": ids})} == {'{"n": 1}'}
     assert seen.held(name) == turns[:3]
-    # nothing of it is in the way of the next story
+    # the next story starts without records
     await seen.fed.call("forget", ids=ids)
     await seen.well()
     assert seen.held(name) == []
@@ -439,7 +438,6 @@ async def test_a_spill_into_a_tier_in_trouble(move: Move, shared: Shared) -> Non
 
 @pytest.mark.process
 async def test_a_spill_that_reads_back_another_record_is_not_done(tmp_path: Path, log: Log) -> None:
-    """A spill is not taken for done by a tier that reads back another record."""
     turns = [f"turn {number}" for number in range(3)]
     async with world(tmp_path, "stdio", planned('do = "alter-record"', "memory/recall"), log) as seen:
         for turn in turns:
@@ -463,7 +461,7 @@ async def test_a_write_that_was_acknowledged_and_lost_is_missed_when_it_is_read(
             assert await seen.write("in trouble") is None
         assert await seen.readable() == ["before"]
         assert "tier=semantic record missing: it does not hold 'in trouble', which should live there" in seen.log
-        # and its writer, told that it is not there, can write it again
+        # the client can write the record again
         assert await seen.write("in trouble") is None
         assert await seen.readable() == ["before", "in trouble"]
     assert seen.held() == ["before", "in trouble"]
@@ -471,7 +469,6 @@ async def test_a_write_that_was_acknowledged_and_lost_is_missed_when_it_is_read(
 
 @pytest.mark.process
 async def test_a_write_that_was_not_durable_is_missed_after_the_crash(tmp_path: Path, log: Log) -> None:
-    """What was acknowledged before it was on disk is missed after the crash."""
     plan = planned('having = "not on disk"\ndo = "lose-at-crash"') + planned(
         'having = "last"\ndo = "exit-after-answer"'
     )
@@ -492,7 +489,7 @@ async def test_a_write_that_was_not_durable_is_missed_after_the_crash(tmp_path: 
 
 
 def bring_back(folder: Path) -> None:
-    """The tier's files are again what was moved away."""
+    """Put the tier's files back that a2m-chaos had moved away."""
     for path in folder.glob("semantic.db*"):
         path.unlink()
     for path in (folder / "faults.chaos-moved-1").iterdir():
@@ -501,7 +498,6 @@ def bring_back(folder: Path) -> None:
 
 @pytest.mark.process
 async def test_a_tier_that_restarts_empty_is_inactive_until_it_is_adopted(tmp_path: Path, log: Log) -> None:
-    """A tier that starts again with nothing takes no part until somebody says so."""
     other = "another store is behind this tier than last time"
     async with world(tmp_path, "stdio", planned('do = "restart-empty"', "memory/remember"), log) as seen:
         await seen.write("before")
@@ -525,7 +521,6 @@ async def test_a_tier_that_restarts_empty_is_inactive_until_it_is_adopted(tmp_pa
 
 @pytest.mark.process
 async def test_what_a_tier_claims_to_have_forgotten_is_gone_in_the_end(tmp_path: Path, log: Log) -> None:
-    """What a tier only claims to have forgotten is gone at once and in the end from the tier too."""
     async with world(tmp_path, "stdio", planned('do = "forget-less"'), log) as seen:
         for content in ("a", "b", "c"):
             await seen.write(content)
@@ -540,7 +535,7 @@ async def test_what_a_tier_claims_to_have_forgotten_is_gone_in_the_end(tmp_path:
 
 @pytest.mark.process
 async def test_another_record_in_a_tiers_answer_is_taken_at_its_word(tmp_path: Path, log: Log) -> None:
-    """A tier that answers a read with another record is taken at its word."""
+    """The router passes the altered record on."""
     async with world(tmp_path, "stdio", planned('do = "alter-record"', "memory/recall"), log) as seen:
         await seen.write("pears")
         with seen.trouble():
@@ -583,12 +578,11 @@ async def test_a_tier_in_trouble_is_named_and_the_others_answer(
     assert seen.held() == ["pears far away"]
 
 
-# --- over HTTP, later than anybody waits
+# --- writes over HTTP that land after their deadline
 
 
 @pytest.mark.process
 async def test_a_write_that_lands_after_it_was_abandoned_is_never_shown(tmp_path: Path, log: Log) -> None:
-    """A write that lands when nobody expects it any more is shown to nobody."""
     plan = planned('do = "apply-late"\nwait = "3s"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:
         assert await seen.write("before") is None
@@ -606,7 +600,6 @@ async def test_a_write_that_lands_after_it_was_abandoned_is_never_shown(tmp_path
 
 @pytest.mark.process
 async def test_a_refused_write_that_lands_late_is_not_back_after_a_restart(tmp_path: Path, log: Log) -> None:
-    """A write that was refused and lands late does not come back with a restart."""
     plan = planned('do = "apply-late"\nwait = "3s"', "memory/remember")
     async with world(tmp_path, "http", plan, log) as seen:
         assert await seen.write("before") is None
@@ -635,7 +628,7 @@ async def test_an_answer_that_comes_twice_is_not_taken_for_the_next_ones(tmp_pat
 
 
 class AnsweringAnother:
-    """An exchange in which every answer is one to another call, as on a connection that has got out of step."""
+    """An exchange in which every answer has another call's id, as on a connection that is out of step."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer

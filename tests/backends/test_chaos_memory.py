@@ -1,4 +1,4 @@
-"""The files that a2m-chaos takes for a server's memory: what is kept, put back and moved, and what is ours."""
+"""The files that a2m-chaos treats as a server's memory: those it saves, restores and moves, and those of its own."""
 
 import errno
 import shutil
@@ -13,7 +13,7 @@ FOLDER = "plan"
 
 
 def files(folder: Path) -> dict[str, str]:
-    """What is in a folder, by its path there; a link is an arrow."""
+    """Return the contents of a folder's files by their paths in it; a link is an arrow."""
     return {
         str(path.relative_to(folder)): f"-> {path.readlink()}" if path.is_symlink() else path.read_text()
         for path in folder.rglob("*")
@@ -23,7 +23,7 @@ def files(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A plan's folder, with a server's file; beside it there is one of somebody else."""
+    """Return a plan's folder with a server's file in it; a folder beside it has an unrelated file."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "theirs.db").write_text("theirs")
     (tmp_path / FOLDER).mkdir()
@@ -36,7 +36,7 @@ def memory_in(folder: Path, *patterns: str, without: tuple[Path, ...] = ()) -> M
 
 
 def untouched(folder: Path) -> bool:
-    """Whether what is beside the folder is as it was."""
+    """Return whether the folder beside this one is unchanged."""
     return files(folder.parent / "elsewhere") == {"theirs.db": "theirs"}
 
 
@@ -105,7 +105,7 @@ def test_what_was_made_here_is_not_memory_even_if_it_was_not_finished(
     assert files(folder) == moved
 
 
-# --- what the system does not do
+# --- operations that the system refuses
 
 
 def refused(*_: object) -> None:
@@ -144,7 +144,7 @@ def test_of_what_is_kept_half_is_never_put_back(folder: Path, monkeypatch: pytes
     memory = memory_in(folder, "*.db")
     memory.keep()
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)  # it is cut off before it begins
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)  # killed before it begins
         memory.release()
     (folder / "notes.db").write_text("after")
     assert not memory.put_back()

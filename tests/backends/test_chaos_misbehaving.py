@@ -1,6 +1,6 @@
-"""What each fault of a2m-chaos does, on a clock that jumps: what the server is handed and the client told, and when.
+"""Each fault of a2m-chaos on a clock that jumps: what the server gets and the client is sent, and when.
 
-The wire is a notebook: (seconds, what was done). So is the server.
+Both the wire and the server are a notebook of entries: (seconds, what was done).
 """
 
 import json
@@ -33,7 +33,7 @@ ANSWER = b'{"jsonrpc": "2.0", "id": 7,  "result": {"ids": ["r"]}}'
 
 
 class Notebook:
-    """A wire and a server; `events` is all that happened, in order, with the second at which it did."""
+    """A wire and a server in one; `events` has everything that happened, in order, with its second."""
 
     def __init__(self, answer: bytes | None = ANSWER) -> None:
         self.events: list[tuple[float, Any]] = []
@@ -73,14 +73,14 @@ class Notebook:
 
 
 async def done(fault: Fault, message: bytes | None = None, answer: bytes | None = ANSWER) -> list[tuple[Any, ...]]:
-    """What happens when a fault is done to a call."""
+    """Return what happens when a fault is carried out on a call."""
     book = Notebook(answer)
     await misbehave(fault, call() if message is None else message, book.go_on, book)
     return list(book.events)
 
 
 def told(events: list[tuple[Any, ...]]) -> Any:
-    """The one message that the client was sent."""
+    """Return the one message that the client was sent."""
     [message] = [event[2] for event in events if event[1] == "client"]
     return json.loads(message)
 
@@ -157,7 +157,7 @@ async def test_a_write_is_refused_and_not_handed_on(name: str, reason: str) -> N
 
 
 async def test_a_lost_write_is_acknowledged_with_ids() -> None:
-    """A write is lost and acknowledged with its ids and with some where it had none."""
+    """A record without an id gets a generated one."""
     events = await done(Fault(do="lose-write"), call(records=[{"id": "a", "content": "x"}, {"content": "y"}]))
     assert [event[1] for event in events] == ["client"]
     first, second = told(events)["result"]["ids"]
@@ -213,7 +213,6 @@ async def test_where_nothing_is_left_to_forget_nothing_is_forgotten(params: dict
 
 @pytest.mark.parametrize("name", ["lose-write", "forget-less", "alter-record"])
 async def test_a_message_that_a_fault_cannot_change_is_passed_on_and_logged(name: str) -> None:
-    """What cannot be done to a message is said and the message passed on."""
     method = "memory/forget" if name == "forget-less" else "memory/remember"
     message = call(method, records="none", ids="none")
     events = await done(Fault(do=name), message)

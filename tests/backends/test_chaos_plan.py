@@ -1,4 +1,4 @@
-"""a2m-chaos's plan and its schedule: what a file may say, and which fault it means for which call."""
+"""The plan of a2m-chaos and its schedule: what a plan may contain, and which fault applies to which call."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ REMEMBER = "memory/remember"
 
 
 def fault(text: str, **where: Front | Behind) -> Fault:
-    """The one fault of a plan whose other keys are in order."""
+    """Return the one fault of a plan whose other keys are valid."""
     [only] = parse_plan(f'memory = ["notes.db*"]\n[[fault]]\n{text}', **where).faults  # type: ignore[arg-type]
     return only
 
@@ -72,7 +72,6 @@ def test_a_plan_says_all_that_a_fault_needs(tmp_path: Path) -> None:
 
 
 def test_a_fault_without_a_method_is_done_to_every_method_that_it_fits() -> None:
-    """A fault without a method is done to every method that it can be done to."""
     assert fault('do = "hang"').methods == ()
     assert fault('do = "disk-full"').methods == WRITES
     assert fault('do = "lose-write"').methods == (REMEMBER,)
@@ -89,7 +88,6 @@ def test_what_is_told_to_hold_without_a_word_does(kind: Kind) -> None:
 
 @pytest.mark.parametrize("do", ["delay", "apply-late"])
 def test_a_late_answer_on_a_pipe_delays_all_behind_it_unless_told_not_to(do: str) -> None:
-    """What is late on a pipe makes all behind it late unless it is told not to."""
     assert fault(f'do = "{do}"', front="stdio").in_order
     assert not fault(f'do = "{do}"', front="http").in_order
     assert not fault(f'do = "{do}"\nin_order = false', front="stdio").in_order
@@ -97,7 +95,6 @@ def test_a_late_answer_on_a_pipe_delays_all_behind_it_unless_told_not_to(do: str
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_fault_can_be_planned_only_where_it_can_happen(name: str) -> None:
-    """Every fault can be planned where there is such a thing and nowhere else."""
     kind = KINDS[name]
     text = f'memory = ["*.db"]\n[[fault]]\ndo = "{name}"'
     fronts: tuple[Front, ...] = ("stdio", "http")
@@ -195,7 +192,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_a_sentence(tmp_path: Path) -> No
 
 
 def done_to(plan: Plan, calls: int, method: str = REMEMBER, message: bytes = b"{}", now: float = 0.0) -> list[int]:
-    """Which of so many calls, from 1, something is done to."""
+    """Return which of so many calls, counted from 1, a fault is carried out on."""
     schedule = Schedule(plan)
     return [number for number in range(1, calls + 1) if schedule.next(method, message, now) is not None]
 
@@ -277,10 +274,9 @@ def carried_out(plan: Plan, made: Sequence[tuple[str, bytes]], counts: Sequence[
 
 @given(plan=plans, made=calls, cut=st.integers(0, 30))
 def test_an_interrupted_run_goes_on_from_its_counts(plan: Plan, made: list[tuple[str, bytes]], cut: int) -> None:
-    """A run that was interrupted goes on from its counts as if it had not been."""
     whole, counts = carried_out(plan, made)
     before, kept = carried_out(plan, made[:cut])
-    # as they are kept in a file
+    # encoded and decoded, as in the counts file
     read = msgspec.json.decode(msgspec.json.encode(kept), type=list[Count])
     after, at_the_end = carried_out(plan, made[cut:], read)
     assert [*before, *after] == whole  # type: ignore[misc]
@@ -289,7 +285,7 @@ def test_an_interrupted_run_goes_on_from_its_counts(plan: Plan, made: list[tuple
 
 @given(plan=plans, made=calls)
 def test_a_fault_is_done_only_to_its_calls_and_not_too_often(plan: Plan, made: list[tuple[str, bytes]]) -> None:
-    """Whatever the plan a fault is done only to calls it is for and not too often."""
+    """Checked for any plan."""
     schedule = Schedule(plan)
     done: dict[int, list[int]] = {}
     for method, message in made:

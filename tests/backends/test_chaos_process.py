@@ -1,4 +1,4 @@
-"""a2m-chaos as a process: what passes it unaltered, how it ends, what it says of itself, what outlives it."""
+"""a2m-chaos as a process: what it passes on unaltered, how it ends, what it reports, and what it keeps."""
 
 import json
 import re
@@ -35,9 +35,9 @@ STORE: Final = str(Path(sys.executable).with_name("a2m-store"))
 
 # seconds, and far more than anything here takes; a hang becomes a failure
 PATIENCE: Final = 60
-_LOOK: Final = 0.02  # between two looks at what tells nobody that it has changed
+_LOOK: Final = 0.02  # seconds between two polls of a state that triggers no event
 
-# answers oddly: with spaces, escapes, keys in an order of its own, notifications, a last line without its newline
+# its answers have spaces, escapes, unsorted keys, notifications, and a last line without a newline
 ODD: Final = r"""
 import sys
 received = open("received", "wb", buffering=0)
@@ -51,7 +51,7 @@ for number, line in enumerate(sys.stdin.buffer):
 sys.stdout.buffer.write(b'{"jsonrpc":"2.0","method":"memory/event","params":{"last":true}}')
 """
 
-# answers its first call when all others have been answered, or after a while
+# it answers its first call after all others, or after a while
 OUT_OF_ORDER: Final = r"""
 import json, sys, threading
 def answer(call):
@@ -62,7 +62,7 @@ for number, line in enumerate(sys.stdin):
 
 
 def calls(*methods: str, **params: Any) -> bytes:
-    """Calls on lines of their own, with the ids 0, 1, ..."""
+    """Return calls, one a line, with the ids 0, 1, ..."""
     return b"".join(call(f"memory/{method}", id, **params) + b"\n" for id, method in enumerate(methods))
 
 
@@ -84,20 +84,20 @@ def ran(folder: Path, stdin: bytes, *command: str) -> subprocess.CompletedProces
 
 
 def answers(done: subprocess.CompletedProcess[bytes]) -> dict[Any, Any]:
-    """What was answered, by id."""
+    """Return the answers by id."""
     return {answer["id"]: answer for answer in map(json.loads, done.stdout.splitlines())}
 
 
 @contextmanager
 def at_an_address(folder: Path, *arguments: str) -> Iterator[str]:
-    """a2m-chaos that listens, ended by SIGTERM; it has said what is in the file `stderr`."""
+    """Run a2m-chaos on HTTP and end it by SIGTERM; the file `stderr` has its output."""
     command = [CHAOS, "--http", "127.0.0.1:0", *arguments]
     with (
         (folder / "stderr").open("wb", buffering=0) as said,
         subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE) as process,
     ):
         assert process.stderr is not None
-        rest = threading.Thread(target=said.writelines, args=(process.stderr,))  # a line as it comes
+        rest = threading.Thread(target=said.writelines, args=(process.stderr,))  # writes each line as it comes
         try:
             found = None
             while found is None:
@@ -119,7 +119,7 @@ def at_an_address(folder: Path, *arguments: str) -> Iterator[str]:
 
 
 def posted(url: str, message: bytes, **headers: str) -> httpx.Response:
-    # there are no certificates to check here, and to load some takes longer than a call
+    # no certificates are checked here, and loading them takes longer than a call
     headers = {"Content-Type": "application/json", **headers}
     return httpx.post(url, content=message, headers=headers, timeout=PATIENCE, trust_env=False, verify=False)
 
@@ -129,7 +129,7 @@ def got(url: str) -> httpx.Response:
 
 
 def raw(url: str, request: bytes) -> bytes:
-    """All that is answered to this on a connection of its own."""
+    """Send a request on a separate connection; return the whole answer."""
     where = httpx.URL(url)
     with socket.create_connection((where.host, where.port or 0), timeout=PATIENCE) as connected:
         connected.sendall(request)
@@ -152,7 +152,7 @@ def test_it_answers_those_who_mean_this_machine_as_any_server_of_ours_does(tmp_p
             assert came.split(b" ", 2)[1] == status
 
 
-# --- without a fault it is not there
+# --- without a fault
 
 
 def test_what_passes_on_stdio_is_unaltered_to_the_byte(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_passes_on_stdio_is_unaltered_to_the_byte(tmp_path: Path) -> None:
     received = (tmp_path / "received").read_bytes()
     through = ran(tmp_path, said, CHAOS, "--plan", plan(tmp_path), "--", *server)
     assert (tmp_path / "received").read_bytes() == received == said
-    # a line ends with a newline; that of the last one is made up for
+    # a2m-chaos adds the newline that the last line lacks
     assert through.stdout == alone.stdout + b"\n"
     assert through.stderr == alone.stderr
     assert through.returncode == alone.returncode == 0
@@ -227,7 +227,7 @@ def test_a_call_that_waits_on_a_pipe_holds_up_those_behind_it(tmp_path: Path) ->
 
 
 def test_a_call_that_waits_without_order_holds_up_nobody(tmp_path: Path) -> None:
-    # it is still waiting when the test is over; if it held up the other, that would find it carried out
+    # the write still waits when the test ends; if it held up the other call, that would find it carried out
     text = '[[fault]]\ndo = "delay"\nwait = "1m"\nin_order = false\nmethod = "memory/remember"'
     with running(tmp_path, text) as process:
         assert process.stdin is not None
@@ -249,7 +249,7 @@ def test_a_call_whose_answer_is_lost_is_carried_out_before_those_behind_it(tmp_p
 
 
 class Notebook(_Line):
-    """Where lines go, instead of to a server."""
+    """A line that records messages instead of passing them to a server."""
 
     def __init__(self, run: Run, tasks: anyio.abc.TaskGroup) -> None:
         super().__init__(_Out(Nowhere()), run, tasks)
@@ -278,7 +278,7 @@ class Nowhere(anyio.abc.ByteSendStream):
 
 @pytest.mark.anyio
 async def test_calls_are_handed_on_in_the_order_they_came() -> None:
-    """Whichever task happens to run first calls are handed on as they came."""
+    """The order does not depend on which task runs first."""
     faults = Plan(faults=(Fault(do="drop-answer", every=2), Fault(do="hang", times=1)))
     said = [call("memory/recall", number) for number in range(9)]
     async with anyio.create_task_group() as tasks:
@@ -303,7 +303,6 @@ def test_a_call_without_an_id_that_it_could_be_answered_by_is_passed_on(id: Any,
 
 
 def test_a_call_with_an_impossible_id_is_accepted_like_a_notification(tmp_path: Path) -> None:
-    """A call whose id no answer can have is accepted over http like a notification."""
     path = plan(tmp_path, '[[fault]]\ndo = "delay"\nwait = "1ms"')
     with at_an_address(tmp_path, "--plan", path, "--", STORE, "some.db") as url:
         assert posted(url, call("memory/describe", [1])).status_code == 202
@@ -325,7 +324,7 @@ def test_an_answer_is_known_by_its_id_however_the_server_writes_it(id: str, agai
 def test_a_server_without_a_slash_is_the_one_installed_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server without a slash is the one installed beside it before any on the path."""
+    """It comes before one on the path."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, status in (("a2m-store", 7), ("another-store", 8)):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
@@ -399,7 +398,7 @@ def test_what_lands_late_while_its_server_is_started_again_ends_nothing(tmp_path
         assert "result" in again(lambda: posted(url, call("memory/timeline"))).json()
 
 
-# --- what outlives it
+# --- what it keeps
 
 
 def test_what_was_counted_outlives_it(tmp_path: Path) -> None:
@@ -411,7 +410,7 @@ def test_what_was_counted_outlives_it(tmp_path: Path) -> None:
 
 
 def test_what_was_not_durable_is_gone_even_if_all_were_killed(tmp_path: Path) -> None:
-    """What was not on disk is gone even if nobody was left to take it away."""
+    """a2m-chaos is killed, and so cannot restore the memory; its next start does."""
     text = 'memory = ["some.db*"]\n[[fault]]\ndo = "lose-at-crash"\nhaving = "not on disk"'
     with running(tmp_path, text) as process:
         for content in ("before", "not on disk", "afterwards"):
@@ -422,7 +421,7 @@ def test_what_was_not_durable_is_gone_even_if_all_were_killed(tmp_path: Path) ->
     with running(tmp_path, text) as process:
         assert [record["id"] for record in asked(process, call("memory/timeline"))["result"]["records"]] == ["before"]
         asked(process, written("not on disk"))
-    # the end in order is no crash
+    # a regular end is no crash
     with running(tmp_path, text) as process:
         held = [record["id"] for record in asked(process, call("memory/timeline"))["result"]["records"]]
         assert held == ["before", "not on disk"]
@@ -440,7 +439,7 @@ def test_a_plan_whose_memory_is_all_there_is_stays_where_it_is(tmp_path: Path) -
     assert answers(ran(tmp_path, calls("timeline"), *command))[0]["result"]["records"] == []
 
 
-# --- what it says of itself
+# --- what it reports
 
 
 class Called:
@@ -509,12 +508,12 @@ def test_memory_that_cannot_be_kept_aside_is_a_sentence_and_the_end(front: str, 
             process.communicate()
     assert (code, "Traceback" in said) == (1, False), said
     assert said.endswith(f"a2m-chaos: {told}")
-    # the write was not carried out, and the server ended in good order: nothing but its own file is left
+    # the write was not carried out, and the server ended regularly: only its own file is left
     assert {path.name for path in tmp_path.glob("some.db*")} <= {"some.db", "some.db.lock"}
 
 
 def at(folder: Path) -> dict[str, Any]:
-    # nothing is read from ahead: `communicate` would not see that
+    # nothing is read ahead: `communicate` would not get it
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
     return {"cwd": folder, "stdin": subprocess.DEVNULL, **pipes}
 
@@ -561,7 +560,6 @@ def test_a_mistake_is_a_sentence(
 def test_counts_that_cannot_be_kept_are_refused_before_serving(
     counts: str, sentence: str, here: Called, tmp_path: Path
 ) -> None:
-    """Counts that cannot be kept are a sentence before anybody is served."""
     text = f'counts = "{counts}"\n'
     code, out, said = here("--plan", str(tmp_path / plan(tmp_path, text)), "--", "/bin/sh", "-c", "echo served")
     assert (code, out) == (1, "")
@@ -570,7 +568,6 @@ def test_counts_that_cannot_be_kept_are_refused_before_serving(
 
 
 def test_a_fault_is_done_though_its_counts_can_no_longer_be_kept(tmp_path: Path) -> None:
-    """Counts that cannot be kept any more are told and the fault is done all the same."""
     said: list[str] = []
     (tmp_path / "kept").mkdir()
     run = Run(Plan(faults=(Fault(do="hang", after=1),), counts=tmp_path / "kept" / "faults.counts"), said.append)
@@ -593,7 +590,7 @@ def test_counts_that_were_being_written_when_it_died_begin_anew(tmp_path: Path) 
 
 @contextmanager
 def running(folder: Path, text: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """a2m-chaos on pipes, in front of a store; at the end its input is closed."""
+    """Run a2m-chaos on pipes, in front of a store; close its input at the end."""
     process = subprocess.Popen(
         [CHAOS, "--plan", plan(folder, text), "--", STORE, "some.db"],
         bufsize=0,
@@ -611,7 +608,7 @@ def running(folder: Path, text: str = "") -> Iterator[subprocess.Popen[bytes]]:
 
 
 def asked(process: subprocess.Popen[bytes], message: bytes) -> Any:
-    """The next answer, to this."""
+    """Send a message; return the next answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(message + b"\n")
@@ -619,7 +616,7 @@ def asked(process: subprocess.Popen[bytes], message: bytes) -> Any:
 
 
 def again(attempt: Callable[[], httpx.Response]) -> httpx.Response:
-    """What comes of the first attempt that comes to anything."""
+    """Repeat the attempt until it gets a response; return that."""
     until = time.monotonic() + PATIENCE
     while True:
         try:

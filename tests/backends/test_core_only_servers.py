@@ -1,4 +1,4 @@
-"""The servers that stand for other people's: they keep the protocol, lose nothing, and the lying ones do lie."""
+"""The servers that stand for third-party ones: they keep to the protocol, lose nothing, and the lying ones do lie."""
 
 import http.client
 import json
@@ -33,7 +33,7 @@ from tests.support.paths import SERVERS
 NODE: Final = shutil.which("node")
 FURTHER: Final = tuple(name for name in CAPABILITIES if name != "core")
 
-# what a server may fail that does not keep to where on memory/timeline, which is a SHOULD (§4.4)
+# checks that a server may fail that ignores where on memory/timeline, which is a SHOULD (§4.4)
 NO_WHERE_ON_TIMELINE: Final = {"core.where_selects_by_field_and_by_metadata", "core.where_works_on_timeline"}
 
 needs_node = pytest.mark.skipif(NODE is None, reason="there is no node")
@@ -44,14 +44,14 @@ EITHER: Final = [pytest.param(IN_PYTHON, id="python"), pytest.param(IN_JAVASCRIP
 
 
 def failing(client: Client) -> Iterator[Outcome]:
-    """The checks of the conformance suite that a server fails, one by one."""
+    """Yield the checks of the conformance suite that a server fails, one by one."""
     target = Target(client)
     target.meet()
     return (came for came in outcomes(target) if came.state is State.FAILED)
 
 
 def failures(client: Client) -> dict[str, str]:
-    """All of them, and why. Ends the connection."""
+    """Return all failed checks with their reasons. Ends the connection."""
     try:
         return {came.check.name: came.why for came in failing(client)}
     finally:
@@ -59,7 +59,7 @@ def failures(client: Client) -> dict[str, str]:
 
 
 def call(server: CoreOnly, method: str, **params: Any) -> Any:
-    """The result, or the code of the error."""
+    """Return the result, or the error's code."""
     answer = server.answer(rendered(f"memory/{method}", params, 1))
     assert answer is not None
     response = json.loads(answer)
@@ -70,14 +70,14 @@ def contents(server: CoreOnly, method: str = "timeline", **params: Any) -> list[
     return [record["content"] for record in call(server, method, **params)["records"]]
 
 
-# --- they keep the protocol
+# --- they keep to the protocol
 
 
 def test_they_share_no_code_with_what_they_stand_behind() -> None:
     for path in SERVERS.glob("*.py"):
         imported = re.findall(r"^\s*(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
         ours = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
-        # the server of another protocol is made of its own kit, and that of pydantic
+        # the server of another protocol uses that protocol's SDK, and that SDK's pydantic
         assert all(name.startswith(("tests.servers", "mcp.", "pydantic")) for name in ours), path.name
 
 
@@ -112,7 +112,7 @@ def test_all_further_capabilities_pass_together() -> None:
 
 
 def test_the_suite_s_metadata_survives_javascript() -> None:
-    # its numbers are doubles, its names no integers, its strings whole: what javascript does change is tested below
+    # its numbers are doubles, no name is an integer, and its strings are whole; what JavaScript changes is tested below
     assert failures(InProcess(CoreOnly(capabilities=FURTHER, like_javascript=True).answer)) == {}
 
 
@@ -237,7 +237,7 @@ def test_what_nests_too_deeply_is_refused_and_the_rest_still_read(command: list[
     found = client.request("memory/timeline")["result"]["records"]
     client.close()
     assert codes[:2] == [None, -32602]
-    assert codes[2] in (-32602, -32600)  # as deep as that Python does not read at all
+    assert codes[2] in (-32602, -32600)  # nested so deeply that Python does not read it at all
     assert len(found) == 1
 
 
@@ -278,11 +278,11 @@ def test_a_replaced_record_keeps_its_birth_and_what_it_has_earned(monkeypatch: p
     assert call(server, "timeline")["records"] == [record]
 
 
-# --- as JavaScript does it
+# --- like JavaScript
 
 
 class Node:
-    """A process that re-encodes texts: a line with a list of them in, a line with what became of each out."""
+    """A process that re-encodes texts: it reads a line with a list of them, and writes a line with the results."""
 
     _SCRIPT = """
         import { createInterface } from 'node:readline';
@@ -296,7 +296,7 @@ class Node:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def reencoded(self, texts: list[str]) -> list[str | None]:
-        """Each text as JavaScript writes it after reading it, None where it does not read it."""
+        """Return each text as JavaScript writes it after reading it; None if it cannot read it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(texts).encode() + b"\n")
@@ -389,7 +389,7 @@ CHANGED: Final = {
 
 
 def metadata_sent_back(ask: Callable[[bytes], bytes | None], written: str) -> str:
-    """The metadata with `written` in it, as the server spells that when it is asked for it."""
+    """Write metadata with `written` in it; return how the server spells that in its answer."""
     record = '{"id":"a","content":"a","metadata":{"it":' + written + "}}"
     ask(b'{"jsonrpc":"2.0","id":1,"method":"memory/remember","params":{"records":[' + record.encode() + b"]}}")
     answer = ask(rendered("memory/timeline", None, 2)) or b""
@@ -419,7 +419,6 @@ def test_metadata_comes_back_from_javascript_itself_the_same(written: str) -> No
 
 
 def test_a_python_server_keeps_long_integers_and_refuses_non_doubles() -> None:
-    """A server in python keeps long integers and refuses what is no double."""
     server = CoreOnly()
     number = 123456789012345678901234567890
     assert metadata_sent_back(server.answer, f"[{number},1.0]").replace(" ", "") == f"[{number},1.0]"
@@ -463,7 +462,7 @@ def test_every_write_is_synced_before_it_is_acknowledged(tmp_path: Path, monkeyp
     sizes: list[int] = []
 
     def synced(file: int) -> None:
-        if stat.S_ISREG(os.fstat(file).st_mode):  # its folder is, too, once
+        if stat.S_ISREG(os.fstat(file).st_mode):  # its folder is synced once, too
             sizes.append(os.fstat(file).st_size)
 
     monkeypatch.setattr(os, "fsync", synced)
@@ -615,7 +614,7 @@ def writes_refused(server: CoreOnly) -> Any:
     return [call(server, method, **params) == READ_ONLY for method, params in calls]
 
 
-# for each lie: what is looked at, what an honest server shows there, what the lying one does
+# for each lie: the function that looks at it, what an honest server shows, and what the lying one shows
 LOOKED_AT: Final[dict[str, tuple[Callable[[CoreOnly], Any], Any, Any]]] = {
     "HasNoTimeline": (timeline_is_there, (True, "answered"), (True, -32601)),
     "DeclinesTimeline": (timeline_is_there, (True, "answered"), (True, -32003)),
@@ -671,7 +670,7 @@ METADATA: Final = {"a2m-router": "{}", "n": [1, {"z": 1, "b": 2}], "b": 1}
 
 
 def answered(server: CoreOnly) -> tuple[str, dict[str, Any]]:
-    """A timeline of one record, without the moment; and the record."""
+    """Return a timeline of one record as text, without the moment, and the record."""
     call(server, "remember", records=[{"id": "a", "content": " as \n given ", "metadata": METADATA}])
     answer = (server.answer(rendered("memory/timeline", {}, 1)) or b"").decode()
     timeless = re.sub(r"\.\d{3}(?=[Z+])", ".", re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "", answer))
@@ -680,7 +679,6 @@ def answered(server: CoreOnly) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_server_with_a_habit_keeps_what_it_must_and_answers_otherwise(habit: str) -> None:
-    """A server with a habit keeps what it must and answers otherwise than an honest one."""
     text, kept = answered(HABITS[habit]())
     assert text != answered(CoreOnly())[0]
     assert (kept["id"], kept["content"], kept["metadata"]["a2m-router"]) == ("a", " as \n given ", "{}")

@@ -1,4 +1,4 @@
-"""a2m-rag: the server in front of a service, its profile, and what results become; with services made up here."""
+"""a2m-rag: the server in front of a service, its profile, and results as records, with services made up here."""
 
 import email.message
 import errno
@@ -79,7 +79,7 @@ def test_the_read_only_profile_is_kept(lists: bool, metric: str | None) -> None:
 
 @pytest.fixture
 def handbook(tmp_path: FilePath) -> FilePath:
-    """A folder with a module, which prints wherever it can."""
+    """Make a folder with a module that prints at import and in each call."""
     (tmp_path / "handbook.py").write_text(
         textwrap.dedent("""
         print("noise of an import")
@@ -210,11 +210,11 @@ async def test_a_where_is_met_by_asking_for_more_and_more() -> None:
     assert await contents(served, query="x", limit=3, where={"fits": True}) == ["note 49", "note 99", "note 149"]
     assert [asked for _, asked in corpus.asked] == [12, 48, 192]
     corpus.asked.clear()
-    # bounded, and then it is what it is
+    # the search ends at its bound, with fewer results than wanted
     assert len(await contents(served, query="x", limit=8, where={"fits": True})) == 6
     assert [asked for _, asked in corpus.asked] == [32, 128, 300]
     corpus.asked.clear()
-    # no more than there is
+    # the search asks for no more results than there are
     few = server(small := Corpus(*map(note, range(5))))
     assert await contents(few, query="x", where={"id": "4"}) == ["note 4"]
     assert len(small.asked) == 1
@@ -258,7 +258,7 @@ async def test_what_is_not_near_enough_is_gone_before_ranks_are_made() -> None:
     assert [(record["id"], record["score"]) for record in found] == [("1", 1.0), ("3", 1 / 2)]
     assert await contents(near(corpus, "--max-distance", 0.49), query="x") == ["note 2", "note 4"]
     assert await contents(near(corpus, "--min-score", 1), query="x") == []
-    # what is listed has no score that means anything
+    # a listed record has no meaningful score
     assert len(await contents(similar, "timeline")) == len(await contents(similar)) == 4
     assert await contents(similar, where={"id": "2"}) == ["note 2"]
 
@@ -408,7 +408,6 @@ async def test_failing_and_slow_services_are_errors_that_say_so() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("odd", [None, {"score": None}, {"score": 0.1}], ids=["none", "unreadable", "out of order"])
 async def test_a_result_beyond_the_threshold_does_not_end_the_search(odd: Any) -> None:
-    """A result that a threshold leaves out does not end the search for what fits."""
     values = [
         {"id": f"{n}", "content": f"note {n}", "metadata": {"team": "x" if n >= 60 else "y"}, "score": 0.9 - n / 1000}
         for n in range(100)
@@ -482,13 +481,11 @@ async def test_describe_tells_of_a_service_that_hangs_and_of_one_that_is_back() 
     hanging.hangs = False
     assert (await ask(served, "describe"))["service"] == {"status": "up"}
     hanging.failure = ServiceSilent("gone")
-    assert await unanswered(served, query="x") == 1  # what was before it answered does not count
+    assert await unanswered(served, query="x") == 1  # failures before its last answer do not count
 
 
 @pytest.mark.anyio
 async def test_a_vector_only_service_is_probed_with_a_vector() -> None:
-    """A service that takes only vectors is asked by one whether it is there."""
-
     class OnlyVectors(Moody):
         async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
             if vector is None:
@@ -518,7 +515,7 @@ def answered_by_httpx(status: int) -> Exception:
 
 
 def wrapped(inner: Exception) -> Exception:
-    """As libraries do it: their own exception, raised while another is handled."""
+    """Return an exception as libraries raise it: their own one, raised while another is handled."""
     outer = RuntimeError("the search failed")
     outer.__context__ = inner
     return outer
@@ -670,7 +667,7 @@ async def test_what_is_left_out_does_not_use_up_the_limit() -> None:
 
 
 class Small(Corpus):
-    """It takes no limit over 2."""
+    """A service that refuses a limit over 2."""
 
     async def search(self, query: str, vector: Any, limit: int, *, vectors: bool) -> list[Result]:
         if limit > 2:
@@ -778,7 +775,7 @@ def test_a_where_compares_fields_first_and_metadata_otherwise(
 
 
 def same(a: Any, b: Any) -> bool:
-    """JSON equality."""
+    """Return whether two values are equal as JSON."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
@@ -794,7 +791,7 @@ def test_a_path_that_is_none_is_refused_where_it_is_written() -> None:
             Path(text)
 
 
-# --- when it was made
+# --- created_at
 
 WHEN = datetime(2024, 5, 1, 10, 30, 15, 123000, UTC)
 
@@ -885,7 +882,7 @@ def test_what_looks_like_a_secret_of_the_environment_is_not_repeated(monkeypatch
 
 
 def service(search: Any, monkeypatch: pytest.MonkeyPatch, listing: Any = None) -> PythonService:
-    """A service of functions, reached by their names as on a command line."""
+    """Return a service of functions, named as on a command line."""
     monkeypatch.setattr(sys.modules[__name__], "searching", search, raising=False)
     monkeypatch.setattr(sys.modules[__name__], "listing", listing, raising=False)
     return python_service(f"{__name__}:searching", None if listing is None else f"{__name__}:listing")
@@ -1050,7 +1047,7 @@ def test_mistakes_at_the_start_are_sentences(
 
 
 def ended(arguments: list[str]) -> int | str | None:
-    """How the command ends in this process."""
+    """Run the command in this process; return its exit code."""
     from a2m_rag.cli import main
 
     try:

@@ -1,4 +1,4 @@
-"""a2m-rag http: real endpoints on a real server, asked by the command itself or by the service alone."""
+"""a2m-rag http: real endpoints on a real server, called by the command itself or by the service alone."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ PAGES = [
 
 
 class Endpoints:
-    """What was asked of the endpoints below, in order."""
+    """The endpoints' server, and the requests that it got, in order."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -72,7 +72,7 @@ async def status(request: Request) -> Response:
 
 
 async def half_an_error(_: Request) -> Response:
-    """An error whose body never ends: here comes its first line, and then nothing."""
+    """Answer an error whose body never ends: its first line comes, and then nothing."""
 
     async def lines() -> AsyncIterator[bytes]:
         yield b"the index is being built\n"
@@ -142,7 +142,7 @@ def listening() -> Iterator[Endpoints]:
         await startup(sockets)
         begun.set()
 
-    served.startup = started  # type: ignore[method-assign]  # to know when it listens
+    served.startup = started  # to notice when it listens
     thread = threading.Thread(target=served.run)
     thread.start()
     try:
@@ -173,7 +173,7 @@ def posting(endpoints: Endpoints) -> Endpoint:
 
 
 def at(endpoints: Endpoints, path: str) -> Endpoint:
-    """An endpoint that is asked for the query, whatever it makes of it."""
+    """Return an endpoint that gets the query, whatever it answers."""
     mark = "&" if "?" in path else "?"
     return Endpoint(url=f"{endpoints.url}{path}{mark}q={{query}}", method="GET", results=Path("hits"))
 
@@ -186,7 +186,7 @@ def served(service: HttpService, **limits: Any) -> Server:
 
 
 def talk(arguments: list[str], *calls: tuple[str, dict[str, Any]], environment: Mapping[str, str]) -> list[Any]:
-    """The answers of the command to calls on its stdin, and nothing else on its stdout."""
+    """Return the command's answers to calls on its stdin; assert that it writes nothing else."""
     lines = [
         json.dumps({"jsonrpc": "2.0", "id": number, "method": f"memory/{method}", "params": params})
         for number, (method, params) in enumerate(calls)
@@ -236,7 +236,7 @@ def test_one_line_makes_a_server_of_an_endpoint(endpoints: Endpoints) -> None:
     assert filtered["records"][0]["metadata"]["long"] == 123456789012345678901234567890
     sent = [asked for asked, _ in endpoints.asked]
     assert {"q": 'when are "expenses" paid? {limit}', "k": 2} in sent
-    assert [("most", "51")] in sent  # one more than may be listed, so that more is seen
+    assert [("most", "51")] in sent  # one more than may be listed, so that the service notices that there are more
     assert {headers["authorization"] for _, headers in endpoints.asked} == {f"Bearer {TOKEN}"}
 
 
@@ -385,7 +385,7 @@ def portal() -> Iterator[BlockingPortal]:
 
 @pytest.fixture(scope="module")
 def both(endpoints: Endpoints, portal: BlockingPortal) -> Iterator[list[HttpService]]:
-    """A service that is asked by POST, and one by GET."""
+    """Yield a service called by POST, and one called by GET."""
     get = Endpoint(url=f"{endpoints.url}/search?a=1&q={{query}}&b=2", method="GET", results=Path("hits"))
     with ExitStack() as opened:
         yield [
@@ -405,7 +405,7 @@ def test_nothing_in_a_query_leaves_its_place(
     assert [asked for asked, _ in endpoints.asked] == [{"q": query, "k": 2}, [("a", "1"), ("q", query), ("b", "2")]]
 
 
-# --- what can go wrong
+# --- failures
 
 
 @pytest.mark.anyio
@@ -554,7 +554,7 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
     async with connect_http(at(endpoints, "/never"), None, headers={}) as service:
         code, sentence = await refused(served(service, timeout=0.1), "recall", query="x")
         assert (code, "no answer within 0.1 s" in sentence) == (-32603, True)
-        # whoever raises one alone only gets to hear of the other limit
+        # a longer --timeout alone would only run into the tier's `timeout`
         assert sentence.endswith("raise --timeout, and the tier's `timeout` above that")
     gone = Endpoint(url="http://127.0.0.1:1/?q={query}", method="GET", results=Path("@"))
     async with connect_http(gone, None, headers={}) as service:
@@ -585,13 +585,12 @@ async def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(endpoints: End
 async def test_a_silent_endpoint_is_down_and_one_that_refuses_is_not(
     path: str, status: str, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An endpoint that does not answer is down and one that refuses is not."""
     ask_no_name_server(monkeypatch)
     sign = "&" if "?" in path else "?"
     url = f"{path if path.startswith('http') else endpoints.url + path}{sign}query={{query}}"
     where = Endpoint(url=url, method="GET", results=Path("hits"))
     async with connect_http(where, None, headers={}) as service:
-        # for what answers at once there is no need to hurry
+        # an endpoint that answers at once needs no short timeout
         server = served(service, timeout=0.1 if path == "/never" else PATIENCE)
         for times in (1, 2):
             described = await answer(server, "describe")

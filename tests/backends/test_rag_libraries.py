@@ -1,4 +1,4 @@
-"""a2m-rag with the libraries themselves: LangChain, LlamaIndex, Chroma and Qdrant, each imported once, here only."""
+"""a2m-rag with the real libraries: LangChain, LlamaIndex, Chroma and Qdrant, which only these tests import."""
 
 import errno
 import importlib
@@ -40,7 +40,7 @@ BY_METADATA = Paths(
 )
 PATIENCE = 60
 
-# what Chroma says to itself of a collection without an embedding function
+# Chroma's own warning for a collection without an embedding function
 pytestmark = pytest.mark.filterwarnings("ignore:legacy embedding function config:DeprecationWarning")
 
 
@@ -53,7 +53,7 @@ def near(service: Service, path: str, least: float) -> Server:
 
 
 def embed(texts: list[str]) -> list[list[float]]:
-    """One vector for each text: that of the page that it begins like, else another."""
+    """Return one vector for each text: that of the page that it begins like, else another one."""
     return [next((v for text, v, _ in TEXTS.values() if text.startswith(each)), [0.9, 0.1]) for each in texts]
 
 
@@ -107,7 +107,7 @@ def test_no_library_is_loaded_that_is_not_used(tmp_path: FilePath) -> None:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, thing: Any) -> str:
-    """A name for it, as on a command line."""
+    """Return a name for an object, as on a command line."""
     monkeypatch.setattr(sys.modules[__name__], "thing", thing, raising=False)
     return f"{__name__}:thing"
 
@@ -150,7 +150,7 @@ async def test_a_langchain_retriever_is_served(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert await ask(server, "timeline") == {"records": []}
     holes = served(langchain_service(named(monkeypatch, Fixed(k=9))))
-    documents[1:1] = [None, 5]  # type: ignore[list-item]  # what a retriever must not give
+    documents[1:1] = [None, 5]  # results that a retriever must not return
     assert len(await contents(holes, query="x")) == 3
     assert (await refused(server, "recall", query="fail"))[1].endswith("raised ValueError: no index")
     for way in (store, store.as_retriever(search_kwargs={"k": 1}), lambda: store.as_retriever()):
@@ -212,7 +212,7 @@ async def test_a_llamaindex_retriever_is_served(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="module")
 def chroma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FilePath, Any]]:
-    """A database, and the client that has made it."""
+    """Yield a database's path, and the client that has made it."""
     import chromadb
     from chromadb.config import Settings
 
@@ -358,7 +358,7 @@ for name, function in (
         documents=["Expenses are paid on the 15th.", "The office opens at eight."],
     )
 """
-# packages with no more in them than the functions look for when they are made
+# packages with no more than the embedding functions need when they are made
 PACKAGES: Final = {
     "sentence_transformers.py": "class SentenceTransformer:\n    def __init__(self, *_, **__):\n        pass\n",
     "openai.py": "class OpenAI:\n    def __init__(self, **_):\n        pass\n",
@@ -367,7 +367,7 @@ PACKAGES: Final = {
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> FilePath:
-    """A database whose collections were made by a process that had what their embedding functions need."""
+    """Return a database whose collections another process made, which had what their embedding functions need."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "db").mkdir()
     for name, source in PACKAGES.items():
@@ -456,7 +456,7 @@ BY_PAYLOAD = Paths(content=Path("text"), created_at=Path("created_at"), metadata
 
 @pytest.fixture(scope="module")
 def qdrant(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with collections."""
+    """Return the path of a folder with collections."""
     from qdrant_client import QdrantClient, models
 
     path = str(tmp_path_factory.mktemp("qdrant"))
@@ -597,7 +597,6 @@ async def test_a_qdrant_server_that_is_gone_is_down(embedded: bool) -> None:
 
 @pytest.mark.anyio
 async def test_a_collection_is_down_when_the_maker_of_its_vectors_is(chroma: tuple[FilePath, Any], qdrant: str) -> None:
-    """A collection whose vectors are made elsewhere is down when that is."""
     embed = f"{__name__}:embed_far_away"
     in_qdrant = qdrant_service(qdrant, "handbook", embed)
     for service, paths in ((chroma_service(chroma[0], "handbook", embed), None), (in_qdrant, BY_PAYLOAD)):
@@ -631,11 +630,11 @@ def test_a_qdrant_that_is_not_there_is_not_made(tmp_path: FilePath) -> None:
         qdrant_service("http://127.0.0.1:1", "handbook", None)
 
 
-# --- what both have
+# --- Chroma and Qdrant
 
 
 async def check_holes(server: Server) -> None:
-    """A collection of which one row is a record, which is not the nearest to anything."""
+    """Check a collection of which one row is a record; to no vector it is the nearest."""
     for params in ({"query": "x"}, {"query": "x", "limit": 1}, {"embedding": [1.0, 0.0], "limit": 1}, {}):
         assert await contents(server, **params) == ["a page"]
     assert await contents(server, "timeline") == ["a page"]
@@ -644,7 +643,7 @@ async def check_holes(server: Server) -> None:
 
 
 async def check_vectors(server: Server) -> None:
-    """Callers' vectors are used and the collection's returned, and everything is listed."""
+    """Check that callers' vectors are used, the collection's are returned, and every record is listed."""
     found = (await ask(server, "recall", embedding=[0.6, 0.8], query="ignored", embeddings=True))["records"]
     assert [record["content"] for record in found] == [TEXTS[id][0] for id in ("tea", "office", "expenses")]
     assert found[0]["embedding"] == pytest.approx([0.6, 0.8])

@@ -39,12 +39,12 @@ from tests.support.retrieval import ask, contents, refused, unanswered
 
 PATIENCE = 60
 
-# what goes from one call to the next takes its turns in one way only
+# the order of steps from one call to the next is the same on every event loop
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """a2m-rag runs on no other."""
+    """a2m-rag runs on asyncio only."""
     return "asyncio"
 
 
@@ -67,7 +67,7 @@ EXPENSES, OFFICE, TEA = "Expenses are paid on the 15th.", "The office opens at e
 
 @contextmanager
 def listening(*options: str, port: int) -> Iterator[str]:
-    """The address of the server of `mcp_search.py` on a port."""
+    """Run the server of `mcp_search.py` on a port; yield its address."""
     command = [*PROGRAM, "--http", str(port), *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as serving:
         try:
@@ -226,7 +226,7 @@ def test_nothing_in_a_query_leaves_its_place(queries: list[str], url: str) -> No
 @pytest.mark.parametrize(
     ("tool", "call", "expected"),
     [
-        # the bounds of the tool's own schema, 2 to 20, are kept
+        # within the bounds of the tool's own schema, 2 to 20
         ("echo", {}, {1: "x 2 en", 7: "x 7 en", 50: "x 20 en"}),
         ("echo", {"arguments": {"lang": "de", "top_k": 4}}, {7: "x 4 de"}),
         ("echo", {"query": "lang", "arguments": {"text": "a {query} b"}}, {7: "a x b 7 x"}),
@@ -236,7 +236,7 @@ def test_nothing_in_a_query_leaves_its_place(queries: list[str], url: str) -> No
     ],
 )
 async def test_arguments_have_their_values(tool: str, call: dict[str, Any], expected: dict[int, str], url: str) -> None:
-    if expected is None:  # a limit is a number wherever it stands alone
+    if expected is None:  # a limit is a number where its placeholder stands alone
         with pytest.raises(CannotStart, match=r"collection: 8 is not of type 'string'"):
             async with served(url, tool, **call):
                 raise AssertionError
@@ -300,11 +300,11 @@ def test_a_call_that_fits_is_made(call: Call, limit: int, expected: dict[str, An
     assert asking(call, SCHEMAS).arguments("x", limit) == expected
 
 
-# --- servers that come and go
+# --- servers that end and restart
 
 
 def started(folder: FilePath) -> int:
-    """How often the server has been started."""
+    """Return how often the server has been started."""
     return len(list(folder.glob("started-*")))
 
 
@@ -315,11 +315,11 @@ async def test_a_server_that_dies_is_started_anew(tmp_path: FilePath) -> None:
     async with served([*SMALL, "--marks", str(tmp_path)], "search") as server:
         assert await contents(server, query="x", limit=1) == [EXPENSES]
         assert started(tmp_path) == 1
-        # while it is asked: the question is put once more
+        # it dies during a call: the call is repeated
         (tmp_path / "die").touch()
         assert await contents(server, query="x", limit=1) == [EXPENSES]
         assert started(tmp_path) == 2
-        # while nobody asks
+        # it dies between calls
         [pid] = [pid for pid in pids(tmp_path) if alive(pid)]
         os.kill(pid, 9)
         assert await contents(server, query="x", limit=1) == [EXPENSES]
@@ -377,7 +377,7 @@ async def test_a_server_that_cannot_be_started_again_is_a_sentence(tmp_path: Fil
         assert await contents(server, query="x", limit=1) == [EXPENSES]
 
 
-# what stands at the place of a server that was there
+# the program that replaces the server's
 DEAD: Final = "import sys; sys.exit('the index is gone')"
 
 
@@ -398,7 +398,7 @@ async def test_a_command_that_is_dead_is_silence(tmp_path: FilePath) -> None:
             assert (await ask(server, "describe"))["service"] == {"status": "down", "reason": said}
         program.write_text(alive_before)
         assert (await ask(server, "describe"))["service"] == {"status": "up"}
-        # one that dies of every question
+        # a server that dies of every call
         program.write_text(
             alive_before.replace("runpy\n", f"runpy, pathlib\npathlib.Path({str(tmp_path)!r}, 'die').touch()\n")
         )
@@ -432,7 +432,6 @@ async def test_an_address_that_cannot_be_reached_is_silence() -> None:
 @on_one_loop
 @pytest.mark.parametrize(("status", "state"), [(500, "down"), (503, "down"), (401, "up"), (403, "up")])
 async def test_a_server_that_fails_is_silent_and_one_that_refuses_is_not(status: int, state: str) -> None:
-    """A server that fails by itself is silence and one that refuses is not."""
     with reserved_port() as port:
         with listening(port=port) as url:
             serving = served(url, "search")
@@ -459,7 +458,7 @@ async def test_a_tool_that_is_gone_when_the_server_comes_back_is_no_silence(tmp_
 
 
 async def give_up_on(server: Server, folder: FilePath) -> None:
-    """Asks a question that the server hangs at, until it does; then nobody waits for the answer any more."""
+    """Make a call at which the server hangs; once it does, cancel the call."""
     os.mkfifo(folder / "hanging")
     (folder / "hang").touch()
     async with anyio.create_task_group() as tasks:
@@ -477,7 +476,7 @@ async def test_a_server_that_hangs_is_started_anew(tmp_path: FilePath) -> None:
         hasty = Server(service, PATHS, name="handbook", limits=SearchLimits(timeout=0.2))
         assert await contents(patient, query="x") == ["x"]
         await give_up_on(patient, tmp_path)
-        # it is started while this one waits, and goes on with it when this one waits no more
+        # the server starts while this call waits, and goes on starting when this call has given up
         code, sentence = await refused(hasty, "recall", query="x")
         assert (code, "no answer within 0.2 s" in sentence) == (-32603, True)
         assert await contents(patient, query="x") == ["x"]
@@ -511,13 +510,13 @@ server.run("stdio")
 @on_one_loop
 async def test_a_slow_answer_does_not_cost_the_server(tmp_path: FilePath) -> None:
     async with served([*PROGRAM, "--marks", str(tmp_path)], "search") as server:
-        await give_up_on(server, tmp_path)  # on a thread of its own: the server answers others
+        await give_up_on(server, tmp_path)  # the tool runs on a thread of its own: the server answers other calls
         assert await contents(server, query="x", limit=1) == [EXPENSES]
         assert started(tmp_path) == 1
 
 
 class Fake:
-    """A client of a server that does what `answer` does. It notes how often it was opened."""
+    """A client of a server that returns what `answer` returns. `opened` counts its connections."""
 
     def __init__(self, answer: Callable[[], Awaitable[Any]]) -> None:
         self.answer = answer
@@ -612,7 +611,7 @@ async def test_a_server_at_an_address_may_go_and_come_back() -> None:
                 assert TOKEN not in sentence
             with listening(port=port):
                 assert await contents(server, query="x", limit=1) == [EXPENSES]
-            with listening(port=port):  # a session of the one before is none of this one's
+            with listening(port=port):  # the session of the previous server is unknown to this one
                 assert await contents(server, query="x", limit=1) == [EXPENSES]
         finally:
             await serving.__aexit__(None, None, None)
@@ -633,7 +632,7 @@ async def test_a_tool_that_fails_is_quoted(tmp_path: FilePath) -> None:
 
 @contextmanager
 def answering(status: int, body: str, media_type: str, port: int = 0) -> Iterator[str]:
-    """The address of what answers all with one error."""
+    """Run an HTTP server that answers every POST with one status and body; yield its address."""
 
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -700,7 +699,7 @@ async def test_what_never_answers_is_no_mcp_server(monkeypatch: pytest.MonkeyPat
 
 
 def talk(arguments: list[str], calls: int = 1, **environment: str) -> tuple[list[Any], str]:
-    """The answers of the command to so many recalls, and what it has written to stderr."""
+    """Return the command's answers to so many recalls, and its output on stderr."""
     lines = [
         json.dumps({"jsonrpc": "2.0", "id": n, "method": "memory/recall", "params": {"query": "x"}})
         for n in range(calls)
@@ -763,7 +762,7 @@ def test_a_command_has_the_environment_and_all_that_comes_after_the_dashes(tmp_p
     assert "Traceback" not in said
 
 
-# writes more than a pipe holds before it answers anything
+# it writes more than a pipe holds before its first answer
 LOUD: Final = """
 import sys
 from mcp.server.mcpserver import MCPServer

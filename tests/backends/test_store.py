@@ -207,7 +207,6 @@ def test_another_owners_id_cannot_be_written(asked: Asked) -> None:
 
 
 def test_a_record_is_never_dated_before_the_newest_of_its_conversation(path: Path) -> None:
-    """A record is dated by the clock but never before the newest of its conversation."""
     asked = Asked(path)
     ahead = asked.clock.now = START + 5 * 365 * 24 * 3600 * 1000
     asked.remember({"content": "ahead", "session": "s", "owner": "a"})
@@ -291,7 +290,7 @@ def test_a_word_finds_its_inflections_and_rarer_words_weigh_more(asked: Asked) -
 
 
 def test_a_query_without_a_match_returns_nothing_or_the_newest(asked: Asked) -> None:
-    """A query that matches nothing returns nothing and one of stop words the newest."""
+    """A query of stop words, or an empty one, returns the newest."""
     asked.remember({"content": "old"}, {"content": "new"})
     assert asked.contents("recall", query="zebra") == []
     for query in (None, "", "what is the", "?!"):
@@ -449,7 +448,7 @@ def test_a_prefix_is_a_range_of_keys(prefix: str, key: str) -> None:
     condition = beneath(prefix)
     with sqlite3.connect(":memory:") as connection:
         sql = f"SELECT {condition.sql} FROM (SELECT ? AS key) AS record"
-        # the key is the first value bound in FROM, which stands after those of the condition
+        # FROM binds the key, after the values of the condition
         [matches] = connection.execute(sql, (*condition.values, key)).fetchone()
     connection.close()
     assert bool(matches) == (not prefix or key == prefix or key.startswith(prefix.removesuffix("/") + "/"))
@@ -688,14 +687,14 @@ def test_no_step_of_the_daily_work_reads_a_whole_table(asked: Asked) -> None:
             if sql.lstrip().startswith(("SELECT", "UPDATE record", "DELETE")):
                 plan = [step[3] for step in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings)]
                 whole = [f"SCAN {table}" for table in ("record", "member", "vector", "access")]
-                # newest first walks its index only as far as the limit
+                # a scan that begins with the newest reads its index only up to the limit
                 walks = [step for step in plan if step in whole or step.startswith(tuple(f"{w} " for w in whole))]
                 assert all("USING INDEX record_created" in w or "COVERING" in w for w in walks), (sql, plan)
                 assert not walks or "LIMIT" in sql, (sql, plan)
     assert len(statements) > 20
 
 
-# --- how common a word is, to whom
+# --- how common a word is, for each owner
 
 
 texts = st.lists(st.sampled_from(["alpha", "beta", "gamma", "delta"]), min_size=1, max_size=6).map(" ".join)
@@ -709,7 +708,7 @@ def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
     others = data.draw(st.lists(texts, max_size=8))
     alone, among = Asked(), Asked()
     for store in (alone, among):
-        # written, replaced and forgotten, so that the counts have been taken up and down
+        # written, replaced and forgotten, so that the counts have gone up and down
         store.remember({"content": "alpha alpha omega", "owner": "a", "key": "k"})
         store.remember({"content": "beta", "owner": "a", "key": "k"})
         store("forget", where={"key": "k"})
@@ -719,12 +718,12 @@ def test_an_owners_ranking_is_that_of_a_store_that_holds_only_what_he_sees(
         if number < len(others):
             among.remember({"content": others[number], "owner": "b"})
         among.remember(record)
-    # without a name the store ranks by FTS5's own bm25: the same formula over all that it holds
+    # without an owner the store ranks by FTS5's own bm25: the same formula over all records
     plain = alone("recall", query=query, limit=20)["records"]
     scoped = among("recall", query=query, limit=20, owner="a")["records"]
     told = {record["id"]: record["score"] for record in plain}
     assert {record["id"]: record["score"] for record in scoped} == pytest.approx(told)
-    # the two add in different orders, so records that differ in a score's last bit may have changed places
+    # the two add in different orders, so records that differ in a score's last bit may have swapped places
     assert [told[record["id"]] for record in scoped] == pytest.approx(sorted(told.values(), reverse=True))
     alone.store.close()
     among.store.close()

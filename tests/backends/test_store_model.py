@@ -1,4 +1,4 @@
-"""a2m-store against a plain list of records: whatever is asked in whatever order, both give the same answers."""
+"""a2m-store against a plain list of records: for any calls in any order, both give the same answers."""
 
 import json
 import math
@@ -121,7 +121,7 @@ def passes(record: dict[str, Any], selection: dict[str, Any]) -> bool:
 
 
 def changed(record: dict[str, Any], draft: dict[str, Any]) -> bool:
-    """Whether a draft with its defaults from `record` is another content than that."""
+    """Return whether a draft, with defaults from `record`, changes the content."""
     kept: dict[str, Any] = {name: record[name] for name in ("created_at", "revision") if name in record}
     whole: dict[str, Any] = {**kept, **draft, "salience": None}
     return any(
@@ -166,7 +166,7 @@ class StoreAndModel(RuleBasedStateMachine):
             return
         got = self.asked("remember", **params)["ids"]
         for place, id in enumerate(expected):
-            # the ids that the store makes up are learnt from it
+            # the store chooses these ids; the model takes them from its answer
             for record in written:
                 if record["id"] == id and isinstance(id, int):
                     record["id"] = got[place]
@@ -176,7 +176,7 @@ class StoreAndModel(RuleBasedStateMachine):
     def _remember(
         self, written: list[dict[str, Any]], draft: dict[str, Any], owner: str | None, session: str | None
     ) -> Any:
-        """The id, a number where the store chooses one, or None where the write is denied."""
+        """Return the id: a number if the store chooses one; None if the write is denied."""
         if owner and draft.get("owner") not in (None, owner):
             return None
         draft = {name: value for name, value in draft.items() if value is not None}
@@ -208,7 +208,7 @@ class StoreAndModel(RuleBasedStateMachine):
         return there["id"]
 
     def dated(self, draft: dict[str, Any], written: list[dict[str, Any]]) -> str:
-        """Now, but after the newest of the draft's own conversation where that is later."""
+        """Return the clock's time or, if that is later, a moment after the newest of the draft's own conversation."""
         conversation = (draft.get("session"), draft.get("owner"))
         there = [
             parse(each["created_at"]) for each in written if (each.get("session"), each.get("owner")) == conversation
@@ -336,7 +336,7 @@ class StoreAndModel(RuleBasedStateMachine):
         for record in found:
             for extra in ("score", "similarity"):
                 record.pop(extra, None)
-        # repr tells 1 from 1.0 and -0.0 from 0.0, so it shows whether a text came back as it was
+        # repr distinguishes 1 from 1.0 and -0.0 from 0.0, and so shows whether a value is unchanged
         assert [readable(record) for record in found] == [readable(record) for record in expected]
 
 
@@ -352,7 +352,7 @@ def spelt(value: Any) -> bytes:
 
 
 def spelt_where(params: dict[str, Any]) -> dict[str, Any]:
-    """msgspec's encoder has no integers of more than 64 bits; json's has."""
+    """Encode by json: msgspec's encoder has no integers of more than 64 bits."""
     where = params.get("where")
     return params if where is None else {**params, "where": {name: Raw(spelt(each)) for name, each in where.items()}}
 

@@ -1,4 +1,4 @@
-"""The real process: pipes, signals, HTTP, and what is left after it was killed."""
+"""The real process: pipes, signals, HTTP, and what a killed process leaves."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PATIENCE = 60
 
 
 class Process:
-    """An a2m-store on pipes, which nothing is read from ahead: `communicate` would not see that."""
+    """An a2m-store on pipes. Its output is not read ahead, since `communicate` would not get what was read before."""
 
     def __init__(self, *arguments: str) -> None:
         self.popen = subprocess.Popen(
@@ -47,7 +47,7 @@ class Process:
         return self.answer()["result"]
 
     def rest(self) -> list[bytes]:
-        """The whole lines that are still to be read, up to the end."""
+        """Return the whole lines that are left, up to the end."""
         assert self.popen.stdout is not None
         return [line for line in self.popen.stdout.readlines() if line.endswith(b"\n")]
 

@@ -1,4 +1,4 @@
-"""a2m-store's queue: order, batches, cancellation, and both ways of carrying out."""
+"""a2m-store's queue: order, batches, cancellation, and both ways of carrying out calls."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def test_calls_that_come_together_are_carried_out_in_order(backend: str, threads
 
     anyio.run(main, backend=backend)
     assert sorted(seen) == list(range(50))
-    # a write that was acknowledged is seen by whoever asks afterwards
+    # every call after an acknowledged write sees it
     assert all(count >= 1 for count in seen.values())
     store.close()
 

@@ -1,6 +1,6 @@
-"""A correct A2M 0.1 server of all eleven capabilities, in memory and small: what `wrong_servers` spoils.
+"""A correct A2M 0.1 server with all eleven capabilities, in memory and small; `wrong_servers` derives from it.
 
-Small methods, each one rule or a few, so that a wrong server is this one with one method replaced.
+Each method is small and implements one rule or a few, so that a wrong server replaces a single method.
 """
 
 import json
@@ -43,7 +43,7 @@ SELECTORS = ("ids", "query", "tier", "where", "key_prefix")
 
 
 class Refused(Exception):
-    """An error answer."""
+    """An error that the server answers."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class Refused(Exception):
 
 
 class Server:
-    """One store. `http` and `tokens` say how it is reached; over HTTP the token's owner is who calls."""
+    """One store. `http` and `tokens` tell how it is reached; over HTTP the caller is the token's owner."""
 
     capabilities: ClassVar[tuple[str, ...]] = tuple(METHODS)
     limits: ClassVar[dict[str, int]] = {
@@ -72,7 +72,7 @@ class Server:
         self.http = http
         self.tokens = tokens or {}
         self.records: list[Record] = []
-        self.log: list[tuple[str | None, Record]] = []  # whose an event is, None for everybody's
+        self.log: list[tuple[str | None, Record]] = []  # an event's owner; None: every caller sees it
         self.log_begins = 0
         self.subscription: Params | None = None
         self.pushed = 0
@@ -86,7 +86,7 @@ class Server:
         return [name for name in self.capabilities if name != "scopes" or not self.http or self.tokens]
 
     def answer(self, body: bytes, principal: str | None = None) -> bytes | None:
-        """The response to one message, or None to a notification."""
+        """Return the response to one message; None to a notification."""
         with self.lock:
             self.principal = principal
             try:
@@ -128,7 +128,7 @@ class Server:
         return Refused(-32003, f"{capability} is not declared")
 
     def asserted(self, params: Params) -> Params:
-        """The owner that counts."""
+        """Return the owner that replaces the one in the parameters."""
         if not self.http:
             return {}
         if params.get("owner") not in (None, self.principal):
@@ -174,7 +174,7 @@ class Server:
         return {"ids": ids}
 
     def draft(self, given: Any, params: Params) -> Record:
-        """A record to be, checked. Raises Refused."""
+        """Return a checked draft of a record. Raises Refused."""
         if not isinstance(given, dict):
             raise Refused(-32602, "a record is an object")
         if given.get("tier") is not None:
@@ -214,7 +214,7 @@ class Server:
             raise Refused(-32008, "another width")
 
     def write(self, draft: Record) -> str:
-        """Stores a draft; returns its id."""
+        """Store a draft; return its id."""
         there = self.holder(draft)
         if there is not None:
             kept = {name: there[name] for name in ("id", "created_at", "access_count")}
@@ -243,7 +243,7 @@ class Server:
         return next((record for record in self.records if id is not None and record["id"] == id), None)
 
     def holder(self, draft: Record) -> Record | None:
-        """Who holds the draft's key already."""
+        """Return the record that has the draft's key already."""
         if draft.get("key") is None:
             return None
         mine = (draft["key"], draft.get("owner"))
@@ -324,7 +324,7 @@ class Server:
         return [record for record in self.records if record.get("owner") in (None, params["owner"])]
 
     def selected(self, params: Params) -> list[Record]:
-        """What the caller sees and its selectors name."""
+        """Return the records that the caller can see and its selectors select."""
         if params.get("tier") is not None:
             self.check_tier(params["tier"])
         where, ids, prefix = params.get("where") or {}, params.get("ids"), params.get("key_prefix")
@@ -367,14 +367,14 @@ class Server:
         return {"promoted": len(whole)}
 
     def together(self, record: Record) -> list[Record]:
-        """A record and the rest of its group, in its tier."""
+        """Return a record and the rest of its group, in its tier."""
         if record.get("group") is None:
             return [record]
         mine = (record["group"], record["tier"], record.get("session"))
         return [one for one in self.records if (one.get("group"), one["tier"], one.get("session")) == mine]
 
     def spill(self) -> int:
-        """Moves what no longer fits, whole groups at a time, oldest first."""
+        """Move records beyond the capacity, whole groups at a time, oldest first."""
         moved = 0
         working = self.tiers["working"]
         for session in {record.get("session") for record in self.records}:
@@ -477,7 +477,7 @@ class Server:
         return {"subscribed": False}
 
     def notifications(self) -> list[bytes]:
-        """What is to be pushed since the last time."""
+        """Return the events since the last call, as notifications."""
         if self.subscription is None:
             return []
         since, self.pushed = max(self.pushed, self.log_begins), self.log_begins + len(self.log)
@@ -534,7 +534,7 @@ class Server:
     # --- bindings
 
     def serve_stdio(self) -> int:
-        """Answers lines until there are no more; returns the exit code."""
+        """Answer lines until stdin ends; return the exit code."""
         for line in sys.stdin.buffer:
             if line.strip():
                 for message in self.lines_for(line):
@@ -542,7 +542,7 @@ class Server:
         return 0
 
     def lines_for(self, line: bytes) -> Iterable[bytes]:
-        """What one line is answered with: the response, and the notifications after it."""
+        """Return the answer to one line: the response, and the notifications after it."""
         answer = self.answer(line)
         return ([] if answer is None else [answer]) + self.notifications()
 
@@ -551,7 +551,7 @@ class Server:
         sys.stdout.buffer.flush()
 
     def refusal(self, headers: Any) -> tuple[int, bytes] | None:
-        """Why an HTTP request is not admitted."""
+        """Return the status and body with which an HTTP request is refused; None if it is admitted."""
         if self.is_foreign(headers):
             return 403, b""
         if self.tokens and self.caller(headers) is None:
@@ -568,7 +568,7 @@ class Server:
         return self.tokens.get(token) if kind == "Bearer" else None
 
     def post(self, body: bytes, headers: Any) -> tuple[int, bytes]:
-        """The status and body for a POST."""
+        """Return the status and body for a POST."""
         refusal = self.refusal(headers)
         if refusal is not None:
             return refusal
@@ -579,7 +579,7 @@ class Server:
         return 200
 
     def get(self, path: str, headers: Any) -> tuple[int, bytes]:
-        """The status and body for a GET."""
+        """Return the status and body for a GET."""
         if path == "/.well-known/a2m-server.json":
             return self.refusal(headers) or (200, json.dumps(self.describe({})).encode())
         return 405, b""
@@ -591,7 +591,7 @@ def cosine(one: list[float], other: list[float]) -> float:
 
 
 def listening(server: Server, port: int = 0) -> ThreadingHTTPServer:
-    """The server on a port of loopback, a free one if none is given; `serve_forever` is the caller's."""
+    """Return an HTTP server on a port of loopback, by default a free one; the caller runs `serve_forever`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -610,6 +610,6 @@ def listening(server: Server, port: int = 0) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)

@@ -1,6 +1,6 @@
-"""The conformance suite: that it accounts for the whole specification, that it can fail, and that our servers pass.
+"""The conformance suite: it covers the whole specification, it can fail, and our servers pass it.
 
-Where the specification's text is, A2M_SPECIFICATION may say; then its key words are counted, too.
+A2M_SPECIFICATION may have the path of the specification's text; then the key words in it are counted, too.
 """
 
 import os
@@ -65,7 +65,7 @@ def test_every_key_word_is_accounted_for() -> None:
 
 
 def counted(text: str) -> dict[str, Counter[str]]:
-    """How often each key word stands in each section of the specification."""
+    """Return how often each key word is in each section of the specification."""
     section = "0"
     found: dict[str, Counter[str]] = {}
     for line in text.splitlines():
@@ -98,7 +98,7 @@ def test_it_knows_nothing_of_the_servers_it_judges() -> None:
 
 @contextmanager
 def reached(server: type[Server], binding: str) -> Iterator[tuple[Client, Client | None]]:
-    """One of the servers written for this, and another principal's client over HTTP."""
+    """Yield a client of one of the servers written for this and, over HTTP, another principal's client."""
     if binding == "process":
         yield InProcess(server().answer), None
     elif binding == "stdio":
@@ -156,10 +156,10 @@ def test_there_are_many_ways_to_be_wrong() -> None:
 def test_a_wrong_server_is_caught_by_the_check_meant_for_it(name: str) -> None:
     meant = CAUGHT_BY[name]
     with reached(WRONG[name], BINDINGS[name]) as (client, other):
-        target = Target(client, other, patience=1)  # what never comes need not be waited for longer
+        target = Target(client, other, patience=1)  # shorter waits for messages that never come
         target.meet()
         if isinstance(client, Stdio) and (meant == "stdio.the_end_of_stdin_ends_it" or name == "HangsForGood"):
-            client.timeout = 2  # once it has started: how long it may take to end, or to answer
+            client.timeout = 2  # after the start: the time to end, or to answer
         came = outcome(next(check for check in ALL_CHECKS if check.name == meant), target)
     assert came.state is State.FAILED
     assert came.why
@@ -179,7 +179,7 @@ def test_an_answer_to_a_notification_is_found_however_early_it_comes() -> None:
 
 
 def judged_by_name(name: str, timeout: float = 20, sections: Sequence[str] = SECTIONS) -> list[Outcome]:
-    """What comes of a wrong server on stdio; `timeout` is for what it answers once it has started."""
+    """Return the outcomes for a wrong server on stdio; `timeout` is for its answers after the start."""
     with reached(WRONG[name], "stdio") as (client, _):
         assert isinstance(client, Stdio)
         target = Target(client)
@@ -209,10 +209,10 @@ ANEW = "\nIt was restarted, and answers."
     ],
 )
 def test_a_check_during_which_a_server_dies_says_so(name: str, sentences: str) -> None:
-    """The check during which a server dies says so and the others are asked of a fresh one."""
+    """The checks after that one run against a fresh server."""
     came = judged_by_name(name)
     failed = failures(came)
-    # what it wrote to stdout counts all the same, unless it was cut off
+    # what the server wrote to stdout counts all the same, unless it was cut off
     beside = {"stdio.stdout_carried_only_json_rpc"} if name == "WritesWithoutEnd" else set()
     assert failed.keys() == {CAUGHT_BY[name], *beside}
     assert failed[CAUGHT_BY[name]].endswith(sentences + ANEW)
@@ -245,7 +245,7 @@ def test_a_server_that_dies_at_each_start_is_given_up_in_a_sentence(
 
 
 def test_a_server_that_died_between_two_checks_fails_the_next() -> None:
-    """A server that has died between two checks fails the next which is asked of a fresh one."""
+    """The checks after that one run against a fresh server."""
     with reached(Server, "stdio") as (client, _):
         assert isinstance(client, Stdio)
         target = Target(client)
@@ -262,7 +262,7 @@ def test_a_server_that_died_between_two_checks_fails_the_next() -> None:
 
 
 def dying(names: list[str]) -> Check:
-    """A check that writes a record, and kills the server; the record's content is added to `names`."""
+    """Return a check that writes a record and kills the server; the record's content is added to `names`."""
 
     def run(target: Target) -> None:
         note = target.note()
@@ -303,7 +303,7 @@ def test_a_server_over_http_that_goes_away_is_said_once(capsys: pytest.CaptureFi
     class GoesAway(Server):
         def nothing_at(self, key: str) -> None:
             if key.endswith("/nothing"):
-                http.server_close()  # takes no more connections
+                http.server_close()  # accepts no further connections
 
     one, another = TOKENS
     with listening(GoesAway(http=True, tokens=TOKENS)) as http:
@@ -409,7 +409,7 @@ def test_a_command_line_that_names_no_server_is_a_sentence(
 
 
 def federation(folder: Path, head: str = "") -> list[str]:
-    """A router's command, with four stores as its tiers."""
+    """Return the command of a router with four stores as its tiers."""
     ways = {
         "working": 'capacity = 12\nper_session = true\nspill_to = "episodic"\nrequired = true',
         "episodic": 'promote_to = "semantic"\npromote_after = 50',
@@ -423,14 +423,14 @@ def federation(folder: Path, head: str = "") -> list[str]:
 
 
 def summary(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The exit code and the whole report."""
+    """Run the command; return its exit code and the whole report."""
     code = main(list(arguments))
     return code, capsys.readouterr().out
 
 
 @contextmanager
 def serving_http(command: list[str]) -> Iterator[str]:
-    """A server as a process, and the address it says it listens on."""
+    """Run a server as a process; yield the address that it logs."""
     with subprocess.Popen([*command, "--http", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -442,7 +442,7 @@ def serving_http(command: list[str]) -> Iterator[str]:
             process.wait(30)
 
 
-# a store does the same whatever its kind; A2M_EXAMPLES=2 looks at every kind
+# a store works alike whatever its kind; A2M_EXAMPLES=2 tests every kind
 KINDS = ["working", "episodic", "semantic", "procedural"] if scaled(1) > 1 else ["working"]
 
 
@@ -514,7 +514,7 @@ def test_the_command_ends_with_the_counts_and_says_what_failed(capsys: pytest.Ca
     assert re.search(r"^\d+ passed, [1-9]\d* failed, 0 skipped$", report.splitlines()[-1])
     failed = re.findall(r"^  FAIL  (.+) \(§", report, re.MULTILINE)
     assert "timeline ascends" in failed
-    # whoever sees no more than the end sees what to look for
+    # the list of failures is at the end of the report
     assert report.splitlines()[-len(failed) - 2 : -1] == ["", *(f"failed: core: {title}" for title in failed)]
 
 

@@ -1,7 +1,7 @@
 """Servers that are each wrong in one thing, to show that the suite can fail.
 
-Each is the small server with one rule broken, and names the check that is there to catch it. To run one on stdio:
-`python -m tests.conformance.wrong_servers NAME`; the one named `Server` is right.
+Each is the small server with one rule broken, and names the check that must catch it. To run one on stdio: `python -m
+tests.conformance.wrong_servers NAME`; the one named `Server` is correct.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ BINDINGS: dict[str, str] = {}
 
 
 class Wrong(Server):
-    """Registers every class derived from it under the check meant for it, and how it has to be reached for that."""
+    """Registers every derived class under the check that must catch it, with the binding that this needs."""
 
     def __init_subclass__(cls, *, caught_by: str, binding: str = "process") -> None:
         WRONG[cls.__name__] = cls
@@ -209,7 +209,7 @@ class DropsTheTier(Wrong, caught_by="records.a_tier_without_tiers_is_refused"):
     capabilities = without("tiers")
 
     def check_tier_on_write(self, tier: str) -> None:
-        """Nothing is wrong with it, it thinks."""
+        """Accept every tier."""
 
     def draft(self, given: Any, params: Params) -> Record:
         return super().draft({name: value for name, value in given.items() if name != "tier"}, params)
@@ -453,7 +453,7 @@ class AlwaysShowsVectors(Wrong, caught_by="embeddings.vectors_come_back_only_whe
 
 class TakesAnyWidth(Wrong, caught_by="embeddings.another_width_is_refused"):
     def check_width(self, vector: list[float]) -> None:
-        """Any will do."""
+        """Accept every width."""
 
     def score(self, record: Record, params: Params) -> float:
         return super().score(record, {**params, "embedding": None})
@@ -587,7 +587,7 @@ class CutsTextShort(Wrong, caught_by="prompt.a_budget_drops_whole_records"):
 
 class WritesTextItsOwnWay(Wrong, caught_by="prompt.what_is_not_offered_is_refused"):
     def check_text(self, options: Params) -> None:
-        """Whatever was asked for, a template will do."""
+        """Accept every option."""
 
 
 class LeavesOutWhatDidNotFit(Wrong, caught_by="prompt.asking_for_text_does_not_change_what_is_found"):
@@ -617,7 +617,7 @@ class AnswersTwice(Wrong, caught_by="stdio.nothing_is_answered_that_is_no_reques
 class AnswersNotificationsLate(
     Wrong, caught_by="stdio.nothing_is_answered_that_is_no_request_and_nothing_twice", binding="stdio"
 ):
-    """After the next answer, which was not waited for."""
+    """It answers a notification after the next call, since a client does not wait for that answer."""
 
     late: bytes | None = None
 
@@ -671,7 +671,7 @@ class DiesOfRubbish(Wrong, caught_by="stdio.blank_lines_and_rubbish_do_not_end_i
 
 
 class DiesOfAnUnusedKey(Wrong, caught_by="keys.an_unused_key_is_null", binding="stdio"):
-    """As those do that are derived from it, each in its own way. No other check asks for such a key."""
+    """Dies at an unused key; each derived class dies in another way. No other check asks for such a key."""
 
     def nothing_at(self, key: str) -> Record | None:
         if key.endswith("/nothing"):
@@ -700,7 +700,7 @@ class HangsForGood(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", bi
 
 
 class ClosesItsStdout(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
-    """And goes on."""
+    """It goes on running."""
 
     def die(self) -> None:
         os.close(1)
@@ -714,7 +714,7 @@ class WritesWithoutEnd(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null"
 
 
 class StartsOnce(DiesOfAnUnusedKey, caught_by="keys.an_unused_key_is_null", binding="stdio"):
-    """Where a file that the environment names is there, it has been started before."""
+    """It does not start if the file that the environment names exists: then it was started before."""
 
     def serve_stdio(self) -> int:
         if "STARTED" in os.environ:
@@ -731,7 +731,7 @@ class DiesOfForgetting(Wrong, caught_by="core.forget_removes_by_id", binding="st
 
 
 def dies(words: str, code: int) -> NoReturn:
-    """Ends this process at once."""
+    """Write to stderr, and end this process at once."""
     print(words, file=sys.stderr, flush=True)
     os._exit(code)
 
@@ -806,7 +806,7 @@ class AdmitsAnyToken(Wrong, caught_by="http.a_caller_without_a_credential_is_401
 
 
 def main(name: str) -> int:
-    """Serves stdio as the server of that name; returns the exit code."""
+    """Serve stdio as the server of this name; return the exit code."""
     return ({"Server": Server} | WRONG)[name]().serve_stdio()
 
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING names what is there: paths, names in files, commands with their options. The other pages link to it."""
+"""CONTRIBUTING names paths, names in files, and commands with options that exist. The other pages link to it."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ MODULES: Final = [words[2:] for words in COMMANDS if words[:2] == [".venv/bin/py
 
 
 def found(path: str) -> Path | None:
-    """What a path of the page leads to: from the repository, else from the router's package."""
+    """Return what a path of the page leads to: in the repository, else in the router's package; None if nothing."""
     return next((root / path for root in (ROOT, ROUTER) if (root / path).exists()), None)
 
 
@@ -34,14 +34,14 @@ def spans(text: str) -> list[str]:
 
 
 def is_path(span: str) -> bool:
-    """Whether a span is a path: not a method, a URL, a command with arguments, or what is in `.venv`."""
+    """Return whether a span is a path: not a method, a URL, a command with arguments, or a path in `.venv`."""
     return bool(re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", span)) and (
         span.endswith((".md", ".py", ".toml", "/")) or span.startswith(("scripts/", ".ci/"))
     )
 
 
 def names() -> list[tuple[str, str]]:
-    """Each name in the first column of a table, with the path that it stands behind there."""
+    """Return each name in the first column of a table, with the path before it in the same cell."""
     found = []
     for cell in re.findall(r"^\| ([^|]+) \|", PROSE, re.MULTILINE):
         path = None
@@ -68,7 +68,7 @@ def test_every_name_is_in_the_file_that_it_stands_beside() -> None:
 
     def missing(path: str, name: str) -> bool:
         file = found(path)
-        # a name begins and ends where it does in the file
+        # the name must be a whole word in the file
         return file is None or not re.search(rf"(?<![\w]){re.escape(name)}(?![\w])", file.read_text())
 
     assert [(path, name) for path, name in names() if missing(path, name)] == []

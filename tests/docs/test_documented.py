@@ -1,4 +1,4 @@
-"""What the pages say of limits that a reader could take to be narrower or wider than they are."""
+"""Limits that the pages document, and that a reader could take to be narrower or wider than they are."""
 
 import re
 import shutil
@@ -23,7 +23,6 @@ OTHERS: Final[Mix] = {"working": Foreign(kind=CoreOnly), "semantic": Foreign(kin
 @pytest.mark.anyio
 @pytest.mark.parametrize(("servers", "read_back"), [(NATIVE, False), (OTHERS, True)])
 async def test_a_write_is_read_back_from_lifted_servers_and_a_move_from_all(servers: Mix, read_back: bool) -> None:
-    """A write is read back from servers that promise less and a move from all."""
     steered = Steered()
     async with trial(settings_of(FOUR_TIERS, policy="explicit"), servers=servers, weather=steered) as fed:
 
@@ -60,7 +59,7 @@ async def test_an_id_of_another_owner_is_refused_and_nothing_else_is_told_of_it(
             await fed.remember("his", id="diary", owner="bob")
         assert refused.value.code == Code.SCOPE_DENIED
         assert not any(secret in refused.value.message for secret in ("alice", "private", "hers"))
-        # by any other call it is not there
+        # every other call answers as if the record did not exist
         assert await fed.timeline(owner="bob") == []
         assert (await fed.call("forget", ids=["diary"], owner="bob"))["forgotten"] == 0
 
@@ -68,7 +67,7 @@ async def test_an_id_of_another_owner_is_refused_and_nothing_else_is_told_of_it(
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_backup_is_restored_as_the_manual_says(tmp_path: Path) -> None:
-    """Over what a router has left that was killed: its logs must not be taken for those of the restored files."""
+    """The killed router's logs must not be taken for those of the restored files."""
     shutil.copy(ROOT / "federation.toml", tmp_path)
     [commands] = [block for block in re.findall(r"```sh\n(.*?)```", manual(), re.DOTALL) if "memories.before" in block]
     config = tmp_path / "federation.toml"

@@ -1,4 +1,4 @@
-"""Every command of README and of docs/ does what is shown there; and what is wrong with a page is found."""
+"""Every command of README and of docs/ does what is shown there, and an error in a page is found."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.support.pages import PAGES, follow
 from tests.support.paths import ROOT
 
 
-# one test a page: the blocks of a page depend on each other, and on one folder
+# one test for each page: the blocks of a page depend on each other, and on one folder
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_shows_is_what_comes(page: Path, tmp_path: Path) -> None:
     follow(page, tmp_path)

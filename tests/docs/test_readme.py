@@ -30,7 +30,7 @@ def test_the_tier_that_is_shown_keeps_what_it_has_acknowledged(tmp_path: Path) -
 
 
 def asked(journal: Path, method: str, params: dict[str, Any]) -> Any:
-    """One call to a server that is started for it."""
+    """Start a server, and return its result of one call."""
     client = Stdio([sys.executable, str(TIER), str(journal)], 20)
     try:
         return client.request(method, params)["result"]

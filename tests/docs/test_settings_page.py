@@ -9,7 +9,7 @@ from a2m_router.config import settings
 from tests.support.paths import ROOT
 
 KEYS = re.findall(r"^\| (?:`\[\w+\]` )?`(\w+)` \|", (ROOT / "docs/federation-toml.md").read_text(), re.MULTILINE)
-# what the file does not say, or says under another name
+# fields that the file lacks, or has under another name
 ELSEWHERE = {
     settings.Settings: {*("path", "serve", "recall", "policy", "limits", "events"), "summarizer", "tiers"}
     | {"token_variables"},

@@ -1,4 +1,4 @@
-"""a2m as a process: what it prints, how it ends, and that nothing is lost or changed on the way out and in again."""
+"""a2m as a process: its output, its exit codes, and exports and imports that lose and change nothing."""
 
 import contextlib
 import json
@@ -62,7 +62,7 @@ command = ["-"]
 
 
 class Called(NamedTuple):
-    """What came of a command that was carried out in this process, where that makes no difference but in time."""
+    """The result of a command that ran in this process, which is faster than a process for each."""
 
     returncode: int
     stdout: str
@@ -71,7 +71,7 @@ class Called(NamedTuple):
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Called]:
-    """Carries out a command here."""
+    """Return a function that runs a command in this process."""
     for name in [name for name in os.environ if name.startswith("A2M_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(ROOT / "tests")
@@ -93,7 +93,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def run(
     *arguments: str, text: str = "", env: Mapping[str, str] | None = None, cwd: Path = ROOT / "tests"
 ) -> subprocess.CompletedProcess[str]:
-    """The command, run to its end. It never shows a traceback."""
+    """Run the command to its end; assert that it shows no traceback."""
     ended = subprocess.run(
         [*COMMAND, *arguments],
         input=text,
@@ -124,7 +124,7 @@ def started(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """The exit code and what was said, once it has ended by itself."""
+    """Wait until a process has ended by itself; return its exit code and its output on stderr."""
     _, said = process.communicate(timeout=PATIENCE)
     assert b"Traceback" not in said
     return process.returncode, said.decode()
@@ -132,7 +132,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 
 @contextmanager
 def small(**options: Any) -> Iterator[tuple[Server, str]]:
-    """A small server over HTTP, and its address."""
+    """Run a small server over HTTP; yield it, and its address."""
     server = Server(http=True, **options)
     http = listening(server)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
@@ -146,7 +146,7 @@ def small(**options: Any) -> Iterator[tuple[Server, str]]:
 
 
 def stdio(methods: str) -> str:
-    """The command line of a small server on stdio, with these methods of its own."""
+    """Return the command line of a small server on stdio, with these methods in place of its own."""
     program = f"from tests.conformance.small_server import Server\nclass Own(Server):\n{methods}\nOwn().serve_stdio()"
     return shlex.join([sys.executable, "-c", program])
 
@@ -250,7 +250,6 @@ def test_fetch_rejects_the_id_of_a_mounted_record_with_the_reason(
 def test_options_stand_before_or_after_the_command_or_in_the_environment(
     call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Options stand before or after the command and the environment stands in."""
     with small() as (_, url):
         for arguments in (
             ["--http", url, "describe"],
@@ -391,13 +390,13 @@ def test_what_an_error_says_cannot_reach_the_terminal_as_a_command(call: Callabl
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """The address of a server that takes calls and never answers."""
+    """Yield the address of a server that takes calls and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
 
 def wait_until(process: subprocess.Popen[bytes], condition: Callable[[psutil.Process], bool]) -> None:
-    """Returns when a condition holds of a process; fails if it ends before."""
+    """Wait until a condition holds of a process; fail if the process ends before."""
     while not condition(psutil.Process(process.pid)):
         with contextlib.suppress(subprocess.TimeoutExpired):
             raise AssertionError(f"it has ended with {process.wait(0.01)}")
@@ -437,14 +436,14 @@ def test_it_can_be_interrupted_while_it_reads() -> None:
 
 @contextmanager
 def on_a_terminal(*arguments: str, typed: bytes = b"") -> Iterator[tuple[int, bytes]]:
-    """Runs the command on a terminal of its own; its exit code and what it showed."""
+    """Run the command on a terminal; yield its exit code and what it showed."""
     leader, follower = pty.openpty()
     try:
         with started(*arguments, stdin=follower, stdout=follower, stderr=follower) as process:
             os.close(follower)
             os.write(leader, typed)
             shown = b""
-            with contextlib.suppress(OSError):  # the last who had the other end has closed it
+            with contextlib.suppress(OSError):  # the last process with the other end open has closed it
                 while chunk := os.read(leader, 65_536):
                     shown += chunk
             process.wait(PATIENCE)
@@ -455,7 +454,7 @@ def on_a_terminal(*arguments: str, typed: bytes = b"") -> Iterator[tuple[int, by
 
 @contextmanager
 def as_if_shown() -> Iterator[Streams]:
-    """The streams of this process, as if stdout were a terminal."""
+    """Yield the streams of this process, as if stdout were a terminal."""
     with streams() as ours:
         ours.shows = True
         yield ours
@@ -489,7 +488,7 @@ def test_a_terminal_shows_tables_and_obeys_nobody(call: Callable[..., Called], m
             assert (came.returncode, word in came.stdout) == (0, True), came
 
 
-# what carries HTTP elsewhere, the router itself, and what draws
+# the router itself, other HTTP libraries, and those that draw
 HEAVY: Final = {"aiohttp", "httpcore", "httpx", "h2", "trio", "uvloop", "uvicorn", "starlette", "psutil"}
 LOADED: Final = """
 import json, sys
@@ -584,7 +583,7 @@ def watching(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def first_event(process: subprocess.Popen[bytes], server: Server) -> Any:
-    """The first event that a watch tells of a server in which something goes on happening."""
+    """Return the first event that a watch prints of a server that goes on writing records."""
     assert process.stdout is not None
     while not select.select([process.stdout], [], [], 0.05)[0]:
         with server.lock:
@@ -620,7 +619,7 @@ def test_a_watch_ends_with_an_error_when_the_server_does() -> None:
         assert said.startswith(f"a2m: {url}: ")
 
 
-# a server that, once somebody has subscribed, goes on by itself and then stays or dies
+# a server that writes records by itself once a client has subscribed, and then stays or dies
 PUSHES: Final = """
     def events_subscribe(self, params):
         result = super().events_subscribe(params)
@@ -648,7 +647,7 @@ def test_a_watch_is_told_where_the_server_offers_that(dies: bool) -> None:
 
 
 async def exported(fed: Trial, owner: str | None = None) -> list[bytes]:
-    """The lines of an export: the records, without the header."""
+    """Return the lines of an export: the records, without the header."""
     lines: list[bytes] = []
 
     async def take(records: list[Raw]) -> None:
@@ -663,7 +662,7 @@ async def exported(fed: Trial, owner: str | None = None) -> list[bytes]:
 async def imported(
     fed: Trial, lines: Iterable[str | bytes], *, drop: Iterable[str] = (), owner: str | None = None, token: bool = False
 ) -> tuple[Import, list[tuple[int, str]]]:
-    """What became of an import, and the lines that were skipped, with the reasons."""
+    """Run an import; return it, and the skipped lines with the reasons."""
     skipped: list[tuple[int, str]] = []
     into = Import(
         PatientPeer(fed.client, 60),
@@ -690,7 +689,7 @@ def two_tiers() -> Any:
 
 ANY_TEXT: Final = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAMES: Final = st.sampled_from(["a", "b", "ü/x"])
-# as somebody else may have written it: spaces, doubled names, numbers that no float holds
+# JSON as other programs may write it: with spaces, doubled names, and numbers that no float holds
 RAW_JSON: Final = st.recursive(
     st.sampled_from(
         ["null", "true", "1.0", "1e400", "-0", "123456789012345678901234567890", '"\\u00e9"', '"\\ud83d\\ude00"']
@@ -765,7 +764,6 @@ async def test_an_interrupted_import_is_repeated() -> None:
 
 @pytest.mark.anyio
 async def test_two_equal_lines_without_an_id_are_two_records() -> None:
-    """Two lines without an id are two records also where they say the same."""
     lines = ['{"content": "x"}', '{"content": "x"}']
     async with two_tiers() as fed:
         for expected in ((2, 0, 0), (0, 2, 0)):
@@ -794,7 +792,6 @@ async def test_two_equal_lines_without_an_id_are_two_records() -> None:
     ],
 )
 async def test_a_bad_line_stops_an_import_before_its_batch_is_written(line: bytes, said: str) -> None:
-    """A line that is no record stops an import before its batch is written."""
     async with two_tiers() as fed:
         with pytest.raises(NotAnExport, match=f"line 4 is not a record: .*{said}"):
             await imported(fed, ['{"format":"a2m-export","version":1}', '{"content":"good"}', "", line])
@@ -817,7 +814,7 @@ async def test_no_record_that_is_there_is_changed() -> None:
         into, skipped = await imported(
             fed,
             [
-                '{"id":"r","content":"Milan","key":"city","owner":"al"}',  # a write like this would replace
+                '{"id":"r","content":"Milan","key":"city","owner":"al"}',  # written, it would replace the record
                 '{"id":"x","content":"Milan","key":"city","owner":"al"}',
                 '{"id":"y","content":"Milan","key":"city"}',
                 '{"id":"z","content":"Oslo","key":"city","owner":"bo"}',
@@ -894,7 +891,6 @@ async def test_what_a_server_would_lose_it_does_not_get() -> None:
 async def test_a_large_export_without_pages_reads_by_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An export without pages reads conversation by conversation where there is much."""
     monkeypatch.setattr(exporting, "_of_store", without_pages)
     async with two_tiers() as fed:
         for number in range(30):
@@ -909,7 +905,7 @@ async def test_a_large_export_without_pages_reads_by_conversation(
 
 
 def without_pages(said: object) -> exporting._Store:
-    """As of a server that has no pages."""
+    """Return the store of a server without pages."""
     return exporting._Store()
 
 
@@ -1109,7 +1105,7 @@ def test_an_address_that_is_no_server_s_is_said(body: bytes, call: Callable[...,
     assert (body.decode() or "empty") in refused.stderr
 
 
-# --- a federation that a router has already
+# --- a federation that another router has open
 
 
 FEDERATION: Final = """
@@ -1122,7 +1118,7 @@ command = ["a2m-store", "working.db"]
 
 @contextmanager
 def serving(config: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A router that serves HTTP."""
+    """Run a router that serves HTTP."""
     process = subprocess.Popen(
         [sys.executable, "-m", "a2m_router.daemon.cli", "--config", str(config), "--http", "127.0.0.1:0"],
         stderr=subprocess.PIPE,
@@ -1310,14 +1306,14 @@ def test_what_a_dead_process_announced_is_not_believed(tmp_path: Path) -> None:
     left = Path(f"{path}.lock").read_bytes()
     assert b"http://127.0.0.1:9/" in left
     assert announced(path) is None
-    # the number of the process may be another's by now
+    # another process may have that process id by now
     Path(f"{path}.lock").write_bytes(b"a-test (process %d)\nhttp://127.0.0.1:9/\n" % os.getpid())
     assert announced(path) is None
     held = database(path)
-    # as it is for a moment, when the lock has just been taken
+    # as the file is for a moment after the lock was taken
     Path(f"{path}.lock").write_bytes(left)
     assert announced(path) is None
-    # where a dead process was is not told, though another one has the file by now
+    # the address of the dead process is not reported, though another process has the file open
     with pytest.raises(InUse, match=r"in use by another process\. Only one process can use a file; ") as refusal:
         database(path)
     assert "127.0.0.1:9/" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Backups: copies of a federation's files that are of one moment, though it is written to while they are made."""
+"""Backups: copies of a federation's files that are of one moment, though clients write while they are made."""
 
 import json
 import os
@@ -44,7 +44,7 @@ from tests.support.router_process import PATIENCE, PRINCIPALS, Router, Said, chi
 
 A2M: Final = str(Path(sys.executable).with_name("a2m"))
 
-# small tiers, so that what is written moves at once; and a tier that a batch goes to besides
+# small tiers, so that written records move at once; and a tier that gets a part of each batch
 FEDERATION: Final = """
 state = "state/router.db"
 {head}
@@ -66,7 +66,7 @@ STORE: Final = ["a2m-store", "semantic.db"]
 
 
 def held(folder: Path) -> str:
-    """For a router whose copy of its catalog waits as long as there is a file "hold" in a folder; it is there now."""
+    """Create a file "hold" in a folder; return code by which a router's copy of its catalog waits for its removal."""
     (folder / "hold").touch()
     return f"""
 from a2m_router.storage import snapshots
@@ -78,8 +78,10 @@ snapshots.Copying._step = lambda self: (time.sleep(0.01), True)[1] if os.path.ex
 
 
 def waiting_store(folder: Path, before: str) -> list[str]:
-    """A store that stands still before it does what is named, as long as there is a file "wait" in a folder; when it is
-    about to, there is a file "waits"."""
+    """Return the command of a store that waits before the method `before`, while there is a file "wait" in a folder.
+
+    When it waits, there is a file "waits".
+    """
     owner, _, name = before.rpartition(".")
     code = f"""
 import sys, time
@@ -114,7 +116,7 @@ def on_http(config: Path, hurried: str | None = None) -> Iterator[tuple[Router, 
 
 
 def called(url: str, method: str, token: str | None = None, **params: Any) -> Any:
-    """The whole answer to a call over HTTP."""
+    """Return the whole answer to a call over HTTP."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     return httpx.post(url, json=message, headers=headers, timeout=PATIENCE, verify=False).json()
@@ -125,10 +127,10 @@ def backed_up(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 class Load:
-    """Clients that write, replace and forget, over HTTP, until they are told to stop; and what they were told.
+    """Clients that write, replace and forget over HTTP until the block ends, and the answers that they got.
 
-    A batch is three records in two tiers; its records are named for it. What was acknowledged is in `written` and
-    `forgotten` from then on; what was only asked for is in `asked`.
+    A batch is three records in two tiers, whose ids begin with the batch's name. `written` and `forgotten` have what
+    was acknowledged; `forgetting` has what may be forgotten by now.
     """
 
     def __init__(self, url: str) -> None:
@@ -138,7 +140,7 @@ class Load:
         self.written: dict[str, str] = {}
         self.forgotten: set[str] = set()
         self.forgetting: set[str] = set()
-        self.revisions: dict[str, int] = {}  # of each client's page, as far as it was acknowledged
+        self.revisions: dict[str, int] = {}  # of each client's page: the last acknowledged one
 
     @contextmanager
     def running(self, clients: int) -> Iterator[None]:
@@ -152,7 +154,7 @@ class Load:
                 each.result()
 
     def until_more(self, batches: int) -> None:
-        """Returns when so many batches more have been written."""
+        """Wait until so many further batches have been written."""
         with self.moved_on:
             until = len(self.written) + 3 * batches
             assert self.moved_on.wait_for(lambda: len(self.written) >= until, PATIENCE)
@@ -186,7 +188,7 @@ class Load:
                 self.moved_on.notify_all()
 
     def seen(self) -> tuple[dict[str, str], set[str], dict[str, int]]:
-        """What has been acknowledged by now."""
+        """Return what has been acknowledged so far."""
         with self.moved_on:
             return dict(self.written), set(self.forgotten), dict(self.revisions)
 
@@ -194,9 +196,9 @@ class Load:
 def check_copy(
     copy: Path, written: dict[str, str], forgotten: set[str], revisions: dict[str, int], forgetting: set[str]
 ) -> None:
-    """A copy starts by itself, and holds what was acknowledged before it was begun, and nothing half."""
+    """Start a copy by itself; assert that it holds what was acknowledged before the backup began, and no half batch."""
     with running(copy / "federation.toml") as router:
-        # what was being written where the copy was made is looked into when all tiers are up
+        # writes in doubt at the time of the copy are resolved when all tiers are up
         found = router.ask_until(lambda answer: "result" in answer and "degraded" not in answer["result"], "timeline")[
             "result"
         ]["records"]
@@ -233,7 +235,7 @@ def test_copies_taken_under_load_start_and_hold_what_was_acknowledged(tmp_path: 
                 load.until_more(5)
                 before = load.seen()
                 copy = tmp_path / "copies" / str(number)
-                # by either command, both of which ask the router
+                # either command asks the router
                 if number == 0:
                     command = ["--config", str(config), "backup", str(copy)]
                     ended = backed_up(*command, cwd=tmp_path)
@@ -260,7 +262,6 @@ def modes(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("program", ["a2m", "a2m-router"])
 def test_a_stopped_federation_is_copied_to_a_folder_of_its_owners_alone(program: str, tmp_path: Path) -> None:
-    """A federation that nobody runs is copied to a folder of its owners alone."""
     config = federation(tmp_path)
     with running(config) as router:
         router.ask("remember", records=[{"id": "a", "content": "one"}])
@@ -290,7 +291,7 @@ def test_a_stopped_federation_is_copied_to_a_folder_of_its_owners_alone(program:
 
 
 def test_who_serves_its_own_streams_makes_a_backup_when_it_is_asked_there(tmp_path: Path) -> None:
-    """Nobody else can reach it, and they are told so."""
+    """No other program can reach that router: `a2m backup` is refused."""
     config = federation(tmp_path)
     with running(config) as router:
         router.ask("remember", records=[{"id": "a", "content": "one"}])
@@ -310,11 +311,11 @@ def test_who_serves_its_own_streams_makes_a_backup_when_it_is_asked_there(tmp_pa
     check_copy(tmp_path / "copy", {"a": "one"}, set(), {}, set())
 
 
-# --- what does not become whole
+# --- backups that are not completed
 
 
 def begun(url: str, folder: Path) -> str:
-    """A backup under way, as the router names it."""
+    """Begin a backup; return its id."""
     state = called(url, METHOD, path=str(folder))["result"]
     assert not state["done"]
     return str(state["backup"])
@@ -331,7 +332,7 @@ def test_a_backup_that_is_called_off_is_removed(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
         )
         try:
-            # others are served meanwhile, and make no second one
+            # other clients are served meanwhile, and cannot begin a second backup
             while not (mine / "x" / INCOMPLETE).exists():
                 assert interrupted.poll() is None
             assert "result" in called(url, "memory/remember", records=[{"content": "meanwhile"}])
@@ -344,16 +345,16 @@ def test_a_backup_that_is_called_off_is_removed(tmp_path: Path) -> None:
             interrupted.communicate()
         assert list(mine.iterdir()) == []
         (tmp_path / "hold").unlink()
-        assert backed_up("--http", url, "backup", str(mine), cwd=tmp_path).returncode == 0  # an empty folder will do
+        assert backed_up("--http", url, "backup", str(mine), cwd=tmp_path).returncode == 0  # it may be empty
         assert modes(mine)["."] == 0o700
 
 
 def test_who_calls_a_backup_off_is_answered_that_it_is(tmp_path: Path) -> None:
-    """And not that the backup has failed, which is what others are told that ask for it."""
+    """The answer is no failure; later calls about that backup get the error "called off"."""
     copy = tmp_path / "copy"
     with on_http(federation(tmp_path), held(tmp_path)) as (_, _, url):
         backup = begun(url, copy)
-        for _ in range(2):  # calling it off once more changes nothing
+        for _ in range(2):  # a second cancellation changes nothing
             state = called(url, METHOD, backup=backup, cancel=True)["result"]
             assert (state["done"], state["cancelled"]) == (False, True)
             assert not copy.exists()
@@ -372,7 +373,7 @@ def test_who_calls_a_backup_off_is_answered_that_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["its time", "its caller"])
 def test_a_store_adds_nothing_to_a_backup_that_was_called_off(by: str, tmp_path: Path) -> None:
-    """The folder was there before, and so it stays when a backup is removed."""
+    """The folder existed before the backup, and so remains when the backup is removed."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (tmp_path / "wait").touch()
@@ -389,7 +390,7 @@ def test_a_store_adds_nothing_to_a_backup_that_was_called_off(by: str, tmp_path:
         while any(mine.iterdir()):
             assert router.popen.poll() is None
         (tmp_path / "wait").unlink()
-        # what the store was told before comes first
+        # the store carries out the earlier calls first
         assert "result" in called(url, "memory/remember", records=[{"content": "x", "tier": "semantic"}])
         assert list(mine.iterdir()) == []
         assert backed_up("--http", url, "backup", str(mine), cwd=tmp_path).returncode == 0
@@ -409,7 +410,7 @@ def test_a_store_that_is_started_anew_while_it_is_copied_is_what_is_named(tmp_pa
         assert answer["error"]["data"]["reason"] == "semantic: its server has ended meanwhile, and its copy with it"
         assert not (tmp_path / "copy").exists()
         (tmp_path / "wait").unlink()
-        # such a copy is not known any more by the one that is there now
+        # the restarted store does not know the copy of the one before
         assert backed_up("--http", url, "backup", str(tmp_path / "copy"), cwd=tmp_path).returncode == 0
 
 
@@ -423,7 +424,6 @@ def test_a_router_that_is_told_to_end_leaves_no_half_backup(tmp_path: Path) -> N
 
 
 def test_a_router_for_a_backup_alone_leaves_none_when_it_is_ended(tmp_path: Path) -> None:
-    """A router that runs for a backup alone leaves none when it is told to end."""
     copy = tmp_path / "copy"
     with running(federation(tmp_path), "--backup", str(copy), hurried=held(tmp_path)) as router:
         said = Said(router)
@@ -466,12 +466,12 @@ def test_a_tier_that_is_down_makes_a_backup_fail_and_is_named(tmp_path: Path) ->
         frozen = called(url, METHOD, path=str(tmp_path / "copy"))["error"]
         assert "episodic" in frozen["message"]
         assert not (tmp_path / "copy").exists()
-        # writes go on: those that need the tier do not
+        # writes to the other tiers go on
         assert "result" in called(url, "memory/remember", records=[{"content": "x", "tier": "semantic"}])
         psutil.Process(child_of(router, "episodic.db")).kill()
         said.until("tier=episodic down")
         failed = called(url, METHOD, path=str(tmp_path / "copy"))
-        assert "result" in failed or "episodic" in failed["error"]["message"]  # it comes back at once
+        assert "result" in failed or "episodic" in failed["error"]["message"]  # the tier is restarted at once
 
 
 def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
@@ -493,7 +493,7 @@ def test_where_no_backup_can_be_is_said(tmp_path: Path) -> None:
 
 @pytest.fixture
 def closed() -> Iterator[Path]:
-    """A folder that every user can enter and only this one can write; those of pytest cannot be entered."""
+    """Yield a folder that every user can enter and only this one can write; those of pytest cannot be entered."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -573,7 +573,7 @@ def test_a_terminal_sees_how_far_each_copy_is(tmp_path: Path) -> None:
 
 
 def drained(terminal: int) -> None:
-    with suppress(OSError):  # nobody is at the other end any more
+    with suppress(OSError):  # the other end is closed
         while os.read(terminal, 65536):
             pass
 
@@ -607,7 +607,7 @@ def test_a_store_that_others_can_reach_writes_no_files_for_them(tmp_path: Path) 
 def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that somebody has put in its place stays."""
+    """A file that another program has put in its place is not removed."""
     monkeypatch.setattr(snapshots, "_PAGES", 1)
     target = tmp_path / "copy.db"
 
@@ -649,7 +649,7 @@ def test_a_store_calls_its_copy_off_and_gives_up_one_that_is_removed(
     anyio.run(looks)
 
 
-# --- where the copies lie, and what outlives a power cut
+# --- the places of the copies, and what survives a power cut
 
 NAMES: Final = """
 state = "../elsewhere/router.db"
@@ -699,8 +699,11 @@ def test_whatever_files_and_tiers_are_called_each_has_a_place_of_its_own(name: s
 
 
 class Unsynced:
-    """What is new, or has another name, in a folder and all beneath it, and would be lost with the power: files, and
-    folders by what they hold. Also when `rmdir` is called: `at_removals`."""
+    """The new or renamed files and folders in a folder that are not synced yet, and would be lost in a power cut.
+
+    A folder counts as unsynced when an entry of it changed. `at_removals` has the unsynced ones at each call of
+    `rmdir`.
+    """
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -729,7 +732,7 @@ class Unsynced:
         self._changed(old.parent, new.parent, *(new / path.relative_to(old) for path in moved))
 
     def rmdir(self, really: Callable[..., None], path: Path) -> None:
-        # the folder itself has not to be synced when it goes
+        # the folder itself need not be synced when it is removed
         self.at_removals[path] = self.paths - {path}
         really(path)
         self.paths.discard(path)
@@ -746,7 +749,7 @@ class Unsynced:
 async def test_all_of_a_backup_outlives_a_power_cut_before_it_is_one(
     into: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files, and the names of files and folders; also of those in which it lies, as far as they were made for it."""
+    """That includes files, their names, and the folders above the backup that were made for it."""
     config = tmp_path / "federation.toml"
     config.touch()
     copies = tmp_path / "copies"
@@ -762,7 +765,7 @@ async def test_all_of_a_backup_outlives_a_power_cut_before_it_is_one(
         assert unsynced.paths == set()
 
 
-# --- the moment, call by call
+# --- the moment of the copy, call by call
 
 
 def contents_of(file: Path) -> set[str]:
@@ -771,7 +774,7 @@ def contents_of(file: Path) -> set[str]:
 
 
 class Weathered:
-    """Sees every message; calls of a kind wait for `go` where it is closed."""
+    """Weather that records every message, and stops calls of a kind until `go`."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -780,7 +783,7 @@ class Weathered:
         self.after: set[tuple[str, str]] = set()
 
     def stop(self, tier: str, method: str, *, after: bool = False) -> anyio.Event:
-        """The next calls wait, before or after they are carried out; what is returned is set when one has come."""
+        """Stop the next calls before or after the tier carries them out; return an event, set when one arrives."""
         kind = tier, method
         self.waits[kind], self.there[kind] = anyio.Event(), anyio.Event()
         if after:
@@ -805,14 +808,14 @@ class Weathered:
 
 @pytest.mark.anyio
 async def test_no_store_is_told_of_a_change_between_the_snapshots(tmp_path: Path) -> None:
-    """And it is told afterwards; what is only read is not held up."""
+    """The stores get the change afterwards; reads are not delayed."""
     weather = Weathered()
     async with trial(settings_of(FOUR_TIERS, policy="explicit"), folder=tmp_path, weather=weather) as fed:
         await fed.remember("before")
         asked_first = weather.stop("semantic", METHOD)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(made, fed, tmp_path / "copy")
-            await asked_first.wait()  # where its file is
+            await asked_first.wait()  # the first call only asks for the path of the store's file
             weather.go("semantic", METHOD)
             opening = weather.stop("semantic", METHOD)
             await opening.wait()
@@ -855,7 +858,7 @@ async def test_a_batch_that_is_under_way_when_a_copy_is_made_is_not_in_it(carrie
 
 @pytest.mark.anyio
 async def test_a_write_after_its_stores_snapshot_is_nowhere_in_a_copy(tmp_path: Path) -> None:
-    """A server that does not work in order may do what it was told before after what it was told since."""
+    """A server that does not work in order may carry out an earlier call after a later one."""
     weather = Weathered()
     settings = settings_of(FOUR_TIERS, policy="explicit")
     (tmp_path / "it").mkdir()
@@ -871,7 +874,7 @@ async def test_a_write_after_its_stores_snapshot_is_nowhere_in_a_copy(tmp_path: 
             weather.go("semantic", METHOD)
             opening = weather.stop("semantic", METHOD)
             await opening.wait()
-            await anyio.wait_all_tasks_blocked()  # all others have opened theirs
+            await anyio.wait_all_tasks_blocked()  # all other stores have opened their snapshots
             weather.go("working", "memory/remember")
             while len(await fed.timeline()) < 2:
                 await anyio.lowlevel.checkpoint()
@@ -891,7 +894,7 @@ def removed(path: str) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_a_copy_that_its_store_cannot_end_takes_the_backup_with_it(tmp_path: Path, *, at_once: bool) -> None:
-    """`at_once`: it has removed its file by the time that the router hears that it was begun."""
+    """`at_once`: the copy's file is removed before the router gets the answer that the copy was begun."""
     full = A2MError(Code.INTERNAL_ERROR, "the backup failed: the disk is full", {"reason": "the disk is full"})
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
@@ -922,7 +925,7 @@ async def test_a_copy_that_is_begun_while_its_folder_is_removed_goes_with_it(
     rmdir = os.rmdir
 
     def removed(path: str, **more: Any) -> None:
-        if late:  # just before the folder is gone, which then is not empty
+        if late:  # just before the folder is removed, which then is not empty
             late.pop().touch()
         rmdir(path, **more)
 
@@ -970,7 +973,7 @@ async def test_what_cannot_be_copied_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 @pytest.mark.parametrize("seed", range(int(4 * float(os.environ.get("A2M_EXAMPLES", "1")))))
 async def test_whatever_goes_on_a_copy_is_of_one_moment(seed: int, tmp_path: Path) -> None:
-    """Batches into two tiers, pages, promotions, spills and forgets, with tiers that are slow as it happens."""
+    """Batches into two tiers, pages, promotions, spills and forgets, with tiers that delay calls at random."""
     dice = random.Random(seed)
     settings = settings_of(FOUR_TIERS, policy="background")
     (tmp_path / "it").mkdir()
@@ -984,7 +987,7 @@ async def test_whatever_goes_on_a_copy_is_of_one_moment(seed: int, tmp_path: Pat
         return answer
 
     written: dict[str, str] = {}
-    touched: set[str] = set()  # by a forget that has been asked for
+    touched: set[str] = set()  # by a forget that was called, acknowledged or not
     pages: dict[str, int] = {}
     wanted: list[tuple[Path, dict[str, str], dict[str, int]]] = []
     over = False
@@ -1038,11 +1041,14 @@ async def test_whatever_goes_on_a_copy_is_of_one_moment(seed: int, tmp_path: Pat
             assert all(len(tiers) == 1 for tiers in copies.values())
 
 
-# --- what a snapshot costs
+# --- the cost of a snapshot
 
 
 def test_a_snapshot_is_opened_on_any_thread_and_holds_nothing_half(tmp_path: Path) -> None:
-    """Also while another thread is in a transaction, or commits; what is open then ends, and the log begins anew."""
+    """It may be opened while another thread is in a transaction or commits.
+
+    Open snapshots then end, and the log begins anew.
+    """
     with closing(
         Database(tmp_path / "it.db", ["CREATE TABLE t (x)"], application=b"Test", holder="a test")
     ) as database:
@@ -1112,6 +1118,6 @@ def test_a_log_that_a_snapshot_holds_back_is_not_synced_with_every_commit(
         log = (tmp_path / "it.db-wal").stat().st_size
         snapshot.close()
         write(300)
-        # with nobody reading it any more, it begins anew
+        # without a reader, the log begins anew
         assert (tmp_path / "it.db-wal").stat().st_size < 2 * log
         assert syncs <= 8

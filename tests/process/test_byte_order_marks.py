@@ -1,4 +1,4 @@
-"""A byte order mark at the head of a body, a line or a file, as some editors and shells write it, is skipped."""
+"""A byte order mark at the beginning of a body, a line or a file, as some editors and shells write it, is skipped."""
 
 import json
 import subprocess
@@ -117,7 +117,6 @@ def a2m(folder: Path, *arguments: str) -> bytes:
 
 
 def test_an_import_file_and_each_file_joined_to_it_may_begin_with_one(tmp_path: Path) -> None:
-    """An import file may begin with one and so may what was joined to it."""
     (tmp_path / "export").write_bytes(b'{"id":"1","content":"x"}\n')
     a2m(tmp_path, "import", "export")
     exported = a2m(tmp_path, "export")

@@ -1,4 +1,4 @@
-"""The demonstration, run as a person runs it: real processes, and the conversation that comes along."""
+"""The demonstration, run as a user runs it: real processes, and the conversation that is shipped with it."""
 
 import json
 import signal
@@ -41,7 +41,7 @@ def environment(temporary: Path) -> dict[str, str]:
 
 
 def conversation(turns: int) -> dict[str, Any]:
-    """One session longer than a working tier holds, with a needle in its first turn, and a photo."""
+    """Return a session longer than a working tier holds, with the answer in its first turn, and a second session."""
     lines = [f"Plain remark number {number}." for number in range(turns)]
     lines[0] = "The anchor weighs forty pounds."
     return {
@@ -78,7 +78,7 @@ def test_a_conversation_is_replayed_checked_and_asked_about(tmp_path: Path) -> N
     assert list(temporary.iterdir()) == []
 
 
-# the same, but that all is written and no end comes: however late an interruption is, it is not too late
+# the same, but it never ends after the last write: an interruption can come as late as possible
 UNENDING = """
 import sys
 import anyio
@@ -152,7 +152,7 @@ def test_a_router_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[str]:
-    """The address of a router that knows one principal, alice, by the token s3cret; its mount is down."""
+    """Yield the address of a router with one principal, alice, whose token is s3cret; its mount is down."""
     (tmp_path / "federation.toml").write_text(
         """
         [[serve.principals]]
@@ -228,7 +228,7 @@ def test_mounts_are_no_part_of_the_trial(tmp_path: Path) -> None:
     file.write_text(json.dumps(conversation(5)), encoding="utf-8")
     federation = tmp_path / "federation.toml"
     shipped = (SCRIPTS.parent / "federation.toml").read_text(encoding="utf-8")
-    # one beside a file that is not there in the trial's folder, one where nobody answers, one whose token is not there
+    # one beside a file that the trial's folder lacks, one at an address without a server, one whose token is not set
     federation.write_text(
         f"""{shipped}
         [tiers.handbook]

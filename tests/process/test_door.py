@@ -1,4 +1,4 @@
-"""Who comes in over HTTP: tokens as they are made, kept and shown. And when a federation is ready for them."""
+"""Authentication over HTTP: tokens as they are made, kept and shown; and when a federation is ready."""
 
 import json
 import re
@@ -33,7 +33,7 @@ HERE: Final = Path("/federation")
 # far more than anything here takes; a hang becomes a failure
 PATIENCE: Final = 60
 
-# what a header can carry, as bytes; at its ends no blanks, which are not the value's
+# the bytes of a header's value; blanks at its ends would not be a part of it
 SHOWN: Final = st.binary(min_size=1).filter(
     lambda shown: not set(shown) & set(b"\r\n\0") and shown.strip(b" \t") == shown
 )
@@ -123,7 +123,7 @@ def federation(*tiers: tuple[str, str], required: str = "", mount: str = "") -> 
         tiers=tuple(
             Tier(
                 name=name,
-                kind=kind,  # type: ignore[arg-type]  # a literal, in the parameters too
+                kind=kind,  # a literal, in the parameters too
                 command=("a2m-store",),
                 cwd=HERE,
                 required=name == required,
@@ -169,7 +169,7 @@ def test_a_federation_of_mounts_alone_is_ready() -> None:
 
 @contextmanager
 def running(*command: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server and its address, which it says on stderr."""
+    """Run a server; yield its address, which it logs on stderr, and the process."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

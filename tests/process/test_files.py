@@ -1,5 +1,7 @@
-"""The files of a router and of its stores, while they are open: another program holds one, or takes it away; and under
-which names they can be opened at all."""
+"""The files of a router and of its stores while they are open: another program locks or removes one of them.
+
+And the names under which they can be opened.
+"""
 
 import errno
 import json
@@ -31,19 +33,19 @@ pytestmark = pytest.mark.anyio
 # seconds, and far more than anything here takes; a hang becomes a failure
 PATIENCE: Final = 60
 
-# each is begun from scratch; what goes on at once is the database's affair, not the event loop's
+# each starts its own programs; concurrent access is the database's concern, not the event loop's
 ON_ASYNCIO: Final = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change waits for a lock as long as it takes."""
+    """Let a change wait for a lock as long as it takes."""
     monkeypatch.setattr(catalog, "_PATIENCE", PATIENCE)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change waits for a lock just so long that it looks twice."""
+    """Let a change wait for a lock just long enough for a second attempt."""
     monkeypatch.setattr(catalog, "_PATIENCE", 0.1)
 
 
@@ -58,7 +60,7 @@ def federation(folder: Path, state: str = "router.db") -> Path:
 
 @asynccontextmanager
 async def remembering(folder: Path) -> AsyncIterator[Memory]:
-    """A federation that holds one record, with a key and in a session."""
+    """Run a federation that holds one record, with a key and in a session."""
     async with open_federation(federation(folder)) as memory:
         await memory.remember("the first", id="first", key="page", session="s")
         yield memory
@@ -79,7 +81,7 @@ def run(*command: str, cwd: Path | None = None, given: str = "") -> subprocess.C
     )
 
 
-# --- another program holds the file
+# --- another program locks the file
 
 
 CHANGES: Final[dict[str, Callable[[Memory], Any]]] = {
@@ -136,7 +138,7 @@ async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
                     "try again when the lock is released"
                 )
                 assert refused.value.data == {"reason": FILE_HELD, "retry_after": 1}
-            await memory.recall("first")  # cannot be counted, which is no reason to refuse it
+            await memory.recall("first")  # its access cannot be counted, and the read is answered all the same
         assert [record.content for record in (await memory.timeline()).records] == ["the first"]
         await memory.remember("the second")
         said = [record.getMessage() for record in caplog.records if record.name == "a2m_router.storage.database"]
@@ -150,7 +152,6 @@ async def test_a_change_that_has_waited_long_enough_is_told_who_is_to_blame(
 async def test_a_store_answers_reads_while_writes_wait_for_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stores reads are answered while its writes wait for another program."""
     async with connect_command([program("a2m-store"), str(tmp_path / "notes.db")], timeout=PATIENCE) as memory:
         await memory.remember("the first", id="first")
         ids: list[str] = []
@@ -212,7 +213,7 @@ def test_a_start_beside_another_program_that_holds_the_file_says_so(
     database(path).close()
 
 
-# --- the file is taken away
+# --- the file is removed
 
 
 def database(path: Path) -> Database:
@@ -289,7 +290,6 @@ def test_a_folder_that_is_moved_takes_its_file_along(tmp_path: Path) -> None:
 
 @ON_ASYNCIO
 async def test_a_router_without_its_catalog_reads_and_acknowledges_nothing(tmp_path: Path) -> None:
-    """A router whose catalog is gone acknowledges nothing and goes on reading."""
     state = tmp_path / "router.db"
     async with remembering(tmp_path) as memory:
         remove(state)
@@ -308,7 +308,6 @@ async def test_a_router_without_its_catalog_reads_and_acknowledges_nothing(tmp_p
 
 @ON_ASYNCIO
 async def test_a_store_without_its_file_reads_and_acknowledges_nothing(tmp_path: Path) -> None:
-    """A store whose file is gone acknowledges nothing and goes on reading."""
     async with remembering(tmp_path) as memory:
         remove(tmp_path / "working.db")
         with pytest.raises(A2MError, match=FILE_GONE):
@@ -346,7 +345,7 @@ def test_a_program_that_ends_without_its_file_says_so_in_a_sentence(tmp_path: Pa
     assert process.returncode == 1
 
 
-# --- under which names
+# --- names of files
 
 
 def test_a_file_behind_a_link_has_one_lock_by_whatever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +356,7 @@ def test_a_file_behind_a_link_has_one_lock_by_whatever_name(tmp_path: Path, monk
     folder.symlink_to("there")
     link.symlink_to(real)
     names = [real, link, folder / "notes.db"]
-    for name in names:  # made by its link first of all
+    for name in names:  # the first of them is made through its link
         with closing(database(name)) as notes:
             insert(notes, 1)
             notes.announce("http://127.0.0.1:1/")
@@ -406,14 +405,14 @@ async def test_a_federation_lives_behind_links(tmp_path: Path) -> None:
     assert load(path, {}).state == disk / "catalog.db"
     rebuilt = run("a2m-router", "--config", str(path), "--rebuild")
     assert rebuilt.returncode == 0, rebuilt.stderr
-    assert (tmp_path / "router.db").is_symlink()  # the new one lies where the old one did
+    assert (tmp_path / "router.db").is_symlink()  # the new catalog is where the old one was
     async with open_federation(path) as memory:
         assert len((await memory.timeline()).records) == 2
 
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A folder whose name is not UTF-8."""
+    """Return a folder whose name is not UTF-8."""
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     return folder
@@ -448,7 +447,7 @@ def test_a_router_in_a_folder_that_is_no_utf_8_is_refused_in_one_sentence(
 
 
 def test_a_router_works_from_a_folder_whose_name_is_not_utf_8(odd: Path, tmp_path: Path) -> None:
-    """A router whose state is elsewhere works from a folder that is no utf 8."""
+    """Its catalog and the stores' files are in another folder."""
     path = federation(odd, state=str(tmp_path / "router.db"))
     text = path.read_text()
     for tier in ("working", "semantic"):

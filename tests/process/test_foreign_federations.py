@@ -1,5 +1,8 @@
-"""Federations of servers that are not ours: honest ones, as processes, behind a router that must pass as if they were
-ours; and lying ones, which the router reports by their tier's name and does not believe."""
+"""Federations of foreign servers.
+
+Honest ones run as processes behind a router that must pass the conformance suite as with stores. Lying ones are
+reported by their tier's name, and the router does not trust them.
+"""
 
 import json
 import logging
@@ -38,10 +41,10 @@ WAYS: Final = {
 THREE: Final = ("working", "semantic", "procedural")
 HEAD: Final = """state = "router.db"
 [events]
-retained = 128"""  # so that a check that outlives them is soon done
+retained = 128"""  # a check that writes more events than are retained is soon done
 
 
-# checks that are for servers that lack something, or of another binding; the four say so themselves when they are asked
+# checks for servers that lack something, or of another binding; four of them find at run time that they do not apply
 OF_OTHERS: Final = {
     *(check.name for check in ALL_CHECKS if check.read_only or check.unless or check.binding == "http"),
     "errors.methods_of_undeclared_capabilities_say_so",
@@ -65,7 +68,7 @@ def command(servers: list[str]) -> str:
 
 @contextmanager
 def over_http(folder: Path, kind: str) -> Iterator[str]:
-    """A server in a process of its own, as its tier's line in the file."""
+    """Run a server in a separate process; yield its tier's line in the file."""
     with subprocess.Popen(
         [*in_python(folder, kind), "--http", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -77,7 +80,7 @@ def over_http(folder: Path, kind: str) -> Iterator[str]:
 
 
 def check_that_it_passes(folder: Path, servers: Mapping[str, str]) -> None:
-    """The router in front of these tiers passes every check that there is for one that declares everything."""
+    """Assert that the router in front of these tiers passes every check for a server that declares everything."""
     tiers = [f'[tiers.{kind}]\nkind = "{kind}"\n{server}\n{WAYS[kind]}' for kind, server in servers.items()]
     config = folder / "federation.toml"
     config.write_text("\n".join([HEAD, *tiers]))
@@ -91,7 +94,7 @@ def check_that_it_passes(folder: Path, servers: Mapping[str, str]) -> None:
 
 
 def riders_in(path: Path) -> bool:
-    """Whether lifted records have been written to a server's file."""
+    """Return whether lifted records have been written to a server's file."""
     return b'"a2m-router"' in path.read_bytes()
 
 
@@ -105,14 +108,13 @@ def with_habit(folder: Path, kind: str, habit: str) -> list[str]:
     return [sys.executable, str(SERVERS / "habits.py"), habit, "--file", str(folder / f"{kind}.jsonl")]
 
 
-# each is in a mixture below
+# each habit is also in a mixture below
 FOUR_OF_EACH: Final = list(HABITS) if float(os.environ.get("A2M_EXAMPLES", "1")) > 1 else []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("habit", FOUR_OF_EACH)
 def test_four_servers_with_habits_make_a_whole_federation(habit: str, tmp_path: Path) -> None:
-    """Four servers that answer otherwise than they were given make a whole federation."""
     check_that_it_passes(tmp_path, {kind: command(with_habit(tmp_path, kind, habit)) for kind in WAYS})
     assert all(riders_in(tmp_path / f"{kind}.jsonl") for kind in WAYS)
 
@@ -158,7 +160,7 @@ def test_a_server_in_javascript_serves_a_tier(tmp_path: Path) -> None:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What is believed of a tier is no matter of the event loop."""
+    """The trust in a tier does not depend on the event loop."""
     return "asyncio"
 
 
@@ -176,7 +178,7 @@ command = ["-"]
 
 ALTERED: Final = "has altered the content of a record that it was given: 'l0': from character"
 
-# what the router says of each, in its log or in an answer
+# what the router reports of each lie, in its log or in an answer
 REPORTS: Final = {
     "HasNoTimeline": "does not serve memory/timeline as it says",
     "DeclinesTimeline": "does not serve memory/timeline as it says",
@@ -204,7 +206,7 @@ REPORTS: Final = {
 
 Records = list[dict[str, Any]]
 
-# elsewhere, in tiers of ours
+# records in tiers of ours
 KEPT: Final[Records] = [
     {"id": "k0", "content": "The  harbour wall was mended in the spring. ", "metadata": {"n": 1}, "tier": "working"},
     {"id": "k1", "content": "The  harbour light burns until the morning. ", "metadata": {"n": 2}, "tier": "semantic"},
@@ -212,9 +214,9 @@ KEPT: Final[Records] = [
 ]
 
 WORDS: Final = ["harbour", "wall", "light", "storm"]
-ACCENT: Final = " cafe\u0301"  # of two characters, for which there is one
+ACCENT: Final = " cafe\u0301"  # two characters that compose to one
 
-# for the tier that lies; they share more and more words with the questions below
+# records for the tier that lies; they share more and more words with the question below
 TOLD: Final[Records] = [
     {
         "id": f"l{number}",
@@ -229,16 +231,16 @@ QUESTION: Final = "harbour wall light storm"
 
 
 class Witness:
-    """Asks a federation, sees that every answer is one, and keeps what was said of the tier that lies."""
+    """A client that checks every answer of a federation, and records the reports on the tier that lies."""
 
     def __init__(self, fed: Watched, prefix: str = "") -> None:
         self._fed = fed
-        self._prefix = prefix  # of the ids of the tier that lies
+        self._prefix = prefix  # the prefix of the lying tier's ids
         self.said: list[str] = []
         self.forgotten: set[str] = set()
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """The result; None for an error, which is never a fault of the router."""
+        """Return the result; None for an error, which must name the tier and not be a failure of the router."""
         refusal: A2MError | None = None
         try:
             answer = await self._fed.call(method, **params)
@@ -256,7 +258,7 @@ class Witness:
         return answer
 
     async def read(self, method: str, **params: Any) -> Records:
-        """The records of an answer, each of which may be in it."""
+        """Return the records of an answer; assert that each may be in it."""
         answer = await self.ask(method, **params)
         if answer is None:
             return []
@@ -276,7 +278,7 @@ class Witness:
 
 
 async def live_with(fed: Watched) -> Witness:
-    """All that may be done with records in a tier that lies, and with records that come from there or go there."""
+    """Make every kind of call with records in the tier that lies, and with records that move from or to it."""
     witness = Witness(fed)
     assert (await witness.ask("remember", records=KEPT))["ids"] == ["k0", "k1", "k2"]
     for record in TOLD:
@@ -312,7 +314,7 @@ async def test_a_tier_that_lies_is_reported_and_not_believed(name: str, caplog: 
     caplog.set_level(logging.INFO)
     async with federation(TIERS, {"liar": Foreign(kind=LIES[name])}) as fed:
         witness = await live_with(fed)
-        # nothing is lost elsewhere; what was moved to the tier that lies had been read there as it was
+        # nothing is lost elsewhere; a record moved to the tier that lies had been read back there unchanged
         there = {record["id"]: record for record in (await fed.call("timeline"))["records"]}
         for kept in KEPT:
             assert there[kept["id"]]["content"] == kept["content"]
@@ -323,7 +325,7 @@ async def test_a_tier_that_lies_is_reported_and_not_believed(name: str, caplog: 
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-# lies that only matter to who writes, or that are made good without a word: `where` is applied here once more
+# lies that only affect writers, or that need no report: the router applies `where` itself
 UNSEEN_IN_A_MOUNT: Final = {
     *("AnswersWithFewerIds", "ChoosesOtherIds", "ForgetsNothing", "LosesWrites", "TruncatesContent", "RewritesContent"),
     *("TrimsContent", "ComposesContent", "DropsMetadata", "IsReadOnlySometimes", "IgnoresWhere"),
@@ -333,7 +335,7 @@ UNSEEN_IN_A_MOUNT: Final = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", LIES)
 async def test_a_mount_that_lies_is_reported_and_not_believed(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    class Filled(LIES[name]):  # type: ignore[misc, valid-type]  # whichever it is
+    class Filled(LIES[name]):  # any of the lies
         def __init__(self, path: Path | None = None, **options: Any) -> None:
             super().__init__(path, **options)
             born = "2020-01-01T00:00:00.000Z"

@@ -1,4 +1,4 @@
-"""`~` at the head of a path is the home directory, wherever a path is written; a folder of that name is never made."""
+"""`~` at the beginning of a path is the home directory, wherever a path is written; no folder of that name is made."""
 
 import json
 import os
@@ -31,7 +31,7 @@ REMEMBER: Final = (
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home directory, seen from another folder."""
+    """Yield a home directory; the working directory is another folder."""
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()
     here.mkdir()

@@ -26,7 +26,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 @contextmanager
 def store(file: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """An a2m-store on HTTP, and its address."""
+    """Run an a2m-store on HTTP; yield it, and its address."""
     command = [str(PROGRAMS / "a2m-store"), str(file), "--http", f"127.0.0.1:{port}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

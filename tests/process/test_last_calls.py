@@ -1,6 +1,6 @@
-"""What a router answers that is told to end while calls are under way, on stdio and over HTTP: real processes.
+"""The answers of a router that is ended while calls are in progress, on stdio and over HTTP: real processes.
 
-A tier hangs behind a2m-chaos, or the model does; the log says when a call has got there.
+A tier hangs behind a2m-chaos, or the model hangs; the log shows when a call has arrived there.
 """
 
 import json
@@ -24,7 +24,7 @@ from tests.support.router_process import PATIENCE, Router, Said, end_of_input, r
 
 COMMAND: Final = str(Path(sys.executable).with_name("a2m"))
 
-# the same router, which waits less for calls that it cannot end
+# the same router, with shorter waits for calls that it cannot end
 HURRIED: Final = (
     "app._LAST_CALLS_SECONDS, app._LAST_ANSWERS_SECONDS = 0.3, 0.3; "
     "from a2m_router.tiers import places; places._KEPT = 0.1"
@@ -47,7 +47,7 @@ command = ["a2m-chaos", "--plan", "faults.toml", "--", "a2m-store", "semantic.db
 timeout = "60s"
 """
 
-# 250 records leave in rounds of 200, and those in calls of 100: the second round does not get through
+# 250 records move in rounds of 200, and each round in calls of 100: the second round does not finish
 MOVED: Final = 200
 FAULT: Final = """
 [[fault]]
@@ -60,7 +60,7 @@ RECORDS: Final = [{"id": f"r{number}", "content": f"note {number}", "session": "
 
 
 class Case:
-    """A call that hangs, and what is answered to it at the end."""
+    """A call that hangs, and the answer that it gets at the end."""
 
     def __init__(
         self, method: str, hangs: str, *, having: str = "jsonrpc", after: int = 0, moved: bool = False, **params: Any
@@ -109,7 +109,7 @@ class OnStdio:
 
 
 class OnHttp:
-    """A router on HTTP; a call waits on a thread of its own."""
+    """A router on HTTP; a call waits on its own thread."""
 
     ends = (terminate,)
 
@@ -152,7 +152,7 @@ def ended_well(router: Router, said: Said) -> None:
 
 
 BINDINGS: Final = [(binding, end) for binding in (OnStdio, OnHttp) for end in binding.ends]
-# each call at the end of one router, and one call at each end
+# each call at one end of the router, and one call at each end
 CALLS: Final = {*zip(cycle(BINDINGS), CASES, strict=False), *((binding, "close") for binding in BINDINGS)}
 
 
@@ -160,7 +160,6 @@ CALLS: Final = {*zip(cycle(BINDINGS), CASES, strict=False), *((binding, "close")
 def test_calls_at_a_tier_that_hangs_are_answered_with_what_came_of_them(
     binding: type[Any], end: Callable[[Router], None], case: str, tmp_path: Path
 ) -> None:
-    """What is under way at a tier that hangs is answered with what has come of it."""
     wanted = CASES[case]
     with router_on(binding, tmp_path, wanted.fault) as (client, said):
         client.ask("remember", records=RECORDS)
@@ -169,7 +168,7 @@ def test_calls_at_a_tier_that_hangs_are_answered_with_what_came_of_them(
         end(client.router)
         wanted.check(client.answered())
         ended_well(client.router, said)
-    # nothing is lost by it, and nothing doubled
+    # nothing is lost or doubled
     with router_on(OnStdio, tmp_path, "") as (again, _):
         found = again.router.ask_until(lambda answer: "result" in answer, "timeline")["result"]["records"]
         assert sorted(record["id"] for record in found if record["content"] != "x") == sorted(r["id"] for r in RECORDS)
@@ -192,7 +191,7 @@ def test_a_summary_that_its_model_is_still_writing_is_answered(
 
 
 def test_an_export_that_spans_a_restart_goes_on(tmp_path: Path) -> None:
-    """The router ends while a page is read; the export waits for the next one, and walks on from where it was."""
+    """The router ends while a page is read; the export waits for the next router, and continues at that page."""
     records = [{"id": f"{number:04}", "content": f"note {number}", "tier": "semantic"} for number in range(1200)]
     file = tmp_path / "export.jsonl"
     with reserved_port() as port:
@@ -220,7 +219,7 @@ def test_an_export_that_spans_a_restart_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_nobody_takes_does_not_end_in_a_traceback(tmp_path: Path) -> None:
-    """Its connection is broken when its time is over, as if its client had hung up."""
+    """The router breaks the connection when the grace time is over, as if the client had hung up."""
     hurried = f"{HURRIED}; from a2m_router.protocol.server import http; http._GRACE = 0.3"
     (tmp_path / "federation.toml").write_text(FEDERATION.format(model=""))
     (tmp_path / "faults.toml").write_text("seed = 1\n")
@@ -235,6 +234,6 @@ def test_an_answer_that_nobody_takes_does_not_end_in_a_traceback(tmp_path: Path)
             httpx.Client(verify=False) as idle,
             idle.stream("POST", url, content=asked, headers={"Content-Type": "application/json"}) as answer,
         ):
-            assert answer.status_code == 200  # its head is there, and its body is not taken
+            assert answer.status_code == 200  # the head of the answer is received, and the body is not read
             terminate(router)
             ended_well(router, said)

@@ -55,7 +55,7 @@ async def test_what_was_written_elsewhere_keeps_its_moment_in_utc(way: str, tmp_
             *[AT] * 6,
             "2026-07-28T11:15:30.500Z",
         ]
-        # the same again is the same record, however it is written
+        # a repeated write, with another spelling of the moment, is the same record
         assert (await memory.remember("turn 0", id="0", created_at=SAME[2], key="k/0")) == ["0"]
         same = {str(number) for number in range(6)}
         for text in [AT, *SAME]:

@@ -1,4 +1,4 @@
-"""What a killed router leaves running is ended before its successor starts the tier's process anew."""
+"""A router ends the orphan processes of a killed one before it starts the tier's process anew."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 # seconds, and far more than anything here takes; a hang becomes a failure
 PATIENCE = 60
 
-# what looks at its input ends with it; the others have to be told, and one does not even listen to that
+# the first ends with its input; the second needs SIGTERM; the third ignores that
 ENDS_BY_ITSELF = "import sys; print('up', flush=True); sys.stdin.read()"
 MUST_BE_TOLD = "import signal; print('up', flush=True); signal.pause()"
 MUST_BE_KILLED = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {MUST_BE_TOLD}"
@@ -27,7 +27,7 @@ MUST_BE_KILLED = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);
 
 @asynccontextmanager
 async def running(code: str, mark: dict[str, str]) -> AsyncIterator[anyio.abc.Process]:
-    """A process that is up; it is gone afterwards, whatever the test did."""
+    """Run a process, and yield it when it is up; it is killed at the end."""
     process = await anyio.open_process(
         [sys.executable, "-c", code], env={**os.environ, **mark}, start_new_session=True, stderr=None
     )
@@ -43,7 +43,7 @@ async def running(code: str, mark: dict[str, str]) -> AsyncIterator[anyio.abc.Pr
 
 @pytest.mark.parametrize(
     ("code", "status", "terminated"),
-    # who obeys is waited for, however long that takes; who does not is given up soon
+    # for a process that obeys the wait may be long; one that ignores SIGTERM is soon killed
     [(MUST_BE_TOLD, -signal.SIGTERM, PATIENCE), (MUST_BE_KILLED, -signal.SIGKILL, 0.5)],
     ids=["told", "killed"],
 )
@@ -84,7 +84,7 @@ async def test_a_process_that_ends_by_itself_is_left_to_do_so(tmp_path: Path, mo
 async def test_what_it_has_started_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("a2m_router.tiers.orphans._BY_ITSELF", 0.05)
     mark = mark_of(tmp_path / "router.db", "working")
-    # a shell that has gone, and left a server of its own behind, in a session of that one's own
+    # a process that has ended, and left a server behind, in that server's own session
     inner = f"import os; os.setsid(); {MUST_BE_TOLD}"
     outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}])"
     async with running(outer, mark) as process:
@@ -92,7 +92,7 @@ async def test_what_it_has_started_is_ended_with_it(tmp_path: Path, monkeypatch:
         [left] = [p for p in psutil.process_iter() if _has(p, mark)]
         with anyio.fail_after(PATIENCE):
             await end_orphans(mark, "working")
-        with suppress(psutil.NoSuchProcess):  # who has taken it over may have buried it already
+        with suppress(psutil.NoSuchProcess):  # its new parent may have reaped it already
             assert left.status() == psutil.STATUS_ZOMBIE
 
 

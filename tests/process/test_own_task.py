@@ -1,4 +1,4 @@
-"""What is entered in one task and left in another: fixtures, lifespans, exit stacks that are handed on."""
+"""Memories that are entered in one task and left in another: fixtures, lifespans, exit stacks that are handed on."""
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,7 +39,7 @@ WAYS: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Memory]]]] = 
 
 
 async def in_a_task(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """What the function returns, called in a task that ends with it."""
+    """Return the result of a function, called in a task that ends with it."""
     results: list[T] = []
 
     async def call() -> None:
@@ -64,7 +64,7 @@ async def test_a_memory_is_entered_used_and_left_in_three_tasks(way: str, tmp_pa
     assert [record.content for record in (await in_a_task(memory.timeline)).records] == ["a turn"]
     assert not await in_a_task(opened.__aexit__, None, None, None)
     assert not children()
-    async with WAYS[way](tmp_path) as again:  # everything is given back
+    async with WAYS[way](tmp_path) as again:  # all files and processes were released
         assert len((await again.timeline()).records) == 1
 
 
@@ -76,7 +76,7 @@ async def test_a_memory_is_left_while_the_task_that_entered_it_goes_on(way: str,
 
     async def enter() -> None:
         memory = await stack.enter_async_context(WAYS[way](tmp_path))
-        with anyio.CancelScope():  # scopes of the task's own are entered and left in between
+        with anyio.CancelScope():  # the task's own scopes are entered and left in between
             await memory.remember("a turn")
             handed_on.set()
             await done.wait()
@@ -160,7 +160,7 @@ async def test_a_block_that_is_cancelled_leaves_nothing_behind(way: str, tmp_pat
 
 
 class Steps:
-    """A manager with a scope and a task group inside, which notes how far it came."""
+    """A manager with a scope and a task group inside, which records how far it came."""
 
     def __init__(self, entering: BaseException | None = None, leaving: BaseException | None = None) -> None:
         self.seen: list[str] = []

@@ -1,4 +1,4 @@
-"""What is installed has names of its own: an application may have a `router.py`, a `backends/` and a `tests/`."""
+"""The installed packages have their own names: an application may have a `router.py`, a `backends/` and a `tests/`."""
 
 import os
 import subprocess
@@ -32,8 +32,10 @@ with blocking.open_federation("federation.toml") as memory:
 
 @pytest.fixture
 def application(tmp_path: Path) -> Path:
-    """A folder of an application whose modules have the names of this repository's folders, and end whoever imports
-    them."""
+    """Return the folder of an application with modules named like this repository's folders.
+
+    Importing one of them ends the program.
+    """
     for name in ("router", "backends", "tests", "bench", "scripts"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the application')")
@@ -83,7 +85,7 @@ def test_nothing_else_is_installed_at_the_top() -> None:
 
 
 def test_the_wheel_holds_the_packages_and_they_run_from_it(tmp_path: Path) -> None:
-    """An editable installation would also work with a wheel that holds nothing."""
+    """An editable installation would also work if the wheel were empty."""
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")

@@ -1,8 +1,8 @@
-"""The power goes, a sync fails, the disk is full: what the files of a store and of a catalog hold afterwards.
+"""The power fails, a sync fails, the disk is full: what the files of a store and of a catalog hold afterwards.
 
-What is found after a power cut is what was there after some transaction, whole, and not before the last one that was
-confirmed. That is asked of every moment: before and after each transaction and each sync, the first and those in which
-the log goes into the database.
+After a power cut a file holds the state after some whole transaction, and none before the last confirmed one. That is
+checked at every moment: before and after each transaction and each sync, including the first ones and those in which
+the log is written to the database.
 """
 
 import errno
@@ -40,7 +40,7 @@ from tests.support.paths import ROOT
 from tests.support.small_disk import LONG, held, remember
 from tests.support.store_calls import Asked
 
-# all rows of all tables, but for what each opening counts
+# all rows of all tables, without what each opening changes
 State = dict[str, list[tuple[Any, ...]]]
 Opening = Callable[[Path], Any]
 
@@ -53,14 +53,14 @@ def state(connection: apsw.Connection) -> State:
     )
     found: State = {name: list(connection.execute(f'SELECT * FROM "{name}"')) for (name,) in list(tables)}
     found["facts"] = [row for row in found.get("facts", []) if row[0] not in ("opened", "recovered", "federation")]
-    found.pop("epochs", None)  # of which each start draws another
+    found.pop("epochs", None)  # each start adds a random one
     return found
 
 
 class Witness:
-    """Looks at a disk at every moment, and knows what it must hold then.
+    """Takes photographs of a disk at every moment, and knows the states that it may hold then.
 
-    `done` is told after every transaction, `confirmed` after every call that has promised to outlive a power cut.
+    `done` is called after every transaction, `confirmed` after every call that promises to survive a power cut.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -79,15 +79,15 @@ class Witness:
         self.look()
 
     def look(self, moment: Moment | None = None) -> None:
-        # a transaction that has just been written is told of in a moment
+        # `done` for a transaction that has just been written comes after this
         self._seen.append((self._disk.photograph(), self._least, len(self._states) + 1))
 
     def check(self, folder: Path, open: Callable[[Path], Database], *, opened: bool) -> int:
-        """How many different disks were looked into. Each holds one of the states that it may hold.
+        """Open every possible disk, and assert that it holds one of the states that it may hold; return their number.
 
-        `opened`: the file was there before; else it may be that it has never been.
+        `opened`: the file existed before; else it may be missing.
         """
-        # nobody waits for the real disk here either
+        # no test waits for the real disk here either
         with Disk(folder).mounted():
             return self._check(folder, open, opened=opened)
 
@@ -101,7 +101,7 @@ class Witness:
                 shot = tuple(sorted(files.items()))
                 if shot not in looked:
                     looked[shot] = _found(laid(files, folder / str(next(numbers))), open)
-                # before anything was confirmed there may be nothing at all, or empty tables
+                # before the first confirmation there may be no file, or empty tables
                 nothing_yet = least == 0 and not opened
                 assert looked[shot] in allowed or nothing_yet, "what was confirmed is lost, or what is there is half"
         return len(looked)
@@ -127,7 +127,7 @@ def catalog_database(path: Path) -> Database:
 
 
 def store_calls(store: Store, seed: int, number: int) -> Iterator[Call]:
-    """Writes, replacements, forgets and the rest, as clients of a store send them."""
+    """Yield writes, replacements, forgets and other calls, as clients of a store send them."""
     chance = random.Random(seed)
     for n in range(number):
         known = [f"r{chance.randrange(n + 1)}" for _ in range(2)]
@@ -179,7 +179,7 @@ def change_a_catalog(folder: Path, witness: Witness) -> None:
             redo = {one.id: Draft(id=one.id, content="again")}
             catalog.commit_write([], [replacement], redo=redo)
             done(synced=True)
-            if n % 2:  # else it is forgotten, or moved, before its tier has caught up
+            if n % 2:  # else the record is forgotten, or moved, while its write is pending
                 catalog.end_pending(catalog.records.find([one.id]).values(), {one.id: None})
                 done()
             catalog.touch([one.id], 2000)
@@ -195,7 +195,7 @@ def change_a_catalog(folder: Path, witness: Witness) -> None:
             done()
 
 
-# --- the power goes
+# --- power cuts
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=[8, 40, 1000], ids=lambda pages: f"checkpoint at {pages} pages")
 def checkpoints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How long the log grows: from a checkpoint with nearly every call to none at all."""
+    """Set the size of the log that leads to a checkpoint: from one with nearly every call to none at all."""
     monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", request.param)
     pages: int = request.param
     return pages
@@ -265,7 +265,7 @@ def test_a_store_that_does_not_sync_its_folder_is_found_out(
         witness.check(tmp_path, store_database, opened=False)
 
 
-# --- a sync fails
+# --- failing syncs
 
 
 def fails(*names: str, number: int = errno.EIO) -> Callable[[str], int | None]:
@@ -298,7 +298,6 @@ def values(files: Files, folder: Path) -> list[object]:
 def test_what_a_failed_sync_dropped_is_written_anew_before_the_next_answer(
     folder: Path, tmp_path: Path, number: int
 ) -> None:
-    """What a failed sync has dropped is written anew before anything is confirmed."""
     with (disk := Disk(folder)).mounted(), closing(plain(folder / "a.db")) as database:
         insert(database, 1)
         database.sync()
@@ -333,7 +332,7 @@ def test_what_cannot_be_read_any_more_is_not_confirmed(folder: Path) -> None:
         with pytest.raises(OSError, match="Input/output"):
             database.sync()
         disk.failure = works
-        # the system has dropped it, and has had to read it from the disk since
+        # the system has dropped the page, and later reads the old one from the disk
         with (folder / "a.db-wal").open("r+b") as log:
             log.seek(safe)
             log.write(bytes(4096))
@@ -365,7 +364,6 @@ def test_a_log_that_is_not_confirmed_does_not_go_into_the_database(
 
 
 def test_a_database_not_synced_at_its_end_is_durable_once_reopened(folder: Path, tmp_path: Path) -> None:
-    """A database that could not be synced at its end is made durable when it is opened again."""
     with (disk := Disk(folder)).mounted():
         database = plain(folder / "a.db")
         database.sync()
@@ -429,12 +427,12 @@ def test_a_file_is_brought_up_to_date_whole_or_not_at_all(
     assert len(looked) > 12
 
 
-# --- the disk is full
+# --- full disks
 
 
 @contextmanager
 def full(disk: Disk, *names: str) -> Iterator[None]:
-    """There is no room for files whose names begin so."""
+    """Let files whose names begin so not grow."""
     disk.room = lambda name: not name.startswith(names)
     try:
         yield
@@ -443,7 +441,7 @@ def full(disk: Disk, *names: str) -> Iterator[None]:
 
 
 def test_a_full_disk_costs_a_store_nothing(folder: Path, tmp_path: Path) -> None:
-    """A full disk costs a store nothing and it goes on when there is room."""
+    """Its writes succeed again when there is room."""
     with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
         assert remember(store, "a") == {"ids": ["a"]}
         with full(disk, "a.db"):
@@ -460,10 +458,10 @@ def test_a_full_disk_costs_a_store_nothing(folder: Path, tmp_path: Path) -> None
 def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full when the log goes into the database costs nothing."""
+    """The disk is full when the log is written to the database."""
     monkeypatch.setattr(a2m_router.storage.database, "_CHECKPOINT", 10)
     with (disk := Disk(folder)).mounted(), closing(Store(folder / "a.db", clock=Clock())) as store:
-        disk.room = lambda name: name != "a.db"  # the log has its place already
+        disk.room = lambda name: name != "a.db"  # the log has its space already
         ids = [f"r{n}" for n in range(10)]
         assert [remember(store, id) for id in ids] == [{"ids": [id]} for id in ids]
         laid(disk.photograph().cut(), tmp_path / "cut")
@@ -477,7 +475,6 @@ def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing(
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 @pytest.mark.parametrize("whose", ["router", "working"])
 async def test_a_full_disk_under_a_federation_is_named_and_costs_nothing(folder: Path, whose: str) -> None:
-    """A full disk under a federation is said to be full and costs nothing."""
     with (disk := Disk(folder)).mounted():
         async with trial(settings_of(policy="explicit"), folder=folder) as fed:
             await fed.remember("before", id="a")
@@ -494,7 +491,7 @@ async def test_a_full_disk_under_a_federation_is_named_and_costs_nothing(folder:
 
 
 def test_a_real_disk_that_is_full_costs_nothing(tmp_path: Path) -> None:
-    """On a small memory disk of its own, where the system lets one mount it."""
+    """It uses a small memory disk, where the system permits to mount one."""
     mount = f"mount -t tmpfs -o size=3m none {tmp_path} && exec {sys.executable} -m tests.support.small_disk {tmp_path}"
     if (
         shutil.which("unshare") is None

@@ -1,4 +1,4 @@
-"""Principals and tokens that are read anew while the router runs (SIGHUP): the real process, over real sockets."""
+"""Principals and tokens that are read again while the router runs (SIGHUP): the real process, over real sockets."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def principal(owner: str, *lines: str, token: str | None = None) -> str:
 
 
 class Router:
-    """A router over HTTP whose stderr is read as it comes."""
+    """A router over HTTP whose stderr is read as it is written."""
 
     def __init__(self, folder: Path, *principals: str, environ: Mapping[str, str] = {}) -> None:
         self.config = folder / "federation.toml"
@@ -68,13 +68,13 @@ class Router:
         self.until(r"try: curl")
 
     def write(self, *principals: str, tiers: str = TIERS) -> None:
-        """Puts another file in the place of the settings, in one step."""
+        """Replace the federation file, in one step."""
         new = self.config.with_suffix(".new")
         new.write_text("\n".join(['state = "router.db"', *principals, tiers]))
         new.replace(self.config)
 
     def hang_up(self, *, until: str) -> str:
-        """Sends SIGHUP; what the router says from then on, up to this."""
+        """Send SIGHUP; return what the router logs from then on, up to this pattern."""
         with self._changed:
             before = len(self._said)
         self.process.send_signal(signal.SIGHUP)
@@ -82,7 +82,7 @@ class Router:
         return self._said[before:]
 
     def until(self, pattern: str, *, after: int = 0) -> re.Match[str]:
-        """Waits until it has said that, and no half of a line."""
+        """Wait until the router has logged a whole line with this pattern."""
         deadline = time.monotonic() + PATIENCE
         with self._changed:
             while (found := re.search(f"{pattern}.*\n", self._said[after:])) is None:
@@ -100,7 +100,7 @@ class Router:
         return httpx.post(self.url, json=call, headers=headers, timeout=PATIENCE, verify=False)
 
     def end(self) -> tuple[int, str]:
-        """Ends it in good order; its exit code, and all that it has said."""
+        """End the router by SIGTERM; return its exit code, and everything that it has logged."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
@@ -143,7 +143,7 @@ def test_principals_come_and_go_and_connections_stay(tmp_path: Path) -> None:
         said = router.hang_up(until=READ)
         assert "new tokens of 'alice', 'carol'; removed tokens of 'alice', 'bob'" in said
         assert not any(token in said for token in ("alices", "another", "bobs", "carols"))
-        # on the connection of before
+        # on the connection that was opened before
         assert [call(token) for token in ("alices", "another", "bobs", "carols")] == [401, 200, 401, 200]
         code, _ = router.end()
         assert code == 0
@@ -151,7 +151,7 @@ def test_principals_come_and_go_and_connections_stay(tmp_path: Path) -> None:
 
 @contextmanager
 def connection(router: Router) -> Iterator[Callable[[str], int]]:
-    """Calls with a token over one connection, which must stay open; the status of the answer."""
+    """Yield a function that calls with a token, over one connection that must stay open, and returns the status."""
     url = httpx.URL(router.url)
     with socket.create_connection((url.host, url.port or 0), timeout=PATIENCE) as connected:
         answers = connected.makefile("rb")
@@ -181,7 +181,7 @@ def test_a_call_under_way_is_answered_although_its_principal_is_gone(tmp_path: P
         with socket.create_connection((url.host, url.port or 0), timeout=PATIENCE) as calling:
             calling.sendall(f"{head}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode())
             answers = calling.makefile("rb")
-            assert answers.readline().startswith(b"HTTP/1.1 100")  # he is let in
+            assert answers.readline().startswith(b"HTTP/1.1 100")  # the caller is authenticated
             assert answers.readline() == b"\r\n"
             router.write(principal("alice"))
             router.hang_up(until=READ)
@@ -211,7 +211,7 @@ def test_a_bad_file_changes_nothing_and_the_log_says_why(tmp_path: Path) -> None
             assert (router.status("alices"), router.status("bobs")) == (200, 401)
         others = TIERS.replace('kind = "working"', 'kind = "working"\nshared = true')
         router.write(principal("bob", 'write = ["working"]'), tiers=others)
-        assert '"working" is not shared' in router.hang_up(until=REFUSED)  # where it runs, it is not
+        assert '"working" is not shared' in router.hang_up(until=REFUSED)  # not in the running router
         assert router.status("bobs") == 401
         router.config.unlink()
         assert "there is no such file" in router.hang_up(until=REFUSED)
@@ -226,7 +226,7 @@ def test_a_token_is_changed_in_its_file(tmp_path: Path) -> None:
     with running(tmp_path, principal("alice", 'token_file = "token"')) as router:
         assert router.status("first") == 200
         (tmp_path / "token").write_text("second\n")
-        assert router.status("first") == 200  # until it is told
+        assert router.status("first") == 200  # until the router gets SIGHUP
         router.hang_up(until=READ)
         assert (router.status("first"), router.status("second")) == (401, 200)
 
@@ -292,7 +292,7 @@ def test_many_hang_ups_under_load_drop_no_call(tmp_path: Path) -> None:
 
 
 def test_a_hang_up_on_the_way_to_the_door_does_not_end_it(tmp_path: Path) -> None:
-    """What is asked for while it starts is done when it is there."""
+    """A SIGHUP while the router starts is carried out when it serves."""
     config = tmp_path / "federation.toml"
     config.write_text(f'state = "router.db"\n{principal("alice")}{TIERS}')
     (tmp_path / "slow.sh").write_text('kill -HUP "$PPID"; exec a2m-store working.db\n')
@@ -380,7 +380,7 @@ def who(door: Authentication, token: str) -> str | None:
 
 
 async def until_let_in(door: Authentication, token: str) -> None:
-    """Nobody is told when the file has been read."""
+    """Wait until a token is accepted; the reading of the file has no event."""
     with anyio.fail_after(PATIENCE):
         while who(door, token) is None:  # noqa: ASYNC110
             await anyio.sleep(0.001)
@@ -388,7 +388,7 @@ async def until_let_in(door: Authentication, token: str) -> None:
 
 @pytest.mark.anyio
 async def test_a_file_that_is_changed_while_it_is_read_is_read_once_more() -> None:
-    """What is asked for while the file is being read may be about a newer one."""
+    """A request to read the file while it is being read may be for a newer content."""
     files = iter([principal("bob"), principal("carol")])
     reads = 0
 

@@ -1,4 +1,4 @@
-"""a2m-router as a process, with stores as processes behind it: what it says, how it ends, what it survives."""
+"""a2m-router as a process, with stores as processes behind it: its output, how it ends, and what it survives."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def run(*arguments: str, hurried: str | None = None) -> subprocess.CompletedProc
 
 
 class Called(NamedTuple):
-    """What came of a command line that was carried out in this process: none of those here gets as far as a tier."""
+    """The result of a command line that ran in this process; none of those here starts a tier."""
 
     returncode: int
     stdout: str
@@ -70,7 +70,7 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return called
 
 
-# --- what it says of itself
+# --- its output
 
 
 def test_it_explains_itself(here: Callable[..., Called]) -> None:
@@ -115,7 +115,7 @@ def test_options_of_which_one_would_be_ignored_are_refused(
 
 def test_check_shows_every_tier(tmp_path: Path) -> None:
     config = federation(tmp_path)
-    for _ in range(2):  # on what the first has left, too
+    for _ in range(2):  # the second run finds the files of the first
         checked = run("--config", str(config), "--check")
         assert checked.returncode == 0, checked.stderr
         for word in ("working", "semantic", "up", "core"):
@@ -211,7 +211,7 @@ def test_an_address_that_cannot_be_served_is_said_in_a_sentence(
     assert "Traceback" not in ended.stderr
 
 
-# --- one at a time
+# --- one router for each state
 
 
 def test_a_second_router_on_the_same_state_is_told_about_the_first(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_second_router_on_the_same_state_is_told_about_the_first(tmp_path: Pat
 def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
     host: str, tmp_path: Path, here: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_HANDOVER_SECONDS", 0.1)  # the first does not let go of it
+    monkeypatch.setattr(database, "_HANDOVER_SECONDS", 0.1)  # the first router does not release the file
     if host == "[::1]" and not has_ipv6():
         pytest.skip("there is no IPv6 here")
     config = federation(tmp_path)
@@ -255,7 +255,7 @@ def test_whoever_wants_the_state_of_a_router_on_http_is_told_its_address(
                 f"Only one process can use a file, and that process listens on {url}: "
                 f"call it there (a2m --http {url} …), or end it first"
             )
-        # what it leaves when it is killed is told by nobody any more
+        # no client gets the address of a killed router
         first.popen.kill()
         first.popen.wait()
     assert found[1] in (tmp_path / "router.db.lock").read_text()
@@ -305,7 +305,7 @@ def test_a_newer_catalog_is_refused_by_name(tmp_path: Path) -> None:
     assert line.startswith(f"a2m-router: {tmp_path / 'router.db'}: written by a newer version (schema 999")
 
 
-# --- ending
+# --- its end
 
 
 def interrupt(router: Router) -> None:
@@ -322,7 +322,7 @@ def test_it_answers_what_is_under_way_and_leaves_nobody_behind(end: Callable[[Ro
         for number in range(200):
             router.send("remember", id=number, records=[{"id": str(number), "content": f"note {number}"}])
         router.send("describe", id="last")
-        router.answer("last")  # so all the others have been begun
+        router.answer("last")  # all others have been begun then
         children = router.children()
         end(router)
         answers, err = router.end()
@@ -359,7 +359,7 @@ def test_it_ends_though_a_child_hangs(end: Callable[[Router], None], tmp_path: P
 
 @pytest.mark.parametrize("end", [terminate, interrupt])
 def test_it_ends_while_it_is_starting(end: Callable[[Router], None], tmp_path: Path) -> None:
-    """A tier that is started and says nothing; it notes who it is."""
+    """The tier's process starts and sends nothing; it writes down its process id."""
     os.mkfifo(tmp_path / "started")
     config = federation(tmp_path, semantic="trap '' TERM; echo $$ > started; while :; do sleep 1000; done")
     with running(config, hurried=AT_ITS_END) as router:
@@ -389,14 +389,14 @@ def test_a_killed_router_loses_nothing_it_had_acknowledged(tmp_path: Path) -> No
 
 
 def test_a_killed_child_comes_back_and_the_answers_say_that_it_was_away(tmp_path: Path) -> None:
-    # it cannot come back before the test says so
+    # it cannot come back before the test removes the file
     line = f"test -e away && exit 7; exec {shlex.quote(STORE)} semantic.db"
     config = federation(tmp_path, semantic=line)
-    # a read waits for a tier that has just gone until its deadline
+    # a read waits until its deadline for a tier that has just gone down
     config.write_text(f'{config.read_text()}timeout = "2s"\n')
     with running(config) as router:
         near, far = {"id": "w", "content": "near"}, {"id": "s", "content": "far", "tier": "semantic"}
-        # so little time may be too little for a write
+        # the timeout may be too short for a write
         router.ask_until(lambda answer: "result" in answer, "remember", records=[near, far])
         (tmp_path / "away").touch()
         os.kill(child_of(router, "semantic.db"), signal.SIGKILL)
@@ -420,7 +420,7 @@ def test_a_killed_child_comes_back_and_the_answers_say_that_it_was_away(tmp_path
         (tmp_path / "away").unlink()
         answer = router.ask_until(lambda answer: "degraded" not in answer["result"], "timeline")
         assert [record["id"] for record in answer["result"]["records"]] == ["w", "s", "w2"]
-        # it is up, and may still be taken into the account
+        # it is up, and may not have been welcomed yet
         again = {"id": "s2", "content": "again", "tier": "semantic"}
         written = router.ask_until(lambda answer: "result" in answer, "remember", records=[again])
         assert written["result"] == {"ids": ["s2"]}
@@ -471,7 +471,7 @@ def test_on_a_terminal_it_says_in_a_line_what_it_expects(tmp_path: Path) -> None
         os.write(ours, b'{"jsonrpc":"2.0","id":1,"method":"memory/describe"}\n')
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["result"]["protocol"] == "a2m/0.1"
-        os.write(ours, b"\x04")  # the end of input, as it is typed
+        os.write(ours, b"\x04")  # Ctrl-D, the end of input
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (0, b"", b"")
     finally:

@@ -1,4 +1,4 @@
-"""A stderr that nobody reads stops nothing: each program of ours with a pipe for stderr that is full, or gets full."""
+"""A stderr that is not read blocks no program: each one gets a pipe for stderr that is full, or fills up."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from tests.support.unread import Unread
 PATIENCE: Final = 60
 
 
-# a store that says as much as that of each message, before it has a look at it
+# a store that writes 4,000 bytes to stderr for each message, before it reads the message
 LOUD: Final = """
 import subprocess, sys
 store = subprocess.Popen([sys.argv[1], "loud.db"], stdin=subprocess.PIPE)
@@ -112,7 +112,7 @@ def test_a_store_over_http_serves_and_ends_though_nobody_reads_where(tmp_path: P
 
 @pytest.fixture
 def loud(tmp_path: Path) -> Path:
-    """A federation, whose tier says as much of each call as fills a pipe."""
+    """Return a federation whose tier fills a pipe for stderr with each call."""
     path = tmp_path / "federation.toml"
     command = [sys.executable, "-c", LOUD, program("a2m-store")]
     path.write_text(f'state = "router.db"\n[tiers.working]\nkind = "working"\ncommand = {json.dumps(command)}\n')
@@ -133,7 +133,6 @@ def serving(*command: str, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_router_answers_calls_and_a_signal_with_its_log_unread(loud: Path, unread: Unread) -> None:
-    """A router answers every call and a signal though nobody reads its log."""
     with serving(program("a2m-router"), "--config", str(loud), stderr=unread.writing) as router:
         assert router.stdin is not None
         assert router.stdout is not None
@@ -177,12 +176,12 @@ def test_the_log_counts_what_it_dropped_as_soon_as_somebody_reads_it(loud: Path,
             assert int(events[-1]["message"].split()[0]) >= 1
             assert sum("xxxx" in event["message"] for event in events) >= 200  # a MiB of them was kept
             router.stdin.close()
-            until("stopped", log)  # who reads again has everything from there on
+            until("stopped", log)  # from there on, the log is complete
         assert router.wait(PATIENCE) == 0
 
 
 def until(wanted: str, log: Iterable[bytes]) -> list[Any]:
-    """The events to the first that says this."""
+    """Return the events up to the first that contains this text."""
     events = []
     for line in log:
         events.append(json.loads(line))

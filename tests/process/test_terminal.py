@@ -1,4 +1,4 @@
-"""Programs on a terminal of their own: nothing is wider than it, and no word is broken."""
+"""Programs on a terminal: no line is wider than it, and no word is broken."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ PATIENCE: Final = 60.0  # seconds; far more than anything here takes
 
 @contextmanager
 def on_a_terminal(columns: int, *command: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A program on a terminal so wide, and the descriptor where what it shows is read."""
+    """Run a program on a terminal of this width; yield it, and the descriptor from which its output is read."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     process = subprocess.Popen(
@@ -47,9 +47,9 @@ def on_a_terminal(columns: int, *command: str, cwd: Path) -> Iterator[tuple[subp
 
 
 def read(leader: int, until: str | None = None) -> str:
-    """What a terminal shows, without colours: all of it, or until these words are there, however they are broken."""
+    """Return what a terminal shows, without colours: all of it, or up to these words, regardless of line breaks."""
     shown = b""
-    with suppress(OSError):  # the last who had the other end has closed it
+    with suppress(OSError):  # the last process with the other end open has closed it
         while until is None or until not in re.sub(r"\s", "", plain(shown)):
             ready, _, _ = select.select([leader], [], [], PATIENCE)
             assert ready, f"it shows no more than {shown!r}"
@@ -112,7 +112,7 @@ ROUTER: Final = (sys.executable, "-m", "a2m_router.daemon.cli")
 
 @contextmanager
 def serving(folder: Path) -> Iterator[None]:
-    """A router over HTTP that has the federation of a folder."""
+    """Run a router over HTTP with the federation of a folder."""
     command = [*ROUTER, "--http", "127.0.0.1:0"]
     with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE) as router:
         try:
@@ -162,7 +162,7 @@ def test_no_word_of_an_error_is_broken(columns: int, tmp_path: Path) -> None:
 def test_no_word_of_an_event_is_broken(columns: int, tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text(FEDERATION)
     with serving(tmp_path), on_a_terminal(columns, *A2M, "watch", "--interval", "0.05", cwd=tmp_path) as (_, leader):
-        # it may not be listening yet, and then the next ones are told
+        # the watch may not be listening yet; then it shows the next events
         shown = ""
         while not all(kind in re.sub(r"\s", "", shown) for kind in ("written", "consolidated")):
             place = ["--session", "housekeeping", "--key", "user/preferences"]

@@ -1,5 +1,5 @@
-"""A2M servers that stand in the tests for other people's: any store with the protocol's five methods.
+"""A2M servers that stand for third-party ones in the tests: any store with the protocol's five methods.
 
-They are written from the specification alone and share no code with `router` or `backends`; they need the standard
-library only, and no environment: each runs as a script.
+They are written from the specification alone and share no code with `router` or `backends`. They need only the standard
+library, and no environment: each runs as a script.
 """

@@ -1,4 +1,4 @@
-"""Carries messages to a server: lines on stdio (§8.2), POSTs over HTTP/1.1 with connections that are kept (§8.3)."""
+"""Bindings of a server: lines on stdio (§8.2), and POSTs over HTTP/1.1 with persistent connections (§8.3)."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.servers.protocol import PROTOCOL, PROTOCOL_NOT_SUPPORTED
 
-# A message in, its response or None out; what every server here is.
+# Takes a message, and returns its response or None; every server here is such a function.
 Answer = Callable[[bytes], bytes | None]
 
 _WELL_KNOWN: Final = "/.well-known/a2m-server.json"
@@ -18,7 +18,7 @@ _DESCRIBE: Final = b'{"jsonrpc":"2.0","id":0,"method":"memory/describe"}'
 
 
 def over_stdio(answer: Answer) -> None:
-    """Answers line by line until stdin ends."""
+    """Answer line by line until stdin ends."""
     for line in sys.stdin.buffer:
         response = answer(line) if line.strip() else None
         if response is not None:
@@ -27,7 +27,7 @@ def over_stdio(answer: Answer) -> None:
 
 
 def serve_http(answer: Answer, host: str, port: int) -> None:
-    """Answers POSTs on `/` until the process ends; its address is the first line on stderr."""
+    """Answer POSTs on `/` until the process ends; the first line on stderr is the server's address."""
     with _bound(answer, host, port) as server:
         print(_url(server), file=sys.stderr, flush=True)
         server.serve_forever()
@@ -35,7 +35,7 @@ def serve_http(answer: Answer, host: str, port: int) -> None:
 
 @contextmanager
 def over_http(answer: Answer) -> Iterator[str]:
-    """The address of a server that listens on loopback meanwhile, in a thread of this process."""
+    """Run a server on loopback, in a thread of this process; yield its address."""
     with _bound(answer, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -60,7 +60,7 @@ def _bound(answer: Answer, host: str, port: int) -> ThreadingHTTPServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # head and body of a response leave together and at once, so that no acknowledgement is waited for between them
+    # the head and body of a response are sent together and at once, so that none waits for an acknowledgement
     wbufsize = -1
     disable_nagle_algorithm = True
 
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def do_POST(self) -> None:
-        # the body is read in any case: what stayed on the connection would be taken for the next request
+        # the body is always read: bytes left on the connection would be taken for the next request
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         version = self.headers.get("A2M-Protocol-Version", PROTOCOL)
         if self.headers.get("Origin") is not None:
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._respond(405 if self.path == "/" else 404, b"")
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: stderr is for the address."""
+        """Log nothing: stderr is for the address."""
 
     def _respond(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -2,11 +2,12 @@
 
     python tests/servers/core_only.py [--file PATH] [--http HOST:PORT] [options]
 
-It keeps to the specification and does nothing beyond it: recall counts shared words, `where` compares as Python does,
-and on a timeline it is ignored unless `where_on_timeline` says otherwise (§4.4 asks for it only with sessions). By
-option it declares further capabilities, which it then keeps, too, so that a tier can be capable of some things only.
-What a call selects by a capability that is not declared is ignored by reads; `forget` refuses it, since to ignore it
-would delete more than was asked for.
+It keeps to the specification and does nothing beyond it. Recall counts shared words. `where` compares as Python does; a
+timeline ignores it without `where_on_timeline` (§4.4 requires it only with sessions). By option the server declares
+further capabilities, and then implements them, so that a tier can have any subset.
+
+If a call selects by a capability that is not declared, a read ignores that selector, and `forget` refuses it: ignoring
+it would delete more than was asked for.
 """
 
 import argparse
@@ -78,16 +79,16 @@ class CoreOnly:
     """The server. `answer` takes one message at a time, from any thread; every method of A2M is a method here.
 
     Args:
-        path: the file that keeps the records; without one they are kept in memory. What was written there with a
-            capability is read with that capability.
-        capabilities: those declared beside core, of CAPABILITIES.
+        path: the file that keeps the records; without it they are kept in memory. Fields that were written there with a
+            capability are read with that capability.
+        capabilities: those declared besides core, of CAPABILITIES.
         limits: those declared and enforced, of LIMITS.
-        tiers: names and kinds, where tiers is declared; what names no tier goes to the first working one.
-        like_javascript: every message in and out is re-encoded as JSON.parse and JSON.stringify do it.
-        where_on_timeline: whether timeline keeps to `where`; with sessions it does in any case.
-        read_only: every write is READ_ONLY (§2.1).
+        tiers: names and kinds, where tiers is declared; a record without a tier goes to the first working one.
+        like_javascript: re-encode every message in and out as JSON.parse and JSON.stringify do.
+        where_on_timeline: apply `where` on timeline; with sessions it always is.
+        read_only: answer every write with READ_ONLY (§2.1).
 
-    Raises ValueError for a capability, limit or kind that there is not.
+    Raises ValueError for an unknown capability, limit or kind.
     """
 
     name = "core-only"
@@ -113,14 +114,14 @@ class CoreOnly:
         self.where_on_timeline = where_on_timeline or "sessions" in self.capabilities
         self.read_only = read_only
         self._records: dict[str, Record] = {}  # by id, in the order written
-        self._width: int | None = None  # of vectors; the first one fixes it
+        self._width: int | None = None  # the width of vectors; the first one fixes it
         self._lock = threading.Lock()
         self._journal = Journal(path) if path is not None else None
         for change in self._journal.replayed() if self._journal is not None else ():
             self._make_true(change)
 
     def answer(self, message: bytes) -> bytes | None:
-        """The response to one message, without a newline; None to a notification (§8)."""
+        """Return the response to one message, without a newline; None to a notification (§8)."""
         id, is_notification = None, False
         outcome: Result
         try:
@@ -136,7 +137,7 @@ class CoreOnly:
         return None if is_notification else self._written({"jsonrpc": "2.0", "id": id, **outcome})
 
     def call(self, method: str, params: Any) -> Result:
-        """The result of one call. Raises Refused."""
+        """Return the result of one call. Raises Refused."""
         capability = CAPABILITY_OF.get(method)
         if capability is None:
             raise Refused(METHOD_NOT_FOUND, f"there is no method {method!r} in {PROTOCOL}")
@@ -152,7 +153,7 @@ class CoreOnly:
     # --- core
 
     def describe(self, params: Params) -> Result:
-        """What this server is (§4.1)."""
+        """Describe this server (§4.1)."""
         wanted = taken(params, "protocol", STRING)
         if wanted not in (None, PROTOCOL):
             raise Refused(PROTOCOL_NOT_SUPPORTED, f"protocol: this server speaks {PROTOCOL}, not {wanted!r}")
@@ -175,7 +176,7 @@ class CoreOnly:
         return described
 
     def remember(self, params: Params) -> Result:
-        """Writes all of the records or none (§4.2)."""
+        """Write all of the records or none (§4.2)."""
         entries = required(params, "records", LIST)
         self._keep_to("max_records_per_call", len(entries), "records")
         defaults: Record = {}
@@ -200,7 +201,7 @@ class CoreOnly:
         return {"ids": ids}
 
     def recall(self, params: Params) -> Result:
-        """What shares most words with the query, or is nearest to the vector; without either the newest (§4.3)."""
+        """Return the records that share most words with a query, or are nearest a vector; else the newest (§4.3)."""
         query, where = taken(params, "query", STRING), taken(params, "where", OBJECT)
         min_score, vector = taken(params, "min_score", NUMBER), None
         if "embeddings" in self.capabilities and (vector := taken(params, "embedding", VECTOR)) is not None:
@@ -214,7 +215,7 @@ class CoreOnly:
         return {"records": [{**shown, "score": score} for score, shown in self._shown(chosen, params)]}
 
     def timeline(self, params: Params) -> Result:
-        """The newest in ascending order of created_at (§4.4)."""
+        """Return the newest records in ascending order of created_at (§4.4)."""
         where = taken(params, "where", OBJECT) or {}
         limit = taken(params, "limit", COUNT) or 0
         found = [record for record in self._selected(params) if not self.where_on_timeline or _fits(record, where)]
@@ -223,7 +224,7 @@ class CoreOnly:
         return {"records": [shown for _, shown in self._shown(newest, params)]}
 
     def forget(self, params: Params) -> Result:
-        """Deletes what fits all selectors that are given (§4.5); a query selects what holds every word of it."""
+        """Delete the records that match all given selectors (§4.5); a query matches records with every word of it."""
         ids, where = taken(params, "ids", STRINGS), taken(params, "where", OBJECT)
         query, tier = taken(params, "query", STRING), taken(params, "tier", STRING)
         prefix = taken(params, "key_prefix", STRING)
@@ -248,7 +249,7 @@ class CoreOnly:
     # --- tiers
 
     def promote(self, params: Params) -> Result:
-        """Moves records with their groups (§4.6)."""
+        """Move records with their groups (§4.6)."""
         ids, tier = required(params, "ids", STRINGS), required(params, "tier", STRING)
         gain = taken(params, "salience", WEIGHT)
         self._expect_tier(tier)
@@ -260,13 +261,13 @@ class CoreOnly:
         return {"promoted": len(moved)}
 
     def consolidate(self, params: Params) -> Result:
-        """Nothing: no tier has a capacity, so all fits where it is (§4.7)."""
+        """Move nothing: no tier has a capacity (§4.7)."""
         return self._reorganized(0, params)
 
     # --- salience, keys, sessions
 
     def reinforce(self, params: Params) -> Result:
-        """Raises the salience of records (§4.8)."""
+        """Raise the salience of records (§4.8)."""
         ids, amount = required(params, "ids", STRINGS), taken(params, "amount", NUMBER)
         gain = 1 if amount is None else amount
         raised = [
@@ -278,14 +279,14 @@ class CoreOnly:
         return {"reinforced": len(raised)}
 
     def fetch(self, params: Params) -> Result:
-        """The record at a key: the caller's, else the ownerless one, else null (§4.9)."""
+        """Return the record at a key: the caller's, else the one without an owner, else null (§4.9)."""
         key, owner = required(params, "key", NAME), self._owner(params)
         there = _at(key, owner, self._records.values()) or _at(key, None, self._records.values())
         found = self._shown([(0.0, there)] if there is not None else [], params)
         return {"record": found[0][1] if found else None}
 
     def session_list(self, params: Params) -> Result:
-        """The conversations, with how many records they have (§4.10)."""
+        """Return the conversations, each with the number of its records (§4.10)."""
         sessions: dict[str, list[Record]] = {}
         for record in self._visible(params):
             if record.get("session"):
@@ -298,7 +299,7 @@ class CoreOnly:
         return {"sessions": listed}
 
     def session_close(self, params: Params) -> Result:
-        """Moves a conversation out of the tier that spills, with its groups (§4.11)."""
+        """Move a conversation with its groups out of the tier that spills (§4.11)."""
         session = required(params, "session", NAME)
         leaving = [
             record
@@ -312,7 +313,7 @@ class CoreOnly:
     # --- messages
 
     def _read(self, message: bytes) -> dict[str, Any]:
-        """The request or notification in a message. Raises Refused."""
+        """Return the request or notification in a message. Raises Refused."""
         try:
             text = message.decode(errors="replace" if self.like_javascript else "strict")
             if self.like_javascript:
@@ -333,10 +334,10 @@ class CoreOnly:
         text = json.dumps(response)
         return (javascript.reencoded(text) if self.like_javascript else text).encode()
 
-    # --- what there is
+    # --- the records
 
     def _commit(self, change: Change) -> None:
-        """Keeps a change, first where it outlives the process."""
+        """Make a change, first in the journal."""
         if not any(change.values()):
             return
         if self._journal is not None:
@@ -352,7 +353,7 @@ class CoreOnly:
             del self._records[id]
 
     def _placed(self, fields: Record, known: Mapping[str, Record]) -> Record:
-        """The record that a write makes of these fields, or the very one in `known` where it changes nothing."""
+        """Return the record that a write makes of these fields, or the one in `known` if nothing changes."""
         key, owner = fields.get("key"), fields.get("owner")
         there = known.get(fields.get("id", ""))
         if there is not None:
@@ -386,20 +387,20 @@ class CoreOnly:
         self._commit({"put": [record for _, record in touched]})
         return touched
 
-    # --- what a call selects
+    # --- the records that a call selects
 
     def _owner(self, params: Params) -> str | None:
         owner: str | None = taken(params, "owner", STRING) if "scopes" in self.capabilities else None
         return owner
 
     def _visible(self, params: Params) -> list[Record]:
-        """Everybody's to who names no owner; else the owner's and what has none (§6)."""
+        """Return all records without an owner in the call; else the owner's, and those without an owner (§6)."""
         owner = self._owner(params)
         records = self._records.values()
         return [record for record in records if owner is None or record.get("owner") in (None, owner)]
 
     def _selected(self, params: Params) -> list[Record]:
-        """What can be seen, in the tier and beneath the key that are named, in the order written."""
+        """Return the visible records in the given tier and beneath the given key, in the order written."""
         found = self._visible(params)
         if "tiers" in self.capabilities and (tier := taken(params, "tier", STRING)) is not None:
             self._expect_tier(tier)
@@ -409,13 +410,13 @@ class CoreOnly:
         return found
 
     def _shown(self, scored: Iterable[tuple[float, Record]], params: Params) -> list[tuple[float, Record]]:
-        """Records as a caller sees them: vectors only where they are asked for (§3.7)."""
+        """Return records as a caller sees them: with vectors only on request (§3.7)."""
         if "embeddings" not in self.capabilities or taken(params, "embeddings", FLAG):
             return list(scored)
         return [(score, {name: record[name] for name in record if name != "embedding"}) for score, record in scored]
 
     def _with_groups(self, records: Iterable[Record]) -> list[Record]:
-        """The records and all others of their groups: the same owner's, of the same name, in the same tier (§3.4)."""
+        """Return the records with the others of their groups: same owner, same name, same tier (§3.4)."""
         ids: set[str] = set()
         groups: set[tuple[Any, ...]] = set()
         for record in records:
@@ -424,10 +425,10 @@ class CoreOnly:
                 groups.add(_group(record))
         return [record for record in self._records.values() if record["id"] in ids or _group(record) in groups]
 
-    # --- what is declared
+    # --- what the server declares
 
     def _spill(self, tier: str | None) -> dict[str, str]:
-        """Where a working tier's records go: the next tier that is not procedural. Empty for any other."""
+        """Return where a working tier spills to: the next tier that is not procedural. Empty for other kinds."""
         names = list(self.tiers)
         if self.tiers.get(tier or "") != "working":
             return {}
@@ -445,7 +446,7 @@ class CoreOnly:
         return {"moved": moved, "promoted": 0, "dropped": 0, "summarized": 0, "counts": counts}
 
     def _recall_limit(self, params: Params) -> int | None:
-        """How many records a recall may have; None where there is no limit (§4.3)."""
+        """Return the most records that a recall may return; None without a limit (§4.3)."""
         limit = taken(params, "limit", COUNT)
         most = self.limits.get("max_recall_limit")
         if limit is None:
@@ -472,7 +473,7 @@ def _words(text: str) -> set[str]:
 
 
 def _fits(record: Record, where: Mapping[str, Any]) -> bool:
-    """Whether each named field, else metadata, equals what is wanted, or one of several (§5.2)."""
+    """Return whether each named field, or else metadata member, equals the wanted value, or one of several (§5.2)."""
     metadata = record.get("metadata") or {}
     for name, wanted in where.items():
         value = record[name] if name in record else metadata.get(name)
@@ -486,7 +487,7 @@ def _is_beneath(prefix: str, key: str | None) -> bool:
 
 
 def _at(key: str, owner: str | None, records: Iterable[Record]) -> Record | None:
-    """The owner's record at a key, which is the only one there (§3.6)."""
+    """Return the owner's record at a key, of which there is at most one (§3.6)."""
     return next((record for record in records if (record.get("key"), record.get("owner")) == (key, owner)), None)
 
 
@@ -495,7 +496,7 @@ def _group(record: Record) -> tuple[Any, ...]:
 
 
 def _scored(newest_first: Sequence[Record], words: set[str], vector: list[float] | None) -> list[tuple[float, Record]]:
-    """What has anything to do with the words or the vector, with scores in [0, 1]; without either by recency."""
+    """Return the records that match the words or the vector, with scores in [0, 1]; without either, all by recency."""
     if not words and vector is None:
         return [(1 / (1 + age), record) for age, record in enumerate(newest_first)]
     scored = []
@@ -519,7 +520,7 @@ def _cosine(one: list[float], other: list[float]) -> float:
 
 
 def _expect_width(width: int | None, vector: list[float]) -> int:
-    """The width of all vectors, which is this one's if it is the first. Raises Refused with EMBEDDING_MISMATCH."""
+    """Return the width of all vectors: this one's, if it is the first. Raises Refused with EMBEDDING_MISMATCH."""
     if width not in (None, len(vector)):
         raise Refused(EMBEDDING_MISMATCH, f"embedding: expected {width} numbers, got {len(vector)}")
     return len(vector)
@@ -532,7 +533,7 @@ def _expect_among(known: Collection[str], names: Iterable[str], what: str) -> No
 
 
 def _integer(digits: str) -> int | float:
-    """The integer; infinity for one that Python will not read, which is then refused where it would be stored."""
+    """Return the integer; infinity for one that Python does not read, which is refused where it would be stored."""
     try:
         return int(digits)
     except ValueError:
@@ -547,7 +548,7 @@ def _no_such_word(word: str) -> Never:
 
 
 def main(kind: type[CoreOnly] = CoreOnly, arguments: Sequence[str] | None = None) -> None:
-    """Serves one server of this kind on stdio, or over HTTP where that is asked for."""
+    """Serve one server of this kind, on stdio or, if asked for, over HTTP."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.http is not None and "scopes" in options.capability:

@@ -1,10 +1,9 @@
-"""Servers that keep A2M 0.1 and make more, or less, of a record than they were given, each in one way; `HABITS` has
-them by name.
+"""Servers that keep to A2M 0.1 and add to a record, or drop from it, each in one way; `HABITS` has them by name.
 
     python tests/servers/habits.py NAME [options of core_only.py]
 
-Every one keeps id, content, and the members of metadata that it was given, or at least those whose names begin with
-`a2m-`. All else about each is in order.
+Every one keeps the id, the content, and the members of metadata that it was given, or at least those whose names begin
+with `a2m-`. In everything else it is correct.
 """
 
 import argparse
@@ -22,17 +21,17 @@ from tests.servers.protocol import Params, Record
 
 
 class Habitual(CoreOnly):
-    """What all of them are; each is named in `describe` as its class is here."""
+    """The base of all of them; the name in `describe` is the class's."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
 
     def filed(self, record: Record) -> Record:
-        """A record as it is kept, when it is written."""
+        """Return a record as it is stored when it is written."""
         return record
 
     def told(self, record: Record) -> Record:
-        """A record as it is answered."""
+        """Return a record as it is answered."""
         return record
 
     def _placed(self, fields: Record, known: Mapping[str, Record]) -> Record:
@@ -44,14 +43,14 @@ class Habitual(CoreOnly):
 
 
 class FillsInARole(Habitual):
-    """Files what has no role as a user's, and what has no metadata with none in it."""
+    """Stores a record without a role as a user's, and one without metadata with empty metadata."""
 
     def filed(self, record: Record) -> Record:
         return {"role": "user", "metadata": {}, **record}
 
 
 class InventsGroups(Habitual):
-    """Puts what has no group into one of its own, with defaults for whatever else there could be."""
+    """Answers a record without a group in a group of its own, with defaults for further fields."""
 
     def told(self, record: Record) -> Record:
         defaults = {"group": record["id"], "salience": 1.0, "owner": None, "key": None, "uri": None, "tier": "main"}
@@ -59,7 +58,7 @@ class InventsGroups(Habitual):
 
 
 class AddsMetadata(Habitual):
-    """Writes down in the metadata what it thinks of a record, also where it was given none."""
+    """Adds members of its own to the metadata of every record, also of one without metadata."""
 
     def filed(self, record: Record) -> Record:
         seen = {"length": len(record["content"]), "tags": [], "source": None, "chunk": {"of": 1}}
@@ -67,7 +66,7 @@ class AddsMetadata(Habitual):
 
 
 class KeepsOurMetadataAlone(Habitual):
-    """Has a scheme for metadata, and drops what is not in it."""
+    """Has a schema for metadata, and drops members that are not in it."""
 
     def filed(self, record: Record) -> Record:
         metadata = record.get("metadata") or {}
@@ -75,7 +74,7 @@ class KeepsOurMetadataAlone(Habitual):
 
 
 class FlattensMetadata(Habitual):
-    """Makes a string of every member of metadata."""
+    """Converts every member of metadata to a string."""
 
     def filed(self, record: Record) -> Record:
         members = (record.get("metadata") or {}).items()
@@ -84,7 +83,7 @@ class FlattensMetadata(Habitual):
 
 
 class SortsMetadata(Habitual):
-    """Answers metadata sorted, and with wide spaces."""
+    """Answers metadata sorted, and with extra white space."""
 
     def told(self, record: Record) -> Record:
         metadata = record.get("metadata")
@@ -96,42 +95,42 @@ class SortsMetadata(Habitual):
 
 
 class AnswersNulls(Habitual):
-    """Answers null for every field of every capability that a record has no value for."""
+    """Answers null for every field of every capability for which a record has no value."""
 
     def told(self, record: Record) -> Record:
         return {**dict.fromkeys(_ALL_FIELDS), **record}
 
 
 class AnswersOffsets(Habitual):
-    """Writes moments with an offset."""
+    """Answers timestamps with an offset."""
 
     def told(self, record: Record) -> Record:
         return _with_moments(record, lambda moment: moment.removesuffix("Z") + "+00:00")
 
 
 class AnswersWholeSeconds(Habitual):
-    """Writes moments without a fraction of a second."""
+    """Answers timestamps without a fraction of a second."""
 
     def told(self, record: Record) -> Record:
         return _with_moments(record, lambda moment: moment.partition(".")[0] + "Z")
 
 
 class AnswersNanoseconds(Habitual):
-    """Writes moments to the nanosecond."""
+    """Answers timestamps to the nanosecond."""
 
     def told(self, record: Record) -> Record:
         return _with_moments(record, lambda moment: moment.removesuffix("Z") + "456789Z")
 
 
 class AnswersFloats(Habitual):
-    """Has no integers: writes 1.0 for 1, wherever it stands."""
+    """Has no integers: writes 1.0 for 1 everywhere."""
 
     def _written(self, response: Result) -> bytes:
         return json.dumps(json.loads(super()._written(response), parse_int=float)).encode()
 
 
 class AddsFields(Habitual):
-    """Has fields of its own in records, results and descriptions."""
+    """Adds its own fields to records, results and descriptions."""
 
     def told(self, record: Record) -> Record:
         return {**record, "embedding_model": "none", "tenant": {"id": 1}, "hash": [1, 2], "is_deleted": False}

@@ -1,7 +1,7 @@
-"""JSON as JavaScript reads and writes it: what a store written in that language makes of a text.
+"""JSON as JavaScript reads and writes it: what a store in that language does to a text.
 
-Every number is a double; names that are array indices come first, in ascending order; the last of several members of
-one name counts, in the first one's place; halves of surrogate pairs are written as escapes.
+Every number is a double. Names that are array indices come first, in ascending order. Of several members with one name
+the last one counts, in the place of the first. Halves of surrogate pairs are written as escapes.
 """
 
 import json
@@ -10,26 +10,26 @@ import re
 from decimal import Decimal
 from typing import Any, Final, Never
 
-# names of members that objects keep in numeric order: integers below 2**32 - 1, spelled as they are written
+# names of members that objects keep in numeric order: integers below 2**32 - 1 in canonical form
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _PAST_INDICES: Final = 2**32 - 1
 _HALF_OF_A_PAIR: Final = re.compile("[\ud800-\udfff]")
 
 
 def reencoded(text: str) -> str:
-    """JSON.stringify(JSON.parse(text)). Raises ValueError where JSON.parse throws."""
+    """Return JSON.stringify(JSON.parse(text)). Raises ValueError where JSON.parse throws."""
     return stringify(parse(text))
 
 
 def parse(text: str) -> Any:
-    """JSON.parse: every number is a float, objects are in the order in which they list their members."""
+    """Return JSON.parse(text): every number is a float, and objects list their members in JavaScript's order."""
     return json.loads(
         text, parse_int=float, parse_float=float, parse_constant=_no_such_word, object_pairs_hook=_in_order
     )
 
 
 def stringify(value: Any) -> str:
-    """JSON.stringify."""
+    """Return JSON.stringify(value)."""
     return _HALF_OF_A_PAIR.sub(lambda half: f"\\u{ord(half[0]):04x}", _written(value))
 
 
@@ -51,14 +51,14 @@ def _written(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """Number.prototype.toString, but null for what JSON has no word for."""
+    """Return Number.prototype.toString(), but null for a number that JSON cannot express."""
     if not math.isfinite(value):
         return "null"
     if value == 0:
         return "0"
     negative, places, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)
-    point = len(places) + exponent  # the decimal point stands after so many digits
+    point = len(places) + exponent  # the decimal point comes after so many digits
     digits = "".join(map(str, places)).rstrip("0")
     sign = "-" if negative else ""
     if len(digits) <= point <= 21:

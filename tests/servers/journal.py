@@ -13,13 +13,13 @@ Change = dict[str, Any]
 
 
 class Journal:
-    """The changes in the file at `path`, which need not be there yet."""
+    """The changes in the file at `path`, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def replayed(self) -> Iterator[Change]:
-        """Every change in the order in which it was appended. To be read to its end before anything is appended."""
+        """Yield every change in the order in which it was appended. Read it to its end before anything is appended."""
         if not self._path.exists():
             return
         whole = 0
@@ -32,14 +32,14 @@ class Journal:
             file.truncate(whole)
 
     def append(self, change: Change) -> None:
-        """Raises OSError where it cannot be written."""
+        """Append a change. Raises OSError if it cannot be written."""
         is_new = not self._path.exists()
         with self._path.open("ab") as file:
             file.write(json.dumps(change).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         if is_new:
-            # its name is on disk once its folder is
+            # the file's name is on disk once its folder is synced
             folder = os.open(self._path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)

@@ -1,8 +1,9 @@
-"""Servers that are not what they say, each of them in one way; `LIES` has them by name.
+"""Servers that do not do what they declare or acknowledge, each in one way; `LIES` has them by name.
 
     python tests/servers/lying.py NAME [options of core_only.py]
 
-They are for seeing that the router notices, says so, and does not believe them. All else about each is in order.
+Tests use them to check that the router notices and reports a lie, and does not trust the server. In everything else
+they are correct.
 """
 
 import argparse
@@ -30,21 +31,21 @@ from tests.servers.protocol import (
 
 
 class Lying(CoreOnly):
-    """What all of them are; each is named in `describe` as its class is here."""
+    """The base of all of them; the name in `describe` is the class's."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
 
 
 class HasNoTimeline(Lying):
-    """Declares core, lists memory/timeline and does not know it."""
+    """Declares core, lists memory/timeline, and does not know that method."""
 
     def timeline(self, params: Params) -> Result:
         raise Refused(METHOD_NOT_FOUND, "there is no method 'memory/timeline'")
 
 
 class DeclinesTimeline(Lying):
-    """Declares core, lists memory/timeline and says that it lacks the capability."""
+    """Declares core, lists memory/timeline, and answers that it lacks the capability."""
 
     def timeline(self, params: Params) -> Result:
         raise Refused(CAPABILITY_NOT_SUPPORTED, "memory/timeline: this server does not implement core")
@@ -58,14 +59,14 @@ class AnswersWithFewerIds(Lying):
 
 
 class ChoosesOtherIds(Lying):
-    """Writes under ids of its own whatever id is given, so that a write that is repeated is there twice."""
+    """Replaces every given id by one of its own, so that a repeated write makes a second record."""
 
     def remember(self, params: Params) -> Result:
         return super().remember(_each_record(params, lambda record: {**record, "id": None}))
 
 
 class ScoresAscending(Lying):
-    """Answers recall with the worst first."""
+    """Answers recall with the worst record first."""
 
     def recall(self, params: Params) -> Result:
         return {"records": super().recall(params)["records"][::-1]}
@@ -90,7 +91,7 @@ class RepeatsARecord(Lying):
 
 
 class IgnoresWhere(Lying):
-    """Answers recall and timeline as if no `where` had come. To forget it is honest."""
+    """Answers recall and timeline as if there were no `where`. Its forget is honest."""
 
     def recall(self, params: Params) -> Result:
         return super().recall({**params, "where": None})
@@ -100,7 +101,7 @@ class IgnoresWhere(Lying):
 
 
 class IgnoresLimit(Lying):
-    """Answers recall and timeline with all there is."""
+    """Answers recall and timeline with all records."""
 
     def recall(self, params: Params) -> Result:
         return super().recall({**params, "limit": 0})
@@ -110,21 +111,21 @@ class IgnoresLimit(Lying):
 
 
 class AnswersRecallWithAString(Lying):
-    """Has a string where the records of a recall should be."""
+    """Answers recall with a string in place of the records."""
 
     def recall(self, params: Params) -> Result:
         return {"records": f"{len(super().recall(params)['records'])} records"}
 
 
 class ForgetsNothing(Lying):
-    """Says how many records it forgot, and has them still."""
+    """Answers how many records it forgot, and keeps them."""
 
     def _commit(self, change: Change) -> None:
         super()._commit({what: done for what, done in change.items() if what != "drop"})
 
 
 class LosesWrites(Lying):
-    """Acknowledges every new record and keeps the first of every two."""
+    """Acknowledges every new record, and keeps every other one."""
 
     _taken = 0
 
@@ -146,35 +147,35 @@ class TruncatesContent(Lying):
 
 
 class RewritesContent(Lying):
-    """Makes one space of all white space in a content, and none at its ends."""
+    """Replaces white space in a content by one space, and removes it at the ends."""
 
     def remember(self, params: Params) -> Result:
         return super().remember(_each_content(params, lambda content: " ".join(content.split())))
 
 
 class TrimsContent(Lying):
-    """Takes white space from the end of every content."""
+    """Removes white space from the end of every content."""
 
     def remember(self, params: Params) -> Result:
         return super().remember(_each_content(params, str.rstrip))
 
 
 class ComposesContent(Lying):
-    """Spells every letter in one way."""
+    """Composes the characters of every content (NFC)."""
 
     def remember(self, params: Params) -> Result:
         return super().remember(_each_content(params, partial(unicodedata.normalize, "NFC")))
 
 
 class DropsMetadata(Lying):
-    """Keeps no metadata, and does not say so."""
+    """Keeps no metadata, and still acknowledges the write."""
 
     def remember(self, params: Params) -> Result:
         return super().remember(_each_record(params, lambda record: {**record, "metadata": None}))
 
 
 class SpeaksAnotherVersion(Lying):
-    """Describes itself as a server of a2m/0.2, whatever version it was asked for."""
+    """Describes itself as a server of a2m/0.2, whatever version was asked for."""
 
     def describe(self, params: Params) -> Result:
         return {**super().describe(params), "protocol": "a2m/0.2"}
@@ -189,7 +190,7 @@ class DeclaresNoCore(Lying):
 
 
 class IsReadOnlySometimes(Lying):
-    """Takes the first write of every two, and says of the second that it takes none (§2.1)."""
+    """Takes the first of every two writes, and answers the second with READ_ONLY (§2.1)."""
 
     _asked = 0
 
@@ -204,7 +205,7 @@ LIES: Final = {lying.__name__: lying for lying in Lying.__subclasses__()}
 
 
 def _each_record(params: Params, change: Callable[[Record], Record]) -> Params:
-    """The parameters of a remember with its records changed. What is malformed is left for others to refuse."""
+    """Return the parameters of a remember with its records changed. The server refuses malformed ones."""
     records = params.get("records")
     if not isinstance(records, list):
         return params

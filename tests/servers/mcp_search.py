@@ -1,7 +1,7 @@
 """An MCP server of the official SDK with search tools of many shapes: `mcp_search.py [--http PORT] [--marks FOLDER]`.
 
-It writes to stderr as it starts. In FOLDER it leaves a file for each start; `search` misbehaves once for each file
-there that is named after what it can do.
+It writes to stderr at its start. In FOLDER it leaves a file for each start. `search` misbehaves once for each file
+there that has the name of a misbehaviour.
 """
 
 import argparse
@@ -30,7 +30,7 @@ server = MCPServer("handbook")
 
 
 def there(mark: str) -> bool:
-    """Whether a mark is there; it is gone then."""
+    """Return whether a mark is there, and remove it."""
     if options.marks is None or not (options.marks / mark).exists():
         return False
     (options.marks / mark).unlink()

@@ -1,6 +1,6 @@
-"""What the protocol fixes: methods and record fields of each capability, error codes, and what a value may look like.
+"""What the protocol defines: methods and record fields of each capability, error codes, and the forms of values.
 
-Rules: what a call or a record carries beyond what is declared is ignored (§2); null is the same as absent.
+Fields and parameters beyond what is declared are ignored (§2); null is the same as absent.
 """
 
 import json
@@ -41,7 +41,7 @@ READS: Final = frozenset(
     {"memory/describe", "memory/recall", "memory/timeline", "memory/fetch", "memory/session/list"},
 )
 
-# nothing is stored that nests deeper: whatever was taken can be read again
+# nothing is stored that nests deeper, so that everything stored can be read again
 MOST_NESTED: Final = 200
 
 Record = dict[str, Any]
@@ -58,7 +58,7 @@ class Refused(Exception):
 
 
 class Shape(NamedTuple):
-    """What a value has to be, in words and as a test."""
+    """What a value has to be, in words and as a predicate."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -72,7 +72,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_storable(value: Any) -> bool:
-    """Whether it is an object that can be written as JSON again: no deeper than MOST_NESTED, no number but finite."""
+    """Return whether it is an object that can be written as JSON: not deeper than MOST_NESTED, with finite numbers."""
     level, depth = [value], 0
     while level:
         inner = [each for each in level if isinstance(each, dict | list)]
@@ -105,7 +105,7 @@ VECTOR: Final = Shape(
     lambda value: isinstance(value, list) and value != [] and all(map(_is_number, value)),
 )
 
-# what a client may say of a record (§3.1), by capability; created_at and the counters are the server's own
+# fields of a record that a client may set (§3.1), by capability; created_at and the counters are the server's own
 _FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     "core": {"id": NAME, "content": STRING, "role": STRING, "metadata": METADATA, "group": STRING},
     "tiers": {"tier": STRING},
@@ -120,7 +120,7 @@ CAPABILITIES: Final = tuple(_FIELDS)
 
 
 def taken(holder: Params, name: str, shape: Shape, place: str = "") -> Any:
-    """The value of that name, or None where it is absent. Raises Refused with INVALID_PARAMS."""
+    """Return the value of that name, or None if it is absent. Raises Refused with INVALID_PARAMS."""
     value = holder.get(name)
     if value is None or shape.fits(value):
         return value
@@ -128,7 +128,7 @@ def taken(holder: Params, name: str, shape: Shape, place: str = "") -> Any:
 
 
 def required(holder: Params, name: str, shape: Shape) -> Any:
-    """The value of that name. Raises Refused with INVALID_PARAMS."""
+    """Return the value of that name. Raises Refused with INVALID_PARAMS."""
     value = taken(holder, name, shape)
     if value is None:
         raise Refused(INVALID_PARAMS, f"{name}: expected {shape.expected}, got nothing")
@@ -136,7 +136,7 @@ def required(holder: Params, name: str, shape: Shape) -> Any:
 
 
 def fields_of(entry: Any, place: str, capabilities: Collection[str]) -> Record:
-    """What is to be kept of one entry of `records`: its fields of these capabilities, vectors as doubles (§4.2).
+    """Return the fields of one entry of `records` that these capabilities keep, vectors as doubles (§4.2).
 
     Raises Refused with INVALID_PARAMS, or CAPABILITY_NOT_SUPPORTED for a tier without tiers.
     """

@@ -1,4 +1,4 @@
-"""Addresses where nobody is, for certain and for as long as a test lasts, and at once."""
+"""Addresses at which no server listens, for as long as a test lasts; connecting to one fails at once."""
 
 import socket
 from collections.abc import Iterator
@@ -8,17 +8,18 @@ from typing import Any, Final
 import pytest
 import uvloop
 
-# a name that no name server knows (RFC 6761 §6.4)
+# no name server resolves it (RFC 6761 §6.4)
 UNKNOWN_HOST: Final = "nowhere.invalid"
 
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port of 127.0.0.1 on which nobody listens but who is told to.
+    """Yield a port of 127.0.0.1 on which nothing listens until a test starts a server there.
 
-    A port that is merely free may be given to whoever asks for any, in this process or in another. This one is held by
-    a socket that never listens: a connection is refused, the system gives the port to nobody, and a server that names
-    it can have it: Linux lets several sockets with SO_REUSEADDR, which servers have, be bound to it while none listens.
+    The system may give a port that is merely free to another socket, in this process or in another. This port is bound
+    to a socket that never listens. A connection to it is refused, and the system gives the port to no other socket. A
+    server that names the port can still bind it: Linux binds several sockets with SO_REUSEADDR, which servers set, to
+    one port while none listens.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -27,7 +28,7 @@ def reserved_port() -> Iterator[int]:
 
 
 def ask_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on `UNKNOWN_HOST` is unknown at once; to be told so by name servers may take long."""
+    """Make the resolution of `UNKNOWN_HOST` fail at once; asking real name servers may take long."""
     refused = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     ask, ask_uvloop = socket.getaddrinfo, uvloop.Loop.getaddrinfo
 
@@ -42,4 +43,4 @@ def ask_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
         return await ask_uvloop(loop, host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
-    monkeypatch.setattr(uvloop.Loop, "getaddrinfo", answer_uvloop)  # it does not go by Python's
+    monkeypatch.setattr(uvloop.Loop, "getaddrinfo", answer_uvloop)  # it does not call Python's getaddrinfo

@@ -1,4 +1,4 @@
-"""Catalogs, and the few changes most tests begin with."""
+"""Catalogs, and the few changes with which most tests begin."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,13 +46,13 @@ def entry(id: str, home: str = "working", **fields: Any) -> Entry:
 
 
 def rewritten(entry: Entry, **fields: Any) -> Entry:
-    """The account of new content for a known record."""
+    """Return the catalog entry of new content for a known record."""
     new = {"digest": b"again of " + entry.id.encode(), "revision": entry.revision + 1, **fields}
     return msgspec.structs.replace(entry, **new)
 
 
 def write(catalog: Catalog, *entries: Entry) -> list[Entry]:
-    """The entries, written, as the catalog then has them."""
+    """Write the entries; return them as the catalog then has them."""
     catalog.reserve(entries)
     catalog.commit_write(entries, [])
     found = catalog.records.find(each.id for each in entries)
@@ -60,13 +60,13 @@ def write(catalog: Catalog, *entries: Entry) -> list[Entry]:
 
 
 def replace(catalog: Catalog, new: Entry, was: Entry, salience: float | None = None) -> bool:
-    """`new` takes the place of a record that was as `was` says, for its tier to catch up with; whether it did."""
+    """Replace a record by `new`, as a pending write of its tier; return whether the record was still as `was`."""
     redo = {new.id: content_of(new)}
     return catalog.commit_write([], [Replacement(new, was.version, salience)], redo=redo) == []
 
 
 def content_of(entry: Entry) -> Draft:
-    """What a tier is told of a record, as far as a catalog looks into it."""
+    """Return the draft that a tier is sent for a record, with the fields that a catalog reads."""
     return Draft(id=entry.id, content=entry.digest.decode(), key=entry.key, owner=entry.owner)
 
 
@@ -76,12 +76,12 @@ def move(catalog: Catalog, units: Sequence[Sequence[Entry]], target: str) -> lis
 
 
 def strays_left(catalog: Catalog) -> int:
-    """How many copies outside their homes are noted."""
+    """Return the number of strays in the catalog."""
     return sum(sum(catalog.strays.counts(tier).values()) for tier in catalog._tables.no)
 
 
 def is_held(claims: Claims, name: Name) -> bool:
-    """Whether somebody has a claim on `name`."""
+    """Return whether a claim on `name` is held."""
     claim = claims.take_if_free([name])
     if claim is not None:
         claim.release()

@@ -1,8 +1,8 @@
-"""Time that tests own.
+"""Clocks that a test controls.
 
-A clock that jumps does so when every task waits. A task that goes on yielding, by `checkpoint()` or by calls that are
-answered at once, never waits: the clock stands still for all the others, for ever. Whoever looks again and again until
-something has happened looks at a `Pace`, and a run whose clock stands still fails with the names of those who are busy.
+A clock that jumps does so when every task waits. A task that never waits, because it yields with `checkpoint()` or its
+calls are answered at once, stops the clock for all others. So a loop that polls for something waits with a `Pace`. A
+run whose clock stands still fails with the names of the busy tasks.
 """
 
 import functools
@@ -14,24 +14,24 @@ import anyio.lowlevel
 import trio
 import trio.testing
 
-# far more turns of the loop than any run has to take at one moment: some take two thousand
+# far more turns of the loop than any run needs at one moment: some need two thousand
 _MOST_TURNS: Final = 100_000
 
-# for so many of the last of them it is noted who takes a step
+# in so many of the last turns the names of the running tasks are recorded
 _NOTED_TURNS: Final = 100
 
 
 def jumping(most_turns: int = _MOST_TURNS) -> dict[str, Any]:
-    """The options of a run on trio whose clock jumps to the next deadline when nothing else is to be done.
+    """Return the options of a run on trio whose clock jumps to the next deadline when every task waits.
 
-    The run fails with TrioInternalError, from StandsStill, where more turns of the loop than `most_turns` are taken at
-    one moment.
+    The run fails with TrioInternalError, from StandsStill, when more than `most_turns` turns of the loop pass at one
+    moment.
     """
     return {"clock": trio.testing.MockClock(autojump_threshold=0), "instruments": [_Watchman(most_turns)]}
 
 
 def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs a test on trio with a clock that jumps."""
+    """Run a test on trio with a clock that jumps."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -41,8 +41,11 @@ def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 class Pace:
-    """The wait between two looks: a turn of the loop, so that what goes on is seen at every step; every `looks`-th time
-    some time, so that a clock that jumps does. It takes 1 ms, then four times as long each time, up to `longest` s."""
+    """The wait between two polls.
+
+    It is one turn of the loop, so that the test polls at every step. Every `looks`-th wait is a sleep, so that a clock
+    that jumps can do so. The first sleep takes 1 ms, each further one four times as long, up to `longest` seconds.
+    """
 
     def __init__(self, looks: int, longest: float) -> None:
         self._looks = looks
@@ -60,11 +63,11 @@ class Pace:
 
 
 class StandsStill(Exception):
-    """Tasks go on at one moment of a clock that jumps, and keep it from jumping."""
+    """Some tasks never wait, and so keep a clock that jumps from jumping."""
 
 
 class _Watchman(trio.abc.Instrument):
-    """Counts the turns that are taken at one moment, and ends the run where there are too many."""
+    """Counts the turns of the loop at one moment, and ends the run when there are too many."""
 
     def __init__(self, most_turns: int) -> None:
         self._most = most_turns
@@ -78,8 +81,8 @@ class _Watchman(trio.abc.Instrument):
             self._moment, self._turns = now, 0
         self._turns += 1
         if self._turns == self._most:
-            # an instrument's own exceptions are only logged; a system task's end the run
-            trio.lowlevel.spawn_system_task(self._fail)  # with trio's TrioInternalError around it
+            # trio only logs an instrument's exceptions; an exception in a system task ends the run
+            trio.lowlevel.spawn_system_task(self._fail)  # trio wraps it in TrioInternalError
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if 0 <= self._most - self._turns <= _NOTED_TURNS:

@@ -1,6 +1,6 @@
-"""What a router leaves behind that dies in the middle of a call.
+"""The files of a router that dies during a call.
 
-A crash is a copy of all files at that moment: nothing that was going on then takes any further part.
+A crash is simulated by a copy of all files at that moment; what the router does afterwards does not reach the copy.
 """
 
 import shutil
@@ -19,7 +19,7 @@ Act = Callable[[Trial], Awaitable[Any]]
 
 
 def photograph(folder: Path, into: Path) -> Path:
-    """All files as they are at this moment, but for what a process that died does not leave: locks and mappings."""
+    """Copy the files as they are now, without those that end with the process: locks and shared-memory files."""
     into.mkdir()
     for file in folder.iterdir():
         if file.suffix in (".db", ".db-wal") or file.name.endswith(".db-wal"):
@@ -30,7 +30,7 @@ def photograph(folder: Path, into: Path) -> Path:
 async def crash(
     folder: Path, at: Callable[[Steered], Hold], act: Act, prepare: Act | None = None, clock: Clock | None = None
 ) -> Path:
-    """The folder of a router that died while `act` was at the call that `at` says."""
+    """Return the folder of a router that died while `act` was held at the call that `at` selects."""
     (folder / "before").mkdir()
     steer = Steered()
     async with (
@@ -77,7 +77,7 @@ BEFORE_THE_FLIP: list[Callable[[Steered], Hold]] = [
 
 
 def forget_what_was_reserved(folder: Path) -> None:
-    """As a power cut leaves it that comes before the reservation was durable."""
+    """Delete the reservation from the catalog, as a power cut does that comes before it is durable."""
     with closing(sqlite3.connect(folder / "router.db")) as catalog, catalog:
         catalog.execute("DELETE FROM strays WHERE id IN (SELECT id FROM records WHERE home IS NULL)")
         assert catalog.execute("DELETE FROM records WHERE home IS NULL").rowcount == 1

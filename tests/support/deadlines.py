@@ -1,5 +1,7 @@
-"""A call's deadline that passes when the test says so: one of some tenths of a second also passes while a busy machine
-has not come to what the test is about."""
+"""A call's deadline that passes when the test says so.
+
+A real deadline of some tenths of a second may pass on a busy machine before the code under test is reached.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,9 +12,9 @@ import pytest
 
 
 class Deadline:
-    """For calls that are given `SECONDS`, which pass when the test says so, and never by themselves."""
+    """Lets the deadline of calls with a timeout of `SECONDS` pass when the test says so, and never by itself."""
 
-    SECONDS: Final = 98765.0  # nothing else has as many
+    SECONDS: Final = 98765.0  # no other timeout has this value
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._scopes: list[anyio.CancelScope] = []
@@ -20,7 +22,7 @@ class Deadline:
             monkeypatch.setattr(anyio, name, self._noting(getattr(anyio, name)))
 
     def passes(self) -> None:
-        """For every call that is under way by now."""
+        """Let the deadline of every such call in progress pass now."""
         assert self._scopes, f"no call was given {self.SECONDS:g} s"
         for scope in self._scopes:
             scope.deadline = anyio.current_time()

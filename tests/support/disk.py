@@ -1,16 +1,14 @@
-"""A disk that can lose its power: what SQLite and the journals of a folder write, and how much of it would be found.
+"""A simulated disk that can lose its power: it records what is written to a folder, and how much of it survives.
 
 Rules:
-- what is written is seen by everybody at once, and outlives the end of a process; a power cut leaves what was synced;
-- of what was not synced a power cut leaves any part: each sector is found as it was or as it was written, and a file
-  that was made, or deleted, since its folder was synced is there or is not;
-- a sync that fails has dropped what it should have written: a later one that succeeds says nothing about it, as Linux
-  has it;
-- locks and mappings end with their process, and are not looked at.
+- A write is visible to every process at once, and survives the end of the process. A power cut keeps what was synced.
+- Of what was not synced, a power cut keeps any part: each sector holds its old or its new content, and a file that was
+  made or deleted since the last sync of its folder exists or does not.
+- A sync that fails drops what it should have written. As on Linux, a later sync that succeeds does not write it.
+- Locks and mappings end with their process, and are ignored.
 
-The files themselves stay where they are, on a real disk that nobody waits for; here is only the account of them.
-`mounted` puts itself under SQLite as its default way to files, and under the few calls by which the project syncs files
-itself.
+The files themselves stay on a real disk, which is never synced; this module only records the writes. `mounted` installs
+a layer under SQLite as its default VFS, and replaces the few calls by which the project writes and syncs files itself.
 """
 
 import os
@@ -27,10 +25,10 @@ import msgspec
 
 SECTOR: Final = 512
 
-# What each file of a folder holds, by its name.
+# the content of each file of a folder, by the file's name
 Files = Mapping[str, bytes]
 
-# What is about to happen to a file, or has: a transaction's last page is written, a sync.
+# a moment in the life of a file (before or after its transaction's last page is written, or a sync), and its name
 Moment = tuple[str, str]
 BEFORE_COMMIT: Final = "before commit"
 AFTER_COMMIT: Final = "after commit"
@@ -39,13 +37,13 @@ AFTER_SYNC: Final = "after sync"
 
 _numbers = count(1)
 
-# they die with the process: the lock says by whom a file is used, and the mapping is built from the log
+# they end with the process: the lock names the process that uses a file, and the mapping is rebuilt from the log
 _PASSING: Final = (".lock", "-shm")
 _FRAME_HEADER: Final = 24
 
 
 class Fate(Enum):
-    """What becomes of what is not synced."""
+    """What happens to unsynced writes."""
 
     KEPT = "kept"
     LOST = "lost"
@@ -58,7 +56,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A file has been cut to this size."""
+    """The truncation of a file to this size."""
 
     size: int
 
@@ -67,14 +65,14 @@ Change = Written | Cut
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One file: as it is, as it was when it was last synced, and what has been done to it since."""
+    """One file: its content now, its content at the last sync, and the changes since."""
 
     now: bytes
     durable: bytes
     changes: tuple[Change, ...]
 
     def after(self, fate: Fate, chance: random.Random) -> bytes:
-        """What the next process finds in it."""
+        """Return the content that the next process finds."""
         match fate:
             case Fate.KEPT:
                 return self.now
@@ -85,13 +83,13 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Photograph(msgspec.Struct, frozen=True):
-    """A folder at one moment: what is in it by name, and what it is certain to have in it."""
+    """A folder at one moment: its files by name, as they are visible, and those that are certain to survive."""
 
     present: Mapping[str, Found]
     durable: Mapping[str, Found]
 
     def after(self, fates: Callable[[str], Fate], seed: int = 0) -> Files:
-        """The files that are found afterwards; `fates`: what becomes of what a file, by its name, has not synced."""
+        """Return the files that survive; `fates` maps a file's name to the fate of its unsynced writes."""
         chance = random.Random(seed)
         files: dict[str, bytes] = {}
         for name in sorted({*self.present, *self.durable}):
@@ -105,16 +103,16 @@ class Photograph(msgspec.Struct, frozen=True):
         return files
 
     def killed(self) -> Files:
-        """What is left when processes end: everything."""
+        """Return the files after the end of all processes: every write is kept."""
         return {name: entry.now for name, entry in self.present.items()}
 
     def cut(self) -> Files:
-        """What is left at the least when the power ends."""
+        """Return the files after a power cut that keeps no unsynced write."""
         return {name: entry.durable for name, entry in self.durable.items()}
 
 
 def laid(files: Files, folder: Path) -> Path:
-    """The folder, new, with these files in it."""
+    """Make the folder with these files in it; return it."""
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -122,11 +120,12 @@ def laid(files: Files, folder: Path) -> Path:
 
 
 class Disk:
-    """The account of one folder. All that is in it when the account begins is durable.
+    """The record of one folder. What the folder holds at the beginning counts as durable.
 
-    `room`: asked whether there is room for a file, by its name, to grow.
-    `failure`: asked at each sync of a file, or of the folder itself (""), by its name: an errno to fail with, or None.
-    `watch`: is told of each moment of a file.
+    `room`: returns whether a file of this name may grow.
+    `failure`: called at each sync of a file, or of the folder itself (""), with its name; returns an errno to fail
+    with, or None.
+    `watch`: called with each moment of a file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -136,7 +135,7 @@ class Disk:
         self.watch: Callable[[Moment], None] = lambda moment: None
         self._present: dict[str, _File] = {}
         self._durable: dict[str, _File] = {}
-        self._told: set[str] = set()  # files of which SQLite tells what it does with them
+        self._told: set[str] = set()  # files whose writes SQLite reports
         self._ending: set[str] = set()  # logs whose transaction's last frame is being written
         self._take_in_what_is_there()
         for file in self._present.values():
@@ -145,7 +144,7 @@ class Disk:
 
     @contextmanager
     def mounted(self) -> Iterator["Disk"]:
-        """This process's databases and syncs in this folder go through the account; syncs elsewhere do nothing."""
+        """Record the writes and syncs of this process in this folder; syncs elsewhere do nothing."""
         name = f"disk-{next(_numbers)}"
         default = apsw.vfs_names()[0]
         layer = _Layer(name, self, default)
@@ -176,10 +175,10 @@ class Disk:
             {name: shots[file] for name, file in self._durable.items()},
         )
 
-    # --- what SQLite does
+    # --- called by the layer under SQLite
 
     def opened(self, path: str) -> str | None:
-        """A file was opened, and perhaps made; its name, None if it is not in this folder."""
+        """Record that a file was opened, and perhaps made; return its name, or None if it is not in this folder."""
         name = self._own(path)
         if name is not None and name not in self._present:
             self._present[name] = _File(Path(path).read_bytes())
@@ -188,7 +187,7 @@ class Disk:
         return name
 
     def check_room(self, name: str, offset: int, data: bytes) -> None:
-        """Raises apsw.FullError where there is none."""
+        """Raise apsw.FullError if the file would grow and there is no room."""
         grows = offset + len(data) - len(self._present[name].now)
         if grows > 0 and not self.room(name):
             raise apsw.FullError("no room")
@@ -196,7 +195,7 @@ class Disk:
     def write(self, name: str, offset: int, data: bytes) -> None:
         ends = name in self._ending
         if name.endswith("-wal") and len(data) == _FRAME_HEADER and data[4:8] != b"\0\0\0\0":
-            # the frame that says how large the database is by then is the last one of its transaction
+            # the last frame of a transaction has the size of the database in its header
             self._ending.add(name)
             self.watch((BEFORE_COMMIT, name))
         self._present[name].write(offset, data)
@@ -216,7 +215,7 @@ class Disk:
                 self._durable = dict(self._present)
 
     def sync(self, name: str) -> None:
-        """Raises OSError as `failure` says."""
+        """Sync a file, or the folder (""); raise OSError if `failure` returns an errno."""
         self.watch((BEFORE_SYNC, name))
         number = self.failure(name)
         if name == "":
@@ -243,7 +242,7 @@ class Disk:
             self.sync(name)
 
     def _name_of(self, descriptor: int) -> str | None:
-        """Which of the files a descriptor is open on; "" for the folder itself."""
+        """Return the name of the file that a descriptor is open on; "" for the folder itself."""
         wanted = os.fstat(descriptor)
         if os.path.samestat(wanted, self.folder.stat()):
             return ""
@@ -253,7 +252,7 @@ class Disk:
         return None
 
     def _take_in_what_is_there(self) -> None:
-        """What others than SQLite write: journals, to which lines are added, and files that are made empty."""
+        """Record what other code than SQLite writes: lines appended to journals, and new empty files."""
         for path in self.folder.iterdir():
             if path.name.endswith(_PASSING) or path.name in self._told or not path.is_file():
                 continue
@@ -270,7 +269,7 @@ class Disk:
 
 
 class _File:
-    """A file, whatever name it has by now."""
+    """The record of one file, which outlives a change of its name."""
 
     def __init__(self, content: bytes) -> None:
         self.now = bytearray(content)
@@ -286,7 +285,7 @@ class _File:
             self._change(Cut(size))
 
     def sync(self) -> None:
-        """Everything is durable, but for what a failed sync has dropped."""
+        """Make every change durable that a failed sync has not dropped."""
         durable = bytearray(self._durable)
         for change in self._changes:
             _make(durable, change)
@@ -294,7 +293,7 @@ class _File:
         self.drop()
 
     def drop(self) -> None:
-        """What was done since the last sync will not be written any more, though everybody sees it."""
+        """Drop the changes since the last sync: they stay visible, and are never written."""
         self._changes.clear()
         self._shot = None
 
@@ -321,7 +320,7 @@ def _make(content: bytearray, change: Change) -> None:
 
 
 def _torn(durable: bytes, changes: Collection[Change], chance: random.Random) -> bytes:
-    """A disk writes in whatever order it likes, sector by sector."""
+    """Return a file after a power cut: the disk has written any of the changed sectors, in any order."""
     content = bytearray(durable)
     likely = chance.choice([0.1, 0.5, 0.9])
     for change in changes:
@@ -343,7 +342,7 @@ def _sectors(write: Written) -> Iterator[Written]:
 
 
 class _Layer(apsw.VFS):
-    """SQLite's way to its files, with a disk's account beside it."""
+    """A VFS that passes SQLite's calls to its files on, and records them in a disk."""
 
     def __init__(self, name: str, disk: Disk, below: str) -> None:
         super().__init__(name, below)
@@ -359,7 +358,7 @@ class _Layer(apsw.VFS):
 
 
 class _Opened(apsw.VFSFile):
-    """A file that SQLite has opened. A sync ends in the account: the real disk need not be waited for."""
+    """A file that SQLite has opened. A sync is only recorded: the real disk is not synced."""
 
     def __init__(self, disk: Disk, below: str, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
         super().__init__(below, name, flags)

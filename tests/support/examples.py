@@ -1,6 +1,6 @@
-"""How many examples hypothesis draws, and how a scenario is run with one.
+"""The number of examples that hypothesis draws, and the way to run a scenario with one.
 
-A2M_EXAMPLES=50 draws fifty times as many. The numbers in the tests are those of a run that has to end in minutes.
+A2M_EXAMPLES=50 draws fifty times as many. The numbers in the tests are for a run that ends within minutes.
 """
 
 import os
@@ -14,7 +14,7 @@ _TIMES: Final = float(os.environ.get("A2M_EXAMPLES", "1"))
 
 
 def scaled(number: int) -> int:
-    """Return this number of examples, times A2M_EXAMPLES; at least one."""
+    """Return this number of examples times A2M_EXAMPLES, and at least one."""
     return max(1, int(number * _TIMES))
 
 
@@ -28,5 +28,5 @@ def examples(number: int) -> Callable[[Any], Any]:
 
 
 def run(backend: str, scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario on one of the event loops, inside a test that is not asynchronous itself."""
+    """Run a scenario on one of the event loops, inside a synchronous test."""
     anyio.run(scenario, backend=backend)

@@ -1,8 +1,8 @@
-"""A whole federation in one process: real stores, a real catalog, the real links, and a clock that tests own.
+"""A whole federation in one process: real stores, a real catalog, real links, and a clock that the test controls.
 
-Tiers are in-process servers reached by the protocol like any other: our own stores, or `Foreign` ones. Between the
-router and a tier a test may put `Weather`, which delays, drops or alters what passes. Nothing here runs on threads, so
-that a virtual clock can jump.
+Tiers are in-process servers that the router calls by the protocol: our own stores, or `Foreign` ones. A test may put
+`Weather` between the router and a tier, which delays, drops or alters messages. Nothing here uses threads, so that a
+virtual clock can jump.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
@@ -35,12 +35,12 @@ from tests.support.catalogs import strays_left
 
 START = 1_790_000_000_000
 
-# tiers in a process catch up in no time; whoever waits longer waits for nothing
+# a tier in this process needs far less time for its pending writes
 _CATCHING_UP_SECONDS = 20.0
 
 LOCAL = Caller(asserts_owner=True)
 
-# the four tiers, small, so that a few writes make them spill
+# the four tiers, with capacities so small that a few writes make them spill
 FOUR_TIERS = """
 [policy]
 pass = "{policy}"
@@ -70,9 +70,9 @@ shared = true
 
 
 class Foreign(msgspec.Struct, frozen=True):
-    """A server that is not ours behind a tier, by what it declares beside core; see CoreOnly.
+    """A foreign server behind a tier, by the capabilities that it declares besides core; see CoreOnly.
 
-    One with tiers has two, of which the router must name the right one.
+    A server with tiers has two, of which the router must name the right one.
     """
 
     capabilities: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Foreign(msgspec.Struct, frozen=True):
     kind: type[CoreOnly] = CoreOnly
 
     def behind(self, tier: Tier, path: Path | None) -> CoreOnly:
-        """The server, as it is behind this tier."""
+        """Return the server, made for this tier."""
         other = "semantic" if tier.kind == "working" else "working"
         return self.kind(
             path,
@@ -95,7 +95,7 @@ class Foreign(msgspec.Struct, frozen=True):
 
 
 def filled(*pages: dict[str, Any], where_on_timeline: bool = False, **options: Any) -> Foreign:
-    """A server that somebody else has filled with these records."""
+    """Return a foreign server that another program has filled with these records."""
 
     class Manual(CoreOnly):
         name = "manual"
@@ -107,16 +107,16 @@ def filled(*pages: dict[str, Any], where_on_timeline: bool = False, **options: A
     return Foreign(kind=Manual, **options)
 
 
-# Which tiers have foreign servers behind them, by the tier's name; all others have stores.
+# The tiers with foreign servers, by the tier's name; every other tier has a store.
 Mix = Mapping[str, Foreign]
 ALL_NATIVE: Mix = {}
 
-# Sees every message to a tier and its answer: (tier, method, message, go on) -> the answer, or None for none.
+# Gets every message to a tier and returns its answer: (tier, method, message, pass on) -> the answer, or None.
 Weather = Callable[[str, bytes, Callable[[], Awaitable[bytes | None]]], Awaitable[bytes | None]]
 
 
 class Hold:
-    """A call to a tier that is stopped on its way: `reached` is set when it is there, `release` lets it go on."""
+    """A call to a tier that is stopped on its way: `reached` is set when it arrives, `release` lets it continue."""
 
     def __init__(self, tier: str, method: str, *, after: bool, having: bytes) -> None:
         self.reached = anyio.Event()
@@ -137,23 +137,22 @@ class Hold:
 
 
 class Steered:
-    """Weather that a test steers; calls that nobody speaks of pass at once, and a tier works in order."""
+    """Weather that a test controls. A call without a hold passes at once, and a tier works in order."""
 
     def __init__(self) -> None:
         self._holds: list[Hold] = []
-        self._refused: dict[tuple[str, str], bytes] = {}  # and what a message has to contain
+        self._refused: dict[tuple[str, str], bytes] = {}  # the value: bytes that a message must contain to be refused
         self._turns: dict[str, anyio.Lock] = {}
-        self.seen: list[tuple[str, bytes]] = []  # every message, and the tier that it went to
+        self.seen: list[tuple[str, bytes]] = []  # every message with its tier
 
     def hold(self, tier: str, method: str, *, after: bool = False, having: bytes = b"") -> Hold:
-        """Stop the next call of a method whose message contains `having`; `after`: when the tier has done it."""
+        """Stop the next call of a method whose message contains `having`; `after`: once the tier has carried it out."""
         hold = Hold(tier, method, after=after, having=having)
         self._holds.append(hold)
         return hold
 
     def refuse(self, tier: str, method: str, *, having: bytes = b"") -> None:
-        """From now on the tier answers these calls, if their message contains `having`, with an error, and does
-        nothing."""
+        """Answer these calls with an error from now on, if their message contains `having`; the tier gets none."""
         self._refused[tier, f"memory/{method}"] = having
 
     def allow(self, tier: str, method: str) -> None:
@@ -168,7 +167,7 @@ class Steered:
         if having is not None and having in message:
             refusal = A2MError(Code.INTERNAL_ERROR, "not today")
             return render_error(msgspec.Raw(msgspec.json.encode(msgspec.json.decode(message)["id"])), refusal)
-        # what is stopped before the tier has seen it stops all that comes behind it, as in a pipe
+        # a call that is stopped before the tier gets it also stops all later calls, as in a pipe
         async with self._turns.setdefault(tier, anyio.Lock()):
             if hold is not None and not hold.after:
                 await hold.pass_by()
@@ -179,7 +178,7 @@ class Steered:
 
 
 class Clock:
-    """Moves a millisecond with every look, and as far as a test says."""
+    """A clock that moves a millisecond each time it is read, and further when a test moves it."""
 
     def __init__(self) -> None:
         self.now = START
@@ -190,9 +189,9 @@ class Clock:
 
 
 class Trial:
-    """A running federation and what is behind it. `call("recall", query="x")` is the decoded result.
+    """A running federation and the servers behind its tiers. `call("recall", query="x")` returns the decoded result.
 
-    `stores` and `servers` are what is behind the tiers, by the tier's name: our own, and foreign ones.
+    `stores` and `servers` are the servers behind the tiers, by the tier's name: our own stores, and foreign ones.
     """
 
     def __init__(
@@ -210,16 +209,16 @@ class Trial:
         self.clock = clock
 
     async def call(self, method: str, **params: Any) -> Any:
-        """One call over the protocol; raises A2MError for an error answer."""
+        """Make one call over the protocol, and return its result; raise A2MError for an error answer."""
         raw = await self.client.call(f"memory/{method}", params, timeout=None)
         return msgspec.json.decode(raw)
 
     async def raw(self, method: str, params: bytes) -> bytes:
-        """One call with parameters as raw JSON, and the raw result."""
+        """Make one call with parameters as raw JSON, and return the raw result."""
         return bytes(await self.client.call(f"memory/{method}", msgspec.Raw(params), timeout=None))
 
     async def remember(self, *contents: str, **fields: Any) -> list[str]:
-        """Write one record for each content, all with the same further fields."""
+        """Write one record for each content, all with the same further fields; return their ids."""
         result = await self.call("remember", records=[{"content": content, **fields} for content in contents])
         ids: list[str] = result["ids"]
         return ids
@@ -229,30 +228,30 @@ class Trial:
         return records
 
     async def settled(self) -> None:
-        """Return when the background has nothing left to do: no pass, no tier that has to catch up, no stray."""
+        """Wait until no background work is left: no pass, no pending write, no stray."""
         if self.federation.settings.policy.background:
             await self.federation.passes.idle()
         await self.caught_up()
         await self.federation.reconciler.idle()
 
     async def caught_up(self) -> None:
-        """Return when what is claimed now has been let go: what is not settled, and tiers that have to catch up."""
+        """Wait until the claims that are held now are released, and no tier has pending writes."""
         claims = self.federation.catalog.claims
         claim = await claims.take(claims._waiting)
         claim.release()
         with anyio.fail_after(_CATCHING_UP_SECONDS):
-            # between two trials nobody holds anything that could be waited for
+            # between two attempts of a reconciler no claim is held that could be waited for
             while redone(self):
                 retried(self)
                 await anyio.sleep(0.01)
 
     def copies(self) -> dict[str, list[str]]:
-        """Where copies of each id really are, asked of the tiers' servers behind the router's back."""
+        """Return the tiers that hold a copy of each id, read from their servers without the router."""
         return {id: [tier for tier, _ in copies] for id, copies in stored(self).items()}
 
 
 def held_by(store: Store) -> list[dict[str, Any]]:
-    """Every record a store holds, vectors included, as its own timeline tells it."""
+    """Return every record that a store holds, vectors included, from the store's own timeline."""
     with store.transaction():
         answer = store.timeline(Pages(embeddings=True), LOCAL)
     records: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(answer))["records"]
@@ -260,7 +259,7 @@ def held_by(store: Store) -> list[dict[str, Any]]:
 
 
 def stored(fed: Trial) -> dict[str, list[tuple[str, Record]]]:
-    """Where copies of each id really are, mounts apart, and what they are, to the byte; asked behind the router."""
+    """Return the copies of each id with their tiers, mounts excluded, read from the servers without the router."""
     found: dict[str, list[tuple[str, Record]]] = {}
     for tier, store in fed.stores.items():
         with store.transaction():
@@ -273,7 +272,7 @@ def stored(fed: Trial) -> dict[str, list[tuple[str, Record]]]:
 
 
 def told_by(server: CoreOnly) -> list[ServerRecord]:
-    """Every record a foreign server holds, as its own timeline tells it."""
+    """Return every record that a foreign server holds, from the server's own timeline."""
     message = b'{"jsonrpc":"2.0","id":1,"method":"memory/timeline","params":{"embeddings":true}}'
     return msgspec.json.decode(server.answer(message) or b"null", type=_Told).result.records
 
@@ -287,13 +286,13 @@ class _Told(msgspec.Struct):
 
 
 def retried(fed: Trial) -> None:
-    """What the reconcilers have failed with is tried again, now."""
+    """Make the reconcilers retry at once what has failed."""
     for tier in fed.federation.settings.managed:
         fed.federation.reconciler.retry(tier.name)
 
 
 def redone(fed: Trial) -> list[str]:
-    """The ids of records that have been replaced, and whose tiers have not caught up."""
+    """Return the ids of replaced records whose tiers have a pending write."""
     return [id for tier in fed.federation.settings.managed for id in fed.federation.catalog.pending.ids_in(tier.name)]
 
 
@@ -303,7 +302,7 @@ def has_claims(fed: Trial) -> bool:
 
 
 async def claims_released(fed: Trial) -> None:
-    """Return when every claim has been let go."""
+    """Wait until no claim is held."""
     while has_claims(fed):
         released = anyio.Event()
 
@@ -316,7 +315,7 @@ async def claims_released(fed: Trial) -> None:
 
 
 def assert_nothing_under_way(fed: Trial) -> None:
-    """No claim is held, no read goes on, no copy is noted, nothing is reserved or half replaced."""
+    """Assert that no claim is held, no read goes on, no stray is noted, nothing is reserved and no write is pending."""
     catalog = fed.federation.catalog
     assert not has_claims(fed)
     assert not catalog.reads._reads
@@ -327,7 +326,7 @@ def assert_nothing_under_way(fed: Trial) -> None:
 
 
 def settings_of(text: str = FOUR_TIERS, *, policy: str = "background", folder: Path = Path("/nowhere")) -> Settings:
-    """Settings from a federation file's text; `{policy}` in it is filled in."""
+    """Return the settings from the text of a federation file, with `{policy}` in it filled in."""
     return parse(text.replace("{policy}", policy), base=folder, environ={})
 
 
@@ -342,13 +341,13 @@ async def trial(
     down: Container[str] = (),
     adopt: bool = False,
 ) -> AsyncIterator[Trial]:
-    """A federation with one in-process server a tier, a store where `servers` names no other.
+    """Run a federation with one in-process server for each tier: a store, unless `servers` names another.
 
     Args:
         weather: stands between the router and its tiers.
-        folder: where the files are; without, all is in memory.
-        down: tiers that cannot be connected, for as long as they are in it.
-        adopt: another store behind a tier than last time is taken as it is.
+        folder: where the files are; without it, all data is in memory.
+        down: tiers that cannot be connected, as long as they are in this container.
+        adopt: accept a store behind a tier that is not the one of the last start.
     """
     settings = settings or settings_of()
     clock = clock or Clock()
@@ -357,7 +356,7 @@ async def trial(
 
     @asynccontextmanager
     async def served(tier: str) -> AsyncIterator[Callable[[bytes, Caller], Awaitable[bytes | None]]]:
-        """What answers for a tier; its records outlive the connection."""
+        """Yield the function that answers for a tier; its records outlive the connection."""
         path = None if folder is None else folder / f"{tier}.db"
         if tier in servers:
             if tier not in foreign:
@@ -407,13 +406,13 @@ async def trial(
 
 
 def method_of(message: bytes) -> str:
-    """The method that a message calls."""
+    """Return the method that a message calls."""
     method: str = msgspec.json.decode(message)["method"]
     return method
 
 
 def groups_of(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The records of each owner's group, wherever they live."""
+    """Yield the records of each owner's group, across all tiers."""
     grouped: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
     for record in records:
         if record.get("group") is not None:
@@ -433,7 +432,7 @@ async def at_once(*calls: Callable[[], Awaitable[object]]) -> None:
 
 
 class Task:
-    """A call under way beside the test."""
+    """A call in progress beside the test."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, call: Callable[[], Awaitable[Any]]) -> None:
         self.result: Any = None
@@ -453,7 +452,7 @@ class Task:
         return self.result
 
     async def settled(self) -> None:
-        """Return when it has ended, in whichever way."""
+        """Wait until the call has ended, with a result or an error."""
         await self._done.wait()
 
     async def _run(self) -> None:
@@ -466,7 +465,7 @@ class Task:
 
 @asynccontextmanager
 async def while_recalled(fed: Trial, steer: Steered, **params: Any) -> AsyncIterator[Task]:
-    """A recall, and a block of what comes when all tiers have answered it but procedural, which answers after it."""
+    """Run a recall, and the block when every tier but procedural has answered; procedural answers after the block."""
     late = steer.hold("procedural", "recall")
     async with anyio.create_task_group() as tasks:
         read = Task(tasks, lambda: fed.call("recall", **params))
@@ -481,7 +480,7 @@ def contents(records: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def lose(fed: Trial, tier: str, *ids: str) -> None:
-    """The tier loses records behind the router's back."""
+    """Delete records from a tier without the router."""
     if tier in fed.servers:
         fed.servers[tier].call("memory/forget", {"ids": list(ids)})
         return
@@ -497,7 +496,7 @@ def disconnect(fed: Trial, tier: str) -> None:
 
 
 async def reconnected(fed: Trial, tier: str) -> None:
-    """The connection of a tier is lost; return when it has been made anew, and the tier was welcomed."""
+    """Lose the connection of a tier; return when it is connected again and the tier was welcomed."""
     welcomed = fed.federation.admission.welcomed[tier] = anyio.Event()
     disconnect(fed, tier)
     with anyio.fail_after(_CATCHING_UP_SECONDS):
@@ -505,7 +504,7 @@ async def reconnected(fed: Trial, tier: str) -> None:
 
 
 def plant(fed: Trial, tier: str, **fields: Any) -> None:
-    """The tier comes to hold a record behind the router's back."""
+    """Write a record to a tier without the router."""
     if tier in fed.servers:
         fed.servers[tier].call("memory/remember", {"records": [fields]})
         return
@@ -523,13 +522,13 @@ async def one_home_each(fed: Trial) -> None:
 
 
 async def joined(fed: Trial, tier: str) -> None:
-    """Return when a tier has been taken into the account."""
+    """Wait until a tier was welcomed."""
     await fed.federation.links[tier].wait_up()
     await fed.federation.admission.welcomed[tier].wait()
 
 
 def kept(fed: Trial) -> dict[tuple[str, str], bytes]:
-    """Each copy in each tier, to the byte, but for what a tier counts for itself."""
+    """Return the digest of each copy in each tier."""
     return {(id, tier): digest(record) for id, copies in stored(fed).items() for tier, record in copies}
 
 

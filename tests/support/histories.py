@@ -1,7 +1,7 @@
-"""Histories of several clients at work at once: how they are drawn, and how one is run against a federation.
+"""Histories of several concurrent clients: the strategies that draw them, and the run of one against a federation.
 
-A history is plain data, so that a failing one can be read and shrunk. What an operation names by number (a record that
-some client has heard of) is looked up when it runs.
+A history is plain data, so that a failing one can be read and shrunk. An operation that names a record by number looks
+up one of the known records when it runs.
 """
 
 import random
@@ -39,10 +39,10 @@ from tests.support.model import Model, Object, Selector, Version, none_excused
 SHARED: Final = ("procedural",)
 TIERS: Final = ("working", "episodic", "semantic", "procedural")
 OWNERS: Final = (None, "a", "b")
-# explicit ids, and whose they are: a write of another owner's id is refused, and not what is tried here
+# explicit ids with their owners: a write to another owner's id is refused, and is not tested here
 POOL: Final[Mapping[str, str | None]] = {"p0": None, "p1": None, "p2": "a", "p3": "b"}
 
-# raw metadata, and the value of its `m` as JSON has it: none of it survives a codec that decodes and encodes again
+# raw metadata, and the JSON value of its `m`: no codec that decodes and encodes it again keeps its bytes
 METADATA: Final[Sequence[tuple[bytes, object]]] = (
     (b'{"m":1}', 1),
     (b'{ "m" : 1.0 , "big":123456789012345678901234567890}', 1),
@@ -68,7 +68,7 @@ metadata = st.none() | st.integers(0, len(METADATA) - 1)
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """One record to be written. `id`: one of POOL; `known`: with the id that the key's record is known by."""
+    """One record to write. `id`: one of POOL; `known`: with the known id of the key's record."""
 
     fields: dict[str, Any]
     metadata: int | None = None
@@ -94,8 +94,10 @@ class WriteGroup(msgspec.Struct, frozen=True):
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """A page is fetched, and written if it still is at the revision that it had; or at another one, by `off`. `again`:
-    this is said twice."""
+    """A fetch of a page, and a write of it with the fetched revision, or with one that differs by `off`.
+
+    `again`: the write is repeated.
+    """
 
     draft: Draft
     owner: str | None = None
@@ -154,7 +156,7 @@ Operation = Write | WriteGroup | Edit | Read | Fetch | Promote | Forget | Reinfo
 
 
 class History(msgspec.Struct, frozen=True):
-    """What each client does, one thing after the other, and how the tiers hesitate meanwhile."""
+    """The operations of each client, in order, and how the tiers delay calls meanwhile."""
 
     clients: list[list[Operation]]
     seed: int
@@ -218,14 +220,13 @@ anything = st.one_of(
 def histories(
     operations: st.SearchStrategy[Any] = anything, *, first: st.SearchStrategy[Any] = writes | groups, most: int = 8
 ) -> st.SearchStrategy[History]:
-    """Two to four clients, each beginning with a write, so that there is something to be at work on."""
+    """Draw two to four clients, each beginning with a write, so that other operations have records to work on."""
     client = st.tuples(first, st.lists(operations, max_size=most)).map(lambda drawn: [drawn[0], *drawn[1]])
     return st.builds(History, st.lists(client, min_size=2, max_size=4), st.integers(0, 2**32), st.booleans())
 
 
 def restless(seed: int) -> Weather:
-    """Tiers that take their time: each call waits for some turns of the event loop before and after it is served, in
-    some tiers for many more than in others."""
+    """Return weather that delays each call by turns of the event loop, before and after; in some tiers by many more."""
     chance = random.Random(seed)
     longest = {tier: chance.choice([1, 4, 20, 80]) for tier in TIERS}
 
@@ -242,7 +243,7 @@ def restless(seed: int) -> Weather:
 
 
 class Unheard(Exception):
-    """Nobody has told what came of a call: its caller gave up, or the router died."""
+    """The outcome of a call is unknown: its caller gave up, or the router died."""
 
 
 class Shown(NamedTuple):
@@ -250,8 +251,8 @@ class Shown(NamedTuple):
 
     Args:
         records: those that clients have written.
-        excused: which others it may lack.
-        pages: how many it shows beside these, which somebody else has written.
+        excused: whether the answer may lack a record.
+        pages: the number of further records in the answer, which no client here has written.
     """
 
     records: list[Record]
@@ -260,10 +261,10 @@ class Shown(NamedTuple):
 
 
 class Run:
-    """A history under way: the federation and the model beside it.
+    """A history in progress: the federation and the model beside it.
 
-    What an operation comes to is told the model in each of its three ways: an answer, an error, or nothing. Here, where
-    nothing fails, an error is raised; another kind of run may `bear` it.
+    The model gets the outcome of every operation: an answer, an error, or unknown. Here nothing fails, so an error is
+    raised; a subclass may `bear` it.
     """
 
     def __init__(self, fed: Trial, clock: Clock) -> None:
@@ -276,7 +277,7 @@ class Run:
             await self.carry_out(operation)
 
     async def watch(self) -> None:
-        """Look at everything, over and over, until all clients are done."""
+        """Read everything, over and over, until all clients are done."""
         looks = [
             Read("recall", limit=100),
             Read("timeline"),
@@ -320,11 +321,11 @@ class Run:
         return await self._records("timeline", embeddings=True)
 
     def bear(self, refused: A2MError) -> None:
-        """An operation was answered with an error, and has changed nothing."""
+        """Handle an operation that was answered with an error and has changed nothing."""
         raise refused
 
     async def shown(self, method: str, **params: Any) -> "Shown":
-        """An answer: where nothing fails it may lack nothing."""
+        """Return an answer. Nothing fails here, so no record may be missing."""
         return Shown(await self._records(method, **params))
 
     # --- operations
@@ -358,7 +359,7 @@ class Run:
         self.model.end_write(begun, {v.number: id for v, id in zip(versions, ids, strict=True)})
 
     async def _fetch(self, key: str, owner: str | None) -> "_Fetched | None":
-        """What is at the key; None if nobody told."""
+        """Return the record at the key; None if the outcome is unknown."""
         begin = self.model.tick()
         try:
             answer = await self._raw("fetch", key=key, owner=owner)
@@ -377,7 +378,7 @@ class Run:
         if fetched is None:
             return
         page = fetched.record
-        # nobody's page is another one
+        # an owner's own page is not the page without an owner
         seen = None if page is None or page.owner != edit.owner else (page.revision or 0) + edit.off
         version = self._version(edit.draft, edit.owner, None)
         sent = {**self._sent(version, msgspec.structs.replace(edit.draft, known=False)), "if_revision": seen}
@@ -486,7 +487,7 @@ class Run:
             self.bear(refused)
             return
         if vector is not None:
-            # what has no vector need not be found by one
+            # a record without a vector need not be found by one
             selector = msgspec.structs.replace(selector, uncertain=True)
         limit = (read.limit or 8) - shown.pages
         self.model.end_recall(
@@ -535,8 +536,10 @@ class Run:
         return tuple(dict.fromkeys(known[number % len(known)] for number in which)) if known else ("nobody",)
 
     async def _moved(self, method: str, **params: Any) -> bool:
-        """A call that moves records; again if nothing could move because a tier has yet to catch up with a replacement,
-        which is what the answer then says to do. Returns whether it was done."""
+        """Make a call that moves records, again as long as a pending write blocks the move, as the answer says to do.
+
+        Return whether the call was made.
+        """
         while True:
             try:
                 await self._raw(method, **params)
@@ -562,7 +565,7 @@ async def run_history(
     text: str = FOUR_TIERS,
     kind: type[Run] = Run,
 ) -> None:
-    """Run a history; every answer is checked as it comes, and everything at the end.
+    """Run a history; check every answer when it comes, and everything at the end.
 
     Args:
         text: the federation's file: the four tiers, and perhaps mounts.
@@ -582,7 +585,7 @@ async def run_history(
 
 
 async def check_the_end(run: Run) -> None:
-    """Nothing is under way: what is there is what was written, each record once, and every account agrees."""
+    """Check an idle federation: every written record is there once, and model, catalog and tiers agree."""
     records = await run.everything()
     run.model.check_the_end(records)
     assert_nothing_under_way(run.fed)
@@ -590,7 +593,7 @@ async def check_the_end(run: Run) -> None:
 
 
 def check_the_tiers(run: Run, records: Sequence[Record]) -> None:
-    """`records`: everything. Each tier holds what lives there, as it was written, and nothing else."""
+    """Assert that each tier holds the records whose home it is, as they were written, and no others. `records`: all."""
     fed = run.fed
     copies = stored(fed)
     assert {id: [tier for tier, _ in held] for id, held in copies.items()} == {r.id: [r.tier] for r in records}

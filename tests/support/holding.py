@@ -1,4 +1,4 @@
-"""Another program that holds a write lock on a database, as a backup does, or a browser of databases."""
+"""Another program that holds a write lock on a database, as a backup or a database browser does."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-# a process of its own: the locks of one process do not keep it out
+# a separate process: the locks of this process do not exclude this process
 _HOLDING: Final = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -19,7 +19,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path) -> Iterator[Callable[[], None]]:
-    """The database at `path` is held until the block ends, or what it yields is called."""
+    """Hold the write lock of the database at `path` until the block ends, or the yielded function is called."""
     process = subprocess.Popen(
         [sys.executable, "-c", _HOLDING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -9,7 +9,7 @@ from tests.support.paths import PROGRAMS
 
 
 def judged(client: Client, other: Client | None = None) -> list[Outcome]:
-    """Check a server with every check of the suite; return their outcomes."""
+    """Run every check of the suite against a server; return the outcomes."""
     target = Target(client, other)
     target.meet()
     return list(outcomes(target))

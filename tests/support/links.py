@@ -13,7 +13,7 @@ from a2m_router.tiers.link_factory import links_for
 
 @asynccontextmanager
 async def linked(server: str, folder: Path, **environ: str) -> AsyncIterator[Link]:
-    """The link of a tier that is reached by what these lines say."""
+    """Run the link of a tier whose server these lines of the federation file name."""
     settings = parse(f'[tiers.remote]\nkind = "semantic"\n{server}\n', base=folder, environ=environ)
     link = links_for(settings, environ)["remote"]
     async with anyio.create_task_group() as tasks:

@@ -1,14 +1,15 @@
-"""What must be true of a federation while several clients use it at once: simpler than the code, and independent of it.
+"""A model of what must be true of a federation with concurrent clients: simpler than the code, and independent of it.
 
 Every operation has a beginning and an end; between the two it may take effect at any moment. An *object* is one record
 that a client can name: a generated one by its content, one with an explicit id by the id, a keyed one by owner and key.
-For each object the model keeps its touches: which operations may have changed it, and what it may be after each. A read
-may show whatever a touch has left that is not certainly overwritten before the read began, and nothing else.
+For each object the model keeps its touches: the operations that may have changed it, and the states that it may have
+after each. A read may show any state that a touch has left and that was not certainly overwritten before the read
+began, and no other.
 
-Where things fail an operation may have an error for an answer, or none:
+Where calls fail, an operation may end with an error, or with an unknown outcome:
 - a write that was refused has not happened;
-- one whose caller never heard may have happened wholly or not at all. Which, is open until `decide`: nothing is under
-  way then, everything is seen, and what it is seen to be it stays.
+- a write with an unknown outcome has happened wholly or not at all. It is undecided until `decide`: then nothing is in
+  progress, every record is read, and the state that is seen is the final one.
 """
 
 import struct
@@ -47,7 +48,7 @@ class Version(msgspec.Struct, eq=False):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What an object may be: a version, at a revision (None: not known which)."""
+    """A possible state of an object: a version, at a revision (None: unknown)."""
 
     number: int
     revision: int | None
@@ -60,12 +61,12 @@ Matching = Callable[[Version], Answer]
 
 
 def none_excused(version: "Version") -> bool:
-    """Every tier answers: nothing may be missing."""
+    """Excuse no record: every tier answers, so none may be missing."""
     return False
 
 
 class Touch(msgspec.Struct, eq=False):
-    """One operation's part in one object."""
+    """The effect of one operation on one object."""
 
     begin: int
     end: int | None
@@ -74,7 +75,7 @@ class Touch(msgspec.Struct, eq=False):
 
 
 class Promotion(msgspec.Struct, eq=False):
-    """One call that moves records: of what has these ids, and of what is in these owners' groups."""
+    """One call that moves records: those with these ids, and those in these owners' groups."""
 
     begin: int
     end: int | None
@@ -86,9 +87,9 @@ class Promotion(msgspec.Struct, eq=False):
 
 
 class Selector(msgspec.Struct, frozen=True):
-    """A selection by what the model can tell; a tier is never certain, since records move by themselves.
+    """A selection by fields that the model knows; a tier is never certain, since records move by themselves.
 
-    `query`: one that finds whatever holds one of its words. `uncertain`: something else decides, too.
+    `query`: matches every record that contains one of its words. `uncertain`: something else decides, too.
     """
 
     owner: str | None = None
@@ -131,8 +132,8 @@ class Model:
     """The history so far. Each method that ends an operation raises AssertionError for an answer that cannot be true.
 
     Args:
-        clock: the federation's time, without moving it.
-        shared: the tiers that everybody sees.
+        clock: returns the federation's time without moving it.
+        shared: the tiers that every principal sees.
     """
 
     def __init__(self, clock: Callable[[], int], shared: Iterable[str]) -> None:
@@ -149,7 +150,7 @@ class Model:
         self._recalled: dict[tuple[str, str], int] = {}
         self._recalls_unheard = 0
         self._recalled_before_cut: dict[tuple[str, str], int] = {}
-        self._unheard: list[list[Written]] = []  # the batches of which nobody knows
+        self._unheard: list[list[Written]] = []  # the batches with an unknown outcome
         self._put_back_at = 0
         self._created: dict[int, str] = {}
         self._created_by_id: dict[str, str] = {}
@@ -158,7 +159,7 @@ class Model:
         return next(self._ticks)
 
     def known_ids(self) -> list[str]:
-        """The ids a client has heard of, in the order of writing."""
+        """Return the ids that a client has received, in the order of writing."""
         return list(dict.fromkeys(version.id for version in self.versions.values() if version.id is not None))
 
     # --- writes
@@ -171,7 +172,7 @@ class Model:
         return version
 
     def begin_write(self, versions: list[Version]) -> "list[Written]":
-        """Of a batch; for each object the version that counts, and how many rewrites lead to it."""
+        """Begin the write of a batch; return for each object its last version, and how many rewrites lead to it."""
         begin = self.tick()
         last: dict[Object, tuple[Version, int]] = {}
         for version in versions:
@@ -206,7 +207,7 @@ class Model:
             touch.end = end
 
     def end_edit(self, writes: "list[Written]", id: str, seen: int | None) -> None:
-        """A page was written, since it was at the revision that its writer has seen; None: since there was none."""
+        """End a write of a page that was at the revision `seen`; None: there was no page."""
         [(version, touch, _)] = writes
         before = self._allowed(version.object, touch.begin, self.tick(), without=touch)
         assert any(_is_at(state, seen) for state in before), f"written at {seen}, where it may be {before}: {version}"
@@ -214,23 +215,23 @@ class Model:
         touch.effects = frozenset({State(version.number, 0 if seen is None else seen + 1)})
 
     def end_repeat(self, begin: int, version: Version, id: str) -> None:
-        """The same once more was answered as done: the page is still what was written."""
+        """End a repeated write that was answered as done: the page must still be what was written."""
         allowed = self._allowed(version.object, begin, self.tick())
         assert version.id == id
         assert any(state.number == version.number for state in allowed), f"{version} is not there, but {allowed}"
 
     def end_conflict(self, begin: int, object: Object, revision: int | None) -> None:
-        """A write was refused, since its page is at this revision; None: since there is none."""
+        """End a write that was refused because its page is at this revision; None: there is no page."""
         allowed = self._allowed(object, begin, self.tick())
         assert any(_is_at(state, revision) for state in allowed), f"{object} is not at {revision}, but {allowed}"
 
     def refuse_write(self, writes: "list[Written]") -> None:
-        """Its caller got an error: nothing of the batch is or becomes visible."""
+        """End a write that was answered with an error: no record of the batch is or becomes visible."""
         for version, touch, _ in writes:
             self._touches[version.object].remove(touch)
 
     def leave_write(self, writes: "list[Written]") -> None:
-        """Its caller never heard: all of the batch is there, or becomes so, or nothing of it."""
+        """End a write with an unknown outcome: all records of the batch are or become visible, or none."""
         self._unheard.append(writes)
 
     # --- forgetting
@@ -265,13 +266,13 @@ class Model:
         assert least <= forgotten <= most, f"{forgotten} forgotten, expected {least} to {most}: {selector}"
 
     def refuse_forget(self, begin: int, selector: Selector) -> None:
-        """Its caller got an error: nothing is forgotten."""
+        """End a forget that was answered with an error: no record is forgotten."""
         self._forgetting.remove((begin, selector))
         for touches in self._touches.values():
             touches[:] = [touch for touch in touches if touch.begin != begin]
 
     def leave_forget(self, begin: int, selector: Selector) -> None:
-        """Its caller never heard: whatever it meant may be gone, or not."""
+        """End a forget with an unknown outcome: each selected record may be deleted, or not."""
         end = self.tick()
         self._forgetting.remove((begin, selector))
         for object, touches in self._touches.items():
@@ -297,12 +298,12 @@ class Model:
         newest: bool = False,
         excused: Callable[[Version], bool] = none_excused,
     ) -> None:
-        """Of a timeline (`newest`: its limit keeps the newest) or a recall (`limit` keeps whatever is best).
+        """End a timeline (`newest`: its limit keeps the newest) or a recall (`limit` keeps the best).
 
-        Both answer from what they have found at once: of that, only what was changed after they began may be missing.
-        So each such record that they do not show may have had a place within their limit.
+        Both answer from one set of records; only a record that was changed after they began may be missing from it. So
+        each such record that is not shown may have had a place within the limit.
 
-        `excused`: whether a record may be missing, since it lives in a tier that the answer says it had to do without.
+        `excused`: whether a record may be missing because it lives in a tier that the answer names as missing.
         """
         end = self.tick()
         self._consistent(records, selector)
@@ -315,7 +316,7 @@ class Model:
             oldest = min((parse(record.created_at) for record in records), default=inf)
             must = [v for v in must if v.object[0] == "new" and "created_at" not in v.fields and v.began > oldest]
         elif is_full or (limit is not None and newest and excused is not none_excused):
-            must = []  # the newest may all live where nobody answers
+            must = []  # the newest may all live in tiers that do not answer
         missing = [version for version in must if version.object not in shown and not excused(version)]
         assert not missing, f"not shown: {missing}, shown: {[record.content for record in records]}"
 
@@ -336,7 +337,7 @@ class Model:
             self._recalled[record.id, record.created_at] = self._recalled.get((record.id, record.created_at), 0) + 1
 
     def leave_recall(self) -> None:
-        """Its caller never heard: what it would have been answered may have been counted."""
+        """End a recall with an unknown outcome: accesses may have been counted."""
         self._recalls_unheard += 1
 
     def end_fetch(self, begin: int, owner: str | None, key: str, record: Record | None) -> None:
@@ -352,17 +353,17 @@ class Model:
         object = self._check(record, begin, end, selector, embeddings=False)
         assert object == own or (object == ("key", None, key) and ABSENT in allowed), f"{record} is not at {own}"
 
-    # --- what is earned
+    # --- accesses and salience
 
     def end_reinforce(self, begin: int, ids: tuple[str, ...], amount: float) -> None:
         self._reinforced.append((begin, self.tick(), ids, amount))
 
     def leave_reinforce(self, ids: tuple[str, ...]) -> None:
-        """Its caller never heard: what they have earned is not followed any more."""
+        """End a reinforce with an unknown outcome: the model no longer follows the salience of these records."""
         self._salience_unknown.update(ids)
 
     def begin_promote(self, ids: Collection[str | None], *, adds: bool) -> Promotion:
-        """What it moves are whole groups. `adds`: it adds salience to these, which is not followed here."""
+        """Begin a promote of whole groups. `adds`: it adds salience to these records, which is not followed here."""
         meant = [version for version in self.versions.values() if version.id in ids]
         if adds:
             for version in meant:
@@ -373,31 +374,33 @@ class Model:
         return promotion
 
     def end_promote(self, promotion: Promotion) -> None:
-        """It was answered; one that was not may go on."""
+        """End a promote that was answered; one that was not answered may still go on."""
         promotion.end = self.tick()
 
     def cut(self) -> None:
-        """The router's power failed: what records had earned by then may be gone, and nothing else."""
+        """Note a power cut of the router: accesses and added salience so far may be lost, and nothing else."""
         self._recalled_before_cut = dict(self._recalled)
         self._salience_unknown.update(id for _, _, ids, _ in self._reinforced for id in ids)
 
     def put_back(self) -> None:
-        """An older catalog was put back, and made anew: what records have earned, and in which order they were written
-        within a millisecond, is as far as that knew of them."""
+        """Note that an older catalog was restored and rebuilt.
+
+        Accesses, salience, and the order of writes within a millisecond are as that catalog had them.
+        """
         self.cut()
         self._put_back_at = self.tick()
         for version in self.versions.values():
             self._salience_unknown |= {version.id or "", version.fields.get("group") or ""}
 
     def lose(self, records: Iterable[Record]) -> None:
-        """A copy of a store's file was put back, and these had come to it since."""
+        """Note that an older copy of a store's file was restored, which does not have these records."""
         for record in records:
             del self._touches[self.version_of(record).object]
 
     # --- at the end
 
     def check_the_end(self, records: list[Record]) -> None:
-        """`records`: everything, vectors included, when nothing runs any more."""
+        """Check the records when nothing runs any more; `records`: all of them, vectors included."""
         begin = self.tick()
         self.end_timeline(begin, Selector(), records, embeddings=True)
         for record in records:
@@ -408,7 +411,7 @@ class Model:
             assert salience is None or record.salience == salience, (record, salience)
 
     def decide(self, records: list[Record]) -> None:
-        """Everything is there and seen, vectors included, and nothing is under way: what was open is open no more."""
+        """Resolve every unknown outcome by `records`: all records, with vectors, when nothing is in progress."""
         self.check_the_end(records)
         shown = {self.version_of(record).object: record for record in records}
         for batch in self._unheard:
@@ -423,7 +426,7 @@ class Model:
             if record is None:
                 del self._touches[object]
                 continue
-            self.version_of(record).id = record.id  # of an unheard write this is the first that is heard
+            self.version_of(record).id = record.id  # of a write in doubt, the id is first seen here
             state = State(self.version_of(record).number, record.revision if object[0] == "key" else None)
             begun = [touch for touch in touches if touch.begin > 0]
             if len(begun) == 1 and begun[0].end is not None and begun[0].effects == {state}:
@@ -437,7 +440,7 @@ class Model:
         return self.versions[int(record.content.split()[0][1:])]
 
     def unlike(self, record: Record, version: Version, *, embeddings: bool) -> str | None:
-        """The name of a field that is not as it was written; None if there is none."""
+        """Return the name of a field that differs from what was written; None if there is none."""
         for name in ("content", "role", "group", "owner", "session", "key", "uri", "media_type"):
             if getattr(record, name) != version.fields.get(name):
                 return name
@@ -459,7 +462,7 @@ class Model:
 
     def _of(self, object: Object) -> list[Touch]:
         if object not in self._touches:
-            # it has been absent since ever; whoever forgets may already mean it
+            # the object was absent from the beginning, and a forget in progress may already select it
             begun = [Touch(begin, None, frozenset(), selector.forgets) for begin, selector in self._forgetting]
             self._touches[object] = [Touch(-1, -1, frozenset({ABSENT})), *begun]
         return self._touches[object]
@@ -482,7 +485,7 @@ class Model:
         return frozenset(allowed)
 
     def _is_sole(self, version: Version) -> bool:
-        """Whether nothing else that was there, or may be, has the name of what was written."""
+        """Return whether no other record has, or may have, the name of this version's object."""
         return len(self._touches[version.object]) == 2 and self._touches[version.object][0].effects == _NOTHING
 
     def _must(self, object: Object, begin: int, end: int, selector: Selector) -> Version | None:
@@ -493,12 +496,15 @@ class Model:
         return versions[0] if all(selector.shows(version) == "yes" for version in versions) else None
 
     def _changed(self, begin: int, end: int, selector: Selector, shown: Collection[Object]) -> int:
-        """How many records that are not shown may have been changed while a read went on that may have meant them."""
+        """Return how many records that are not shown may have been selected by a read, and changed while it went on."""
         return sum(self._may_change(object, begin, end, selector) for object in self._touches.keys() - shown)
 
     def _may_change(self, object: Object, begin: int, end: int, selector: Selector) -> bool:
-        """Whether there may have been what the read meant, and it may have been forgotten or replaced, or moved out of
-        the caller's sight. A write to an id that is there changes nothing."""
+        """Return whether the read may have selected the object, and it may have been changed while the read went on.
+
+        A change is a forget, a replacement, or a move out of the caller's scope. A write to an existing id changes
+        nothing.
+        """
         for touch in self._touches[object]:
             if touch.begin <= end and (touch.end is None or touch.end >= begin):
                 meant = self._meant(object, self._allowed(object, begin, end, without=touch), selector)
@@ -516,7 +522,7 @@ class Model:
         )
 
     def _meant(self, object: Object, states: Iterable[State], selector: Selector) -> list[Version]:
-        """What of these the selector may show."""
+        """Return the versions among these states that the selector may show."""
         versions = [self.versions[state.number] for state in states if state != ABSENT]
         return [version for version in versions if selector.shows(version) != "no"]
 
@@ -566,12 +572,12 @@ class Model:
         )
 
     def _write_of(self, version: Version) -> Touch | None:
-        """The write of a record with an id of its own, unless it is in doubt. Forgets may have begun before it."""
+        """Return the write of a record with its own id, unless it is in doubt. Forgets may have begun before it."""
         touches = (touch for touch in self._touches[version.object] if touch.begin > 0)
         return next((touch for touch in touches if touch.effects and ABSENT not in touch.effects), None)
 
     def _salience(self, record: Record) -> float | None:
-        """What the record must have earned; None where that is not certain."""
+        """Return the salience that the record must have; None if it is not certain."""
         version = self.version_of(record)
         touches = [t for t in self._touches[version.object] if t.begin > 0]
         if (
@@ -589,19 +595,19 @@ class Model:
         return salience
 
 
-# a write's part in one object: the version that counts, and how many rewrites lead to it
+# the effect of a write on one object: the version that counts, and how many rewrites lead to it
 Written: TypeAlias = tuple[Version, Touch, int]
 
 _NOTHING: Final = frozenset({ABSENT})
 
 
 def _is_at(state: State, revision: int | None) -> bool:
-    """Whether this may be a page at the revision; None: no page."""
+    """Return whether this may be the state of a page at the revision; None: of no page."""
     if revision is None:
         return state == ABSENT
     return state != ABSENT and state.revision in (None, revision)
 
 
 def packed(vector: Iterable[float]) -> bytes:
-    """A vector's bits."""
+    """Return the bits of a vector."""
     return b"".join(struct.pack("<d", number) for number in vector)

@@ -1,4 +1,4 @@
-"""A model's HTTP endpoint that plays a script, and the answers that one gives."""
+"""A model's HTTP endpoint that plays a script, and the answers of such an endpoint."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ PATIENCE = 30.0  # seconds before a test that waits for the other side gives up
 
 
 class Asked(NamedTuple):
-    """One request, as it came over the wire."""
+    """One request, as it was received."""
 
     line: str
     headers: Message
@@ -24,7 +24,10 @@ class Asked(NamedTuple):
 
 
 class Endpoint:
-    """A server that plays the same script on every connection: it sends the parts, and hangs up unless it stays."""
+    """A server that plays the same script on every connection.
+
+    It sends the parts, and then hangs up, unless the script says to stay.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -41,7 +44,7 @@ class Endpoint:
         self._parts, self._stays = repeat(part), False
 
     def begins_and_stays(self, *parts: bytes) -> None:
-        """Says no more after these parts, until the caller has hung up."""
+        """Send these parts, and then nothing more until the caller has hung up."""
         self._parts, self._stays = parts, True
 
     def play(self, connection: socketserver.StreamRequestHandler) -> None:
@@ -50,7 +53,7 @@ class Endpoint:
         body = connection.rfile.read(int(headers["Content-Length"]))
         self.asked.append(Asked(line.decode(), headers, json.loads(body)))
         self.request_came.set()
-        with suppress(ConnectionError):  # a caller may hang up while it is sent to
+        with suppress(ConnectionError):  # a caller may hang up during the answer
             for part in self._parts:
                 connection.wfile.write(part)
             if not self._stays:
@@ -66,7 +69,7 @@ def serving() -> Iterator[Endpoint]:
         timeout = PATIENCE
 
         def handle(self) -> None:
-            if self.connection.recv(1, socket.MSG_PEEK):  # else the caller gave up before it had asked
+            if self.connection.recv(1, socket.MSG_PEEK):  # else the caller gave up before it sent its request
                 endpoint.play(self)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:

@@ -1,4 +1,4 @@
-"""One moment in every form that RFC 3339 has for it, texts that name none, and the last moment of all."""
+"""One moment in every form that RFC 3339 has for it, texts that are no timestamps, and the last possible moment."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""A federation with mounts, and all that its tiers are sent."""
+"""A federation with mounts, and every message that its tiers get."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
@@ -14,7 +14,7 @@ from a2m_router.protocol.wire.timestamps import render
 from tests.support.federated import LOCAL, START, Foreign, Trial, settings_of, trial
 
 Records = list[dict[str, Any]]
-# what a mount may be told
+# the methods that a mount may be sent
 READS: Final = {"describe", "recall", "timeline"}
 
 
@@ -27,7 +27,7 @@ class SentMessage(NamedTuple):
 
 
 class Watched:
-    """A running federation, and all that its tiers were told."""
+    """A running federation, and every message that its tiers got."""
 
     def __init__(self, trial: Trial, told: list[SentMessage]) -> None:
         self.federation = trial.federation
@@ -36,13 +36,13 @@ class Watched:
         self.told = told
 
     async def refused(self, method: str, **params: Any) -> A2MError:
-        """The error that one call is answered with."""
+        """Return the error that a call is answered with."""
         with pytest.raises(A2MError) as refusal:
             await self.call(method, **params)
         return refusal.value
 
     async def records(self, method: str = "timeline", **params: Any) -> Records:
-        """The records of a read that no tier was missing from."""
+        """Return the records of a read whose answer names no missing tier."""
         answer = await self.call(method, **params)
         assert answer.keys() == {"records"}
         found: Records = answer["records"]
@@ -52,7 +52,7 @@ class Watched:
         return [record["id"] for record in await self.records(method, **params)]
 
     def told_to(self, tier: str, *methods: str) -> list[dict[str, Any]]:
-        """The parameters of all calls of these methods that a tier was sent."""
+        """Return the parameters of all calls of these methods that a tier got."""
         return [told.params for told in self.told if told.tier == tier and told.method in methods]
 
 
@@ -64,13 +64,13 @@ async def federation(
     folder: Path | None = None,
     down: Container[str] = (),
 ) -> AsyncIterator[Watched]:
-    """A federation with these servers behind its tiers, by their names; where there is none, a store of ours.
+    """Run a federation with these servers behind its tiers, by the tiers' names; the other tiers have stores.
 
-    When the block ends, no mount has been told anything but reads.
+    At the end of the block, assert that no mount got anything but reads.
 
     Args:
-        folder: where the files are; without, all is in memory.
-        down: tiers that cannot be connected, for as long as they are in it.
+        folder: where the files are; without it, all data is in memory.
+        down: tiers that cannot be connected, as long as they are in this container.
     """
     told: list[SentMessage] = []
 
@@ -90,12 +90,12 @@ async def federation(
 
 
 def _means_nobody(told: SentMessage) -> bool:
-    """Whether it is the question whether a server takes writes: a forget of an id that no record has."""
+    """Return whether a message is the probe whether a server takes writes: a forget of an id that no record has."""
     return told.method == "forget" and told.params.keys() == {"ids"} and "a2m-router:" in str(told.params["ids"])
 
 
 def at(seconds: int) -> str:
-    """A moment, in seconds from when memory begins here; it has passed if they are negative."""
+    """Return the moment so many seconds after the start of this federation's clock; negative: before it."""
     return render(START + 1000 * seconds)
 
 

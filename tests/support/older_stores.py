@@ -1,4 +1,4 @@
-"""Stores from before: records that a store held before there was a router, and files of an earlier schema."""
+"""Older stores: records that a store held before there was a router, and files of an earlier schema."""
 
 import contextlib
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.federated import LOCAL, START, Clock
 
 
 def hold(folder: Path, tier: str, drafts: list[Draft]) -> None:
-    """A store that held these records before there was a router."""
+    """Make a store that held these records before there was a router."""
     store = Store(folder / f"{tier}.db", clock=Clock())
     with store.transaction():
         store.remember(Remember(records=drafts), LOCAL)
@@ -27,8 +27,7 @@ def draft(id: str, **fields: Any) -> Draft:
 
 
 def set_back(path: Path, version: int) -> None:
-    """Make a store's file what one of an earlier schema is, with a record that was deleted as it was then: what that
-    held stays in the file."""
+    """Turn a store's file into one of an earlier schema, with a deleted record whose bytes stay in the file."""
     with contextlib.closing(apsw.Connection(str(path))) as old:
         for step in (
             "CREATE TEMP TABLE words AS SELECT rowid AS doc, tokens FROM lexical",

@@ -48,7 +48,7 @@ PATIENCE: Final = 60
 _COMMENT: Final = re.compile(r"<!-- (file|append|example|serve|stop|not run)(?:: ([^\n]+?))? -->\n+")
 _SHOWN_ONLY: Final = {"", "ini", "json", "mermaid", "nginx", "text"}
 _ADDRESS: Final = re.compile(r"(?<=127\.0\.0\.1:)[1-9]\d+")
-# what differs each time: ids, times, and figures that are measured
+# what differs in each run: ids, times, and measured figures
 _VARIABLE: Final = [
     (re.compile(r"\b[0-9a-f]{32}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\.\d{3}Z?"), "<time>"),
@@ -63,7 +63,7 @@ def manual() -> str:
 
 
 class Block(NamedTuple):
-    """One fenced block of a page, with what its comments say."""
+    """One fenced block of a page, with its comments."""
 
     language: str
     text: str
@@ -85,10 +85,10 @@ def blocks(document: Document) -> Iterator[Region]:
 
 
 def follow(page: Path, folder: Path) -> None:
-    """Do all that a page says, in an empty folder.
+    """Do everything that a page says, in an empty folder.
 
     Raises:
-        AssertionError: Something else came than the page shows; the message has the line of the block.
+        AssertionError: the outcome differs from what the page shows; the message has the line of the block.
     """
     with Reader(folder) as reader:
         document = Sybil([blocks]).parse(page)
@@ -98,7 +98,7 @@ def follow(page: Path, folder: Path) -> None:
 
 
 def _evaluate(example: Example) -> str | None:
-    """Return what is wrong with a block, for Sybil, which adds its place."""
+    """Run a block; return the error message or None, for Sybil, which adds the block's place."""
     reader: Reader = example.namespace["reader"]
     try:
         reader.do(example.parsed)
@@ -108,7 +108,7 @@ def _evaluate(example: Example) -> str | None:
 
 
 class Reader:
-    """A reader in a folder of their own, with terminals and an editor."""
+    """A reader with a folder, terminals and an editor."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "a2m-router"
@@ -122,7 +122,7 @@ class Reader:
             shutil.copytree(ROOT / part, self.folder / part)
         (self.folder / "federation.toml").write_text((ROOT / "federation.toml").read_text())
         (self.folder / ".venv").symlink_to(sys.prefix)
-        (self.folder / "scripts/environment").write_text("#!/bin/sh\n")  # it is there, and stays as it is
+        (self.folder / "scripts/environment").write_text("#!/bin/sh\n")  # it exists, and does nothing here
         run = self.folder / "scripts/run"
         run.write_text(self._here(run.read_text()))
         self._state.write_text(f"cd {shlex.quote(str(self.folder))}\n")
@@ -175,7 +175,7 @@ class Reader:
             assert self._is(shown, came), _difference(command, shown, came)
 
     def _load_part(self, text: str) -> None:
-        """Have the router read a federation file, or a part of one with its tables in place of the shipped ones."""
+        """Let the router read a federation file, or a part of one whose tables replace the shipped ones."""
         try:
             self._load(text, self.folder)
         except AssertionError:
@@ -193,7 +193,7 @@ class Reader:
             raise AssertionError(f"the router does not accept this:\n{refused}") from None
 
     def _run(self, command: str) -> tuple[int, str]:
-        """Return the exit code of a command, and all that came on the terminal."""
+        """Return the exit code of a command, and its output on the terminal."""
         keep = f'{{ export -p; printf "cd %q\\n" "$PWD"; }} >{shlex.quote(str(self._state))}'
         popen = self._popen(f"trap '{keep}' EXIT\n{self._here(command)}")
         try:
@@ -240,7 +240,7 @@ class Reader:
         return _ADDRESS.sub(lambda port: shown.get(port[0], port[0]), text)
 
     def _is(self, shown: str, came: str) -> bool:
-        """Whether an output is what a page shows, however it is broken into lines."""
+        """Return whether an output is what a page shows, regardless of line breaks."""
         parts = [re.escape(_comparable(part)) for part in shown.split("…")]
         return re.fullmatch(".*".join(parts), _comparable(self._shown(came)), re.DOTALL) is not None
 
@@ -262,7 +262,7 @@ class Server:
         self._lines.put("")
 
     def output_until(self, is_all: Callable[[str], bool]) -> str:
-        """Return what comes on the terminal up to the line with which it is all, or up to the end."""
+        """Return the output on the terminal up to the line that completes it, or up to the end."""
         output = ""
         while not is_all(output):
             try:

@@ -13,7 +13,7 @@ def secluded(policy: str = "explicit", *, distil: bool = False) -> Settings:
 
 
 def remember(*contents: str, **fields: Any) -> Call:
-    """One record for each content, all with the same further fields."""
+    """Return a call that writes one record for each content, all with the same further fields."""
     return Call("remember", {"records": [{"content": content, **fields} for content in contents]})
 
 
@@ -33,7 +33,7 @@ EVERYTHING: Final = (
 
 
 async def common_ground(worlds: TwoWorlds) -> None:
-    """The width of vectors is known, since it is one for all; both have looked where the log is."""
+    """Fix the width of vectors, which is one for all, and let both principals read the end of the event log."""
     await worlds.alike("local", remember("alpha", id="n0", embedding=[1.0, 1.0]))
     await worlds.alike("a", Call("events", {}))
     await worlds.compare(Call("events", {}))

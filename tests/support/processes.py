@@ -1,7 +1,7 @@
-"""How a command that takes long ends, and the processes over which it spreads its work.
+"""The end of a long-running command, and the processes over which it spreads its work.
 
-They do the same whichever of them does it, and end when the command does, whatever they are at: Ctrl-C is for the
-command alone, and what they leave on the disk goes with them.
+The result of a task does not depend on the process that runs it. The processes end with the command, in any state: only
+the command handles Ctrl-C, and the processes' temporary files are deleted at its end.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from multiprocessing.pool import Pool
 from typing import Final, NoReturn
 from unittest.mock import patch
 
-# the exit code of a command that was interrupted, as a shell has it
+# the exit code of an interrupted command, as shells have it
 INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def end_with(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a command, and ends the program with its exit code; Ctrl-C ends it without a traceback."""
+    """Run a command, and end the program with its exit code; Ctrl-C ends it without a traceback."""
     try:
         code = main()
     except KeyboardInterrupt:
@@ -32,13 +32,13 @@ def end_with(main: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def processes(jobs: int, *, logs: bool = False, exchanged_after: int | None = None) -> Iterator[Pool]:
-    """So many processes, which log nothing unless told to; each is exchanged after so many tasks."""
+    """Yield a pool of so many processes, which log only with `logs`; each is replaced after `exchanged_after` tasks."""
     with (
         tempfile.TemporaryDirectory(prefix="a2m-processes-") as folder,
-        # the order in which sets are gone through would be another one in each
+        # else each process would iterate over sets in another order
         patch.dict(os.environ, PYTHONHASHSEED="0"),
     ):
-        # they inherit that, and are deaf to it from their first moment on
+        # the processes inherit this, and so ignore Ctrl-C from their start
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             spawning = multiprocessing.get_context("spawn")
@@ -50,7 +50,7 @@ def processes(jobs: int, *, logs: bool = False, exchanged_after: int | None = No
 
 
 def positive(text: str) -> int:
-    """The number of processes, or of whatever else there must be one of, that a command line says."""
+    """Parse a number of a command line that must be at least 1."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
@@ -58,7 +58,7 @@ def positive(text: str) -> int:
 
 
 def _begin(folder: str, logs: bool) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # those that come later inherit nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes that are started later do not inherit it
     if not logs:
         logging.disable()
     tempfile.tempdir = folder

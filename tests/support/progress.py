@@ -1,6 +1,6 @@
-"""How far a command has come that takes long: a bar on stderr, where that is a terminal, and nothing elsewhere.
+"""The progress of a long-running command: a bar on stderr, where that is a terminal, and nothing elsewhere.
 
-What is printed meanwhile stands above the bar. What goes to stdout goes there: a file or a pipe gets every line.
+Output during the run appears above the bar. If stdout is a file or a pipe, it gets every line.
 """
 
 import sys
@@ -20,12 +20,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-# between two drawings of a bar that is drawn when it is told something
+# seconds between two drawings of a bar that is drawn on updates
 _EVERY: Final = 0.25
 
 
 class Bar:
-    """A bar that is on the screen, or would be if there were one."""
+    """A progress bar, which is not drawn if stderr is no terminal."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
@@ -33,32 +33,32 @@ class Bar:
         self._drawn = 0.0
 
     def reach(self, done: float) -> None:
-        """So much is done."""
+        """Set how much is done."""
         draw = not self._progress.live.auto_refresh and time.monotonic() >= self._drawn + _EVERY
         self._progress.update(self._task, completed=done, refresh=draw)
         if draw:
             self._drawn = time.monotonic()
 
     def advance(self) -> None:
-        """One more is done."""
+        """Add one to what is done."""
         self.reach(self._progress.tasks[0].completed + 1)
 
     def name(self, what: str) -> None:
-        """What is under way now."""
+        """Set the name of the current task."""
         self._progress.update(self._task, description=what)
 
     def tell(self, text: str) -> None:
-        """A line, or several, on stderr."""
+        """Print one or several lines on stderr."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress(what: str, total: float, *, ticks: bool = True) -> Iterator[Bar]:
-    """A bar of so many of what.
+    """Show a bar that ends at `total`.
 
     Args:
-        ticks: whether it is drawn by a thread, so that its clock goes on while nothing is done. What measures times in
-            this process says False, and is then the one who draws: where it says how much is done.
+        ticks: draw the bar by a thread, so that its clock runs while nothing is done. A command that measures times in
+    this process passes False; then `reach` draws the bar.
     """
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -73,7 +73,7 @@ def progress(what: str, total: float, *, ticks: bool = True) -> Iterator[Bar]:
         auto_refresh=ticks,
         disable=not sys.stderr.isatty(),
         transient=True,
-        # what is in its way goes above it; what goes elsewhere must not end on the screen
+        # output to the terminal goes above the bar; other output must not end on the screen
         redirect_stdout=sys.stdout.isatty(),
     ) as bar:
         yield Bar(bar, bar.add_task(what, total=total))

@@ -1,7 +1,7 @@
 """The rules as properties of what clients see, apart from the tests that draw their examples.
 
-Each property takes the servers that are behind the tiers: tests/federation/test_rules.py holds stores to it, and
-tests/federation/test_mixes.py foreign servers.
+Each property takes the servers behind the tiers: tests/federation/test_rules.py runs it with stores, and
+tests/federation/test_mixes.py with foreign servers.
 """
 
 import json
@@ -30,7 +30,7 @@ class _Records(msgspec.Struct):
 
 
 async def within_capacity(run: Run) -> None:
-    """After a pass with nothing else going on."""
+    """Check the capacities after a pass that ran alone."""
     await run.fed.call("consolidate")
     buckets: dict[tuple[Any, ...], list[Record]] = {}
     for record in await run.everything():
@@ -96,7 +96,7 @@ paths = st.lists(st.sampled_from(TIERS), min_size=1, max_size=5)
 async def moves_change_nothing(
     records: list[dict[str, Any]], path: Sequence[str], recalls: int, servers: Mix = ALL_NATIVE
 ) -> None:
-    """Records are written, recalled so often, and promoted from tier to tier."""
+    """Write records, recall them so often, promote them from tier to tier, and check that no move changes them."""
     async with trial(settings_of(policy="explicit"), servers=servers) as fed:
         written = msgspec.json.encode({"records": records})
         ids = msgspec.json.decode(await fed.raw("remember", written))["ids"]
@@ -161,7 +161,7 @@ command = ["-"]
 
 
 class Earning(msgspec.Struct, frozen=True):
-    """A weak record with so many mates, written when so many `others`, all of them stronger, have been."""
+    """A weak record with so many group mates, written after the first `place` of `others`, which are stronger."""
 
     others: int
     place: int
@@ -173,7 +173,7 @@ earnings = st.builds(Earning, st.integers(3, 8), st.integers(0, 8), st.integers(
 
 
 async def promoted_before_spilled(earning: Earning, servers: Mix = ALL_NATIVE) -> None:
-    """The weak one has earned its promotion when the others leave no room for it."""
+    """Check that a weak record that has earned its promotion is promoted before the others make it spill."""
     mates = range(earning.mates + 1)
     weak = [{"id": f"weak{n}", "content": f"weak {n}", "group": "g", "salience": 1e-9} for n in mates]
     strong = [{"id": f"strong{n}", "content": f"strong {n}"} for n in range(earning.others)]
@@ -195,7 +195,7 @@ births = st.lists(
 async def timelines_ascend(
     written: list[tuple[str, int | None]], limit: int, metadata: bool, seed: int, servers: Mix = ALL_NATIVE
 ) -> None:
-    """Records are written to tiers, some with a moment of their own, and told in order: all of them, and so many."""
+    """Write records to tiers, some with their own `created_at`; check the order of the timeline, whole and limited."""
     async with trial(settings_of(policy="background"), servers=servers, weather=restless(seed)) as fed:
         numbers = {}
         for number, (tier, moment) in enumerate(written):
@@ -221,7 +221,7 @@ doings = st.lists(
 
 
 async def own_doings_are_seen_at_once(clients: Doings, seed: int, servers: Mix = ALL_NATIVE) -> None:
-    """Clients at work at once, each under a name of its own: a record's tier, whether it has a key, whether it goes."""
+    """Run concurrent clients, each with its own owner; a write has a tier, may have a key, and may be forgotten."""
 
     async def client(fed: Trial, me: str, writes: list[tuple[str, bool, bool]]) -> None:
         mine: set[str] = set()

@@ -1,4 +1,4 @@
-"""A rebuild of a catalog over stores in a folder, or over servers in this process."""
+"""A rebuild of a catalog over the stores in a folder, or over servers in this process."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,7 +19,7 @@ from tests.support.federated import Clock, settings_of
 
 
 def settings_in(folder: Path) -> Settings:
-    """The four tiers, with their catalog where a trial has it."""
+    """Return the settings of the four tiers, with the catalog at the path that a trial uses."""
     return msgspec.structs.replace(settings_of(policy="explicit", folder=folder), state=folder / "router.db")
 
 
@@ -31,7 +31,7 @@ async def rebuilt(
     adopt: bool = False,
     federation: str | None = None,
 ) -> Rebuilt:
-    """A rebuild over the stores in a folder, or over foreign `servers` in their place."""
+    """Rebuild the catalog over the stores in a folder, or over foreign `servers` in their place."""
     settings = settings_in(folder)
 
     def connect(tier: str) -> Callable[[], AbstractAsyncContextManager[Peer]]:

@@ -1,4 +1,4 @@
-"""Replacements: the servers behind the tiers, and what keeps a tier or the disk from catching up."""
+"""Replacements: the servers behind the tiers, and failures that keep a write pending."""
 
 import errno
 from collections.abc import Awaitable, Callable
@@ -24,8 +24,10 @@ native_and_lesser = pytest.mark.parametrize("servers", [SERVERS["native"], SERVE
 
 
 class Trouble:
-    """Weather in which the semantic tier does not do what lets it catch up with a replacement, while the trouble lasts:
-    it does not take the new record, or, where that goes first, not even let go of the old one."""
+    """Weather in which the semantic tier cannot carry out a pending write, while the trouble lasts.
+
+    It does not take the new record or, where the old one is deleted first, does not delete the old one.
+    """
 
     def __init__(self, what: str, servers: Mix) -> None:
         self._what = what

@@ -1,4 +1,4 @@
-"""Files of a federation that are copied at one moment and restored at another; what the next start makes of that."""
+"""Files of a federation that are copied at one moment and restored at another, and the next start with them."""
 
 import contextlib
 import re
@@ -27,12 +27,12 @@ def files_of(folder: Path, name: str) -> Iterable[Path]:
 
 
 def copied(folder: Path, name: str = CATALOG) -> Files:
-    """The file of the catalog, or of a tier's store, with its log, as it is now."""
+    """Return the file of the catalog, or of a tier's store, with its log, as they are now."""
     return {path.name: path.read_bytes() for path in files_of(folder, name)}
 
 
 def put_back(folder: Path, copy: Files, name: str = CATALOG) -> None:
-    """The copy takes the place of what is there."""
+    """Replace the file by the copy."""
     for path in files_of(folder, name):
         path.unlink()
     for file, content in copy.items():
@@ -40,7 +40,7 @@ def put_back(folder: Path, copy: Files, name: str = CATALOG) -> None:
 
 
 def held(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Which tiers hold a copy of each record, and with which content; asked behind the router's back."""
+    """Return the tiers and contents of the copies of each record, read from the files without the router."""
     found: dict[str, list[tuple[str, str]]] = {}
     for tier in TIERS:
         path = folder / f"{tier}.db"
@@ -55,7 +55,7 @@ def held(folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 async def refusal(folder: Path, mix: Mix = ALL_NATIVE) -> str:
-    """Why the start is refused, in one sentence; nothing is removed."""
+    """Return the one sentence with which the start is refused; assert that it removes nothing."""
     before = held(folder)
     with pytest.raises(BaseExceptionGroup) as refused:
         async with trial(CALM, servers=mix, folder=folder):
@@ -67,7 +67,7 @@ async def refusal(folder: Path, mix: Mix = ALL_NATIVE) -> str:
 
 
 async def is_refused(folder: Path, mix: Mix = ALL_NATIVE) -> None:
-    """The start is refused in one sentence, which names the way out; and nothing is removed."""
+    """Assert that the start is refused with one sentence that names the way out, and removes nothing."""
     assert re.fullmatch(
         r"tiers\.\w+(, tiers\.\w+)*: the catalog is older than the records there.*--rebuild",
         await refusal(folder, mix),

@@ -1,4 +1,4 @@
-"""A retrieval service that a test steers, and calls to the server in front of it."""
+"""A retrieval service that a test controls, and calls to the server in front of it."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ PATHS = Paths(
 
 
 class Corpus:
-    """A service that answers every query with all it has, in one order; it notes how many it was asked for."""
+    """A service that answers every query with its values, in one order, and records each query with its limit."""
 
     def __init__(self, *values: Any, lists: bool = True, metric: str | None = None) -> None:
         self.values = list(values)
@@ -74,7 +74,7 @@ async def refused(served: Server, method: str, **params: Any) -> tuple[int, str]
 
 
 class Moody(Corpus):
-    """A service that fails as it is told to."""
+    """A service whose searches fail with `failure`."""
 
     failure: Exception | None = None
 
@@ -85,7 +85,7 @@ class Moody(Corpus):
 
 
 async def unanswered(served: Server, method: str = "recall", **params: Any) -> int | None:
-    """How often in a row the service has not answered, as an error says; None where it does not say so."""
+    """Return how often in a row the service has not answered, by the error's data; None if the error lacks it."""
     error = (await answer(served, method, **params))["error"]
     assert (error["code"], error["data"]["reason"]) == (-32603, error["message"])
     times: int | None = error["data"].get("unanswered")

@@ -1,4 +1,4 @@
-"""a2m-router as a process on pipes or on HTTP, and what it says on stderr."""
+"""a2m-router as a process on pipes or on HTTP, and its output on stderr."""
 
 import json
 import re
@@ -17,14 +17,14 @@ import httpx
 import psutil
 
 COMMAND: Final = str(Path(sys.executable).with_name("a2m-router"))
-# the same router, with less patience for those who never answer: that it gives them up can be seen sooner
+# the same router with shorter timeouts for a tier that never answers, so that a test sees sooner that it gives up
 HURRIED: Final = """
 from a2m_router.daemon import app, cli
 from a2m_router.protocol.client import child
 {}
 raise SystemExit(cli.main())
 """
-# only where nobody answers in any time: for one who does, so little may be too little
+# only for tests in which nothing answers at all: for a slow tier, these timeouts may be too short
 AT_ITS_START: Final = "from a2m_router.placement import admission; admission._START_SECONDS = 2.0"
 AT_ITS_END: Final = "child._CLOSED = child._TERMINATED = 0.3"
 # far more than anything here takes; a hang becomes a failure
@@ -32,7 +32,7 @@ PATIENCE = 60
 
 
 def federation(folder: Path, head: str = "", **commands: str) -> Path:
-    """A federation file with a working and a semantic tier; `commands` are their shell lines, if not a store's."""
+    """Write a federation file with a working and a semantic tier; `commands` replace their stores by shell lines."""
     path = folder / "federation.toml"
     tiers = ""
     for tier in ("working", "semantic"):
@@ -44,7 +44,7 @@ def federation(folder: Path, head: str = "", **commands: str) -> Path:
 
 
 class Router:
-    """A router on pipes, which nothing is read from ahead: `communicate` would not see that."""
+    """A router on pipes. Its output is not read ahead, since `communicate` would not get what was read before."""
 
     def __init__(self, config: Path, *arguments: str, hurried: str | None = None) -> None:
         self.popen = subprocess.Popen(
@@ -63,7 +63,7 @@ class Router:
         assert self.popen.stdin.write(line) == len(line)
 
     def answer(self, id: Any = 1) -> Any:
-        """The answer to `id`; others that come before it are kept."""
+        """Return the answer to `id`; keep other answers that come before it."""
         assert self.popen.stdout is not None
         while id not in self.answers:
             line = self.popen.stdout.readline()
@@ -73,23 +73,23 @@ class Router:
         return self.answers.pop(id)
 
     def ask(self, method: str, **params: Any) -> Any:
-        """The whole answer to one call."""
+        """Make one call; return its whole answer."""
         self.send(method, **params)
         return self.answer()
 
     def ask_until(self, wanted: Callable[[Any], bool], method: str, **params: Any) -> Any:
-        """The first answer to that call that is wanted."""
+        """Repeat a call until its answer is the wanted one; return that answer."""
         deadline = time.monotonic() + PATIENCE
         while not wanted(answer := self.ask(method, **params)):
             assert time.monotonic() < deadline, answer
         return answer
 
     def children(self) -> list[int]:
-        """The processes it has started."""
+        """Return the process ids of the router's children."""
         return [child.pid for child in psutil.Process(self.popen.pid).children()]
 
     def end(self) -> tuple[list[Any], str]:
-        """Close its input if that is open; the answers still to come, and all that it said."""
+        """Close the router's input if it is open; return the remaining answers, and its output on stderr."""
         out, err = self.popen.communicate(timeout=PATIENCE)
         return [json.loads(line) for line in out.splitlines()], err.decode()
 
@@ -109,7 +109,7 @@ def running(config: Path, *arguments: str, hurried: str | None = None) -> Iterat
 
 
 def child_of(router: Router, program: str) -> int:
-    """The child whose command line mentions `program`."""
+    """Return the process id of the child whose command line mentions `program`."""
     for child in psutil.Process(router.popen.pid).children():
         if any(program in argument for argument in child.cmdline()):
             return int(child.pid)
@@ -128,7 +128,7 @@ def terminate(router: Router) -> None:
 
 @contextmanager
 def on_http(config: Path) -> Iterator[tuple[Router, httpx.Client, str]]:
-    """A router on HTTP, a client of it, and the command line it offers."""
+    """Run a router on HTTP; yield it, a client of it, and the command line that it offers."""
     with running(config, "--http", "127.0.0.1:0") as router:
         assert router.popen.stderr is not None
         said = iter(router.popen.stderr)
@@ -154,7 +154,7 @@ PRINCIPALS: Final = "".join(
 
 
 class Said:
-    """What a router says on stderr, as it comes."""
+    """The router's output on stderr, as it is written."""
 
     def __init__(self, router: Router) -> None:
         assert router.popen.stderr is not None
@@ -166,7 +166,7 @@ class Said:
         self._reader.start()
 
     def until(self, pattern: str) -> re.Match[str]:
-        """The first line that holds the pattern, as soon as it is there."""
+        """Wait for the first line that matches the pattern; return the match."""
 
         def found() -> re.Match[str] | None:
             return next((match for line in self._lines if (match := re.search(pattern, line))), None)
@@ -178,13 +178,13 @@ class Said:
             return match
 
     def all(self) -> str:
-        """Return everything that the router wrote. It must have been told to end: one that goes on is a failure."""
+        """Return everything that the router wrote; fail if it does not end."""
         self._reader.join(PATIENCE)
         assert not self._reader.is_alive(), f"the router has not ended after {PATIENCE} s: {self._lines}"
         return "".join(self._lines)
 
     def _read(self) -> None:
-        with suppress(ValueError):  # it is closed where a test has failed, and so does not read to its end
+        with suppress(ValueError):  # it is closed when a test fails, and then is not read to its end
             for line in self._source:
                 with self._more:
                     self._lines.append(line.decode())

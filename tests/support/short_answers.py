@@ -1,4 +1,4 @@
-"""Answers that hold less than was asked for: of a server that sends few records, or because a message is too long."""
+"""Answers with fewer records than were asked for: the server sends few, or the message would be too long."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from tests.servers.core_only import CoreOnly
 
 
 def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], bool], most: int = 2000) -> None:
-    """Answers of more than `most` bytes to what is asked do not fit into a message."""
+    """Make answers of more than `most` bytes to the calls that `is_asked` selects too long for a message."""
     call = TierGateway._call
 
     async def narrow(
@@ -27,7 +27,7 @@ def too_long(monkeypatch: pytest.MonkeyPatch, is_asked: Callable[[str, Any], boo
 
 
 class TellsFew(CoreOnly):
-    """Tells at most 20 records at once, and does not say so."""
+    """A server that returns at most 20 records at once, and does not declare that limit."""
 
     def recall(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return super().recall({**params, "limit": min(params.get("limit", 8), 20)})

@@ -1,4 +1,4 @@
-"""A store on a disk that is soon full. Run as a program with a folder on such a disk, it prints what came of it."""
+"""A store on a disk that is soon full. As a program, it gets a folder on such a disk and prints the outcome."""
 
 import json
 import sys

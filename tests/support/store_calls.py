@@ -22,7 +22,7 @@ START = 1_790_000_000_000
 
 
 class Clock:
-    """Stands still until told."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now = START
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Asked:
-    """A store and a clock; `asked("recall", query="x")` is the decoded result, or raises A2MError."""
+    """A store and a clock; `asked("recall", query="x")` returns the decoded result, or raises A2MError."""
 
     def __init__(
         self, path: Path | None = None, *, metric: str | None = None, limits: StoreLimits | None = None
@@ -64,7 +64,7 @@ class Asked:
         return outcome
 
     def everything(self) -> Iterator[tuple[Any, ...]]:
-        """All that the file holds, table by table."""
+        """Yield everything that the file holds, table by table."""
         with self.store.transaction() as connection:
             tables = connection.execute(
                 "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0 ORDER BY name"

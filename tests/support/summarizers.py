@@ -1,4 +1,4 @@
-"""Summarizers that a test steers, and federations whose summaries they write."""
+"""Summarizers that a test controls, and federations whose summaries they write."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from tests.support.federated import CALM, Trial, trial
 
 
 class Stop:
-    """A thought that is stopped: `reached` is set when it has begun, `release` lets it end."""
+    """A summarizer call that is stopped: `reached` is set when it has begun, `release` lets it end."""
 
     def __init__(self) -> None:
         self.reached = anyio.Event()
@@ -31,16 +31,16 @@ class Stop:
 
 
 def naming(records: Sequence[Record]) -> str | None:
-    """A summary that tells what it is of."""
+    """Return a summary that names the contents of its records."""
     return "gist of " + ", ".join(record.content for record in records)
 
 
 class Thinker:
-    """A summarizer that a test steers.
+    """A summarizer that a test controls.
 
     Args:
-        write: what it makes of the records; may raise A2MError.
-        room: records that it reads at most.
+        write: returns the summary of the records; may raise A2MError.
+        room: the most records that it reads.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Thinker:
     ) -> None:
         self.model = model
         self.write = write
-        self.thoughts: list[list[str]] = []  # the contents of the records, by thought
+        self.thoughts: list[list[str]] = []  # the contents of the records, by summarizer call
         self._room = room
         self._stops: list[Stop] = []
 
     def stop(self) -> Stop:
-        """Stop the next thought of which nobody has spoken yet."""
+        """Stop the next summarizer call that has no stop yet."""
         self._stops.append(Stop())
         return self._stops[-1]
 
@@ -73,7 +73,7 @@ class Thinker:
 
 @asynccontextmanager
 async def thinking(thinker: Summarizer, settings: Any = CALM, **options: Any) -> AsyncIterator[Trial]:
-    """A trial in which `thinker` writes the summaries; see `trial` for the options."""
+    """Run a trial in which `thinker` writes the summaries; see `trial` for the options."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tests.support.federated, "running_federation", partial(running_federation, summarizer=thinker))
         async with trial(settings, **options) as fed:

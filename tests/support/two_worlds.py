@@ -1,12 +1,13 @@
-"""Two worlds that differ in what one principal keeps to himself, and another who asks the same in both (§6).
+"""Two worlds that differ in one principal's private records, and another principal that asks the same in both (§6).
 
-What "a" does in private is done in one world, and something else, or nothing, in the other. Whatever "b" asks must then
-be answered alike, byte for byte: then nothing that "b" may ever ask tells which of the two he lives in.
+Principal "a" makes private calls in one world, and other ones, or none, in the other. Every answer to "b" must then be
+the same, byte for byte: so no call of "b" can reveal in which of the two worlds it runs.
 
-Alike but for what says nothing: fresh ids go by the order in which "b" first sees them, since each world makes its own;
-cursors, of which no two are alike, by their length. Moments are the same, because the clocks stand still in a step.
+Some differences reveal nothing and are ignored. Fresh ids, which each world makes for itself, are numbered in the order
+in which "b" first sees them. Cursors, which are all different, are compared by length. Moments are the same, because
+the clocks stand still within a step.
 
-Calls are data. A word of the form `<whose:number>` in them stands for what only a run can know: see `Call`.
+Calls are data. A word of the form `<whose:number>` in them stands for a value that is known only in a run: see `Call`.
 """
 
 import re
@@ -31,18 +32,18 @@ CALLERS: Final[dict[Who, Caller]] = {
     "local": LOCAL,
 }
 
-# Stands in the content of everything that "a" keeps to himself, and nobody else says it.
+# It is in the content of every private record of "a", and in no other.
 SECRET: Final = "hush"
 
-# The ids of what "a" has published: whatever becomes of it is done in both worlds.
+# The ids of the records that "a" has published: both worlds get the same calls for them.
 OPEN: Final = ("open0", "open1")
 
 PRIVATE: Final = ("working", "episodic", "semantic")
 SHARED: Final = "procedural"
 _TIERS: Final = (*PRIVATE, SHARED)
 
-# Capacities are each conversation's own, so that nobody's records make room for another's; tests of their own say what
-# a capacity that all share tells, and what a tier's own ranking does.
+# Each conversation has its own capacity, so that no principal's records displace another's. Separate tests cover what a
+# shared capacity reveals, and what a tier's own ranking does.
 SECLUDED: Final = """
 [policy]
 pass = "{policy}"
@@ -84,7 +85,7 @@ class Call(msgspec.Struct, frozen=True):
     """One call, without the `memory/` before its method. Its parameters may hold words that a run fills in.
 
     `<mine:3>`: the id of the caller's own third record, in its world. `<theirs:3>`: an id of "a"'s in the first world,
-    given in both, as who guesses it would. `<cursor:3>`, `<their cursor:3>`: one that "b", or "a", got in that world.
+    used in both, as if guessed. `<cursor:3>`, `<their cursor:3>`: one that "b", or "a", got in that world.
     """
 
     method: str
@@ -92,7 +93,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer as it came, and decoded."""
+    """An answer as it was received, and decoded."""
 
     raw: bytes
 
@@ -109,21 +110,21 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 async def ask(fed: Trial, who: Who, method: str, **params: Any) -> Answer:
-    """What a federation answers one of CALLERS."""
+    """Return the federation's answer to a call of one of CALLERS."""
     answer = await fed.federation.answer(render_call(1, f"memory/{method}", params), CALLERS[who])
     assert answer is not None
     return Answer(answer)
 
 
 class StillClock(Clock):
-    """Moves only as far as a test says."""
+    """A clock that moves only when a test moves it."""
 
     def __call__(self) -> int:
         return self.now
 
 
 class World:
-    """One of the two: a federation, and what was given out in it."""
+    """One of the two worlds: a federation, and the ids and cursors that it has given out."""
 
     def __init__(self, fed: Trial) -> None:
         self.fed = fed
@@ -141,11 +142,11 @@ class World:
         return answer
 
     def takes(self, ids: Sequence[str]) -> bool:
-        """Whether a write of "b"'s with one of these ids must be refused: it is another owner's."""
+        """Return whether a write of "b"'s with these ids must be refused because another owner has one of them."""
         return any(entry.owner not in (None, "b") for entry in self.fed.federation.catalog.records.find(ids).values())
 
     def blurred(self, answer: Answer, given: set[bytes]) -> bytes:
-        """The answer without what must differ, and says nothing: cursors, and fresh ids that "b" did not name."""
+        """Return the answer without what differs and reveals nothing: cursors, and fresh ids that "b" did not name."""
 
         def name(found: re.Match[bytes]) -> bytes:
             id = found[0]
@@ -156,7 +157,7 @@ class World:
 
 
 class TwoWorlds:
-    """Both of them, kept in step. Everything that "b" is told is compared as it comes."""
+    """Both worlds, kept in step. Every answer to "b" is compared when it comes."""
 
     def __init__(self, first: World, second: World, settle: bool) -> None:
         self.first = first
@@ -165,38 +166,39 @@ class TwoWorlds:
         self._given: set[bytes] = set()
 
     async def step(self) -> None:
-        """The next moment in both; what the policy does by itself is done."""
+        """Move both clocks to the next moment; with `settle`, the policy's background work is done first."""
         for world in (self.first, self.second):
             if self._settle:
                 await world.fed.settled()
             world.fed.clock.now += 1000
 
     async def apart(self, first: Sequence[Call], second: Sequence[Call] = ()) -> None:
-        """What "a" does in private: something in the one world, something else in the other."""
+        """Make the private calls of "a": some in the first world, others in the second."""
         for world, calls in ((self.first, first), (self.second, second)):
             for call in calls:
                 await self.ask_in_private(world, call)
         await self.step()
 
     async def ask_in_private(self, world: World, call: Call) -> None:
-        """One thing that "a" does in one of them, whatever happens there at the same time."""
+        """Make one private call of "a" in one world, without a step of the clocks."""
         known = len(world.cursors["a"])
         await world.ask("a", self._filled(call, world, "a"))
-        # one that it got in this world alone is none that "b" could guess in both
+        # a cursor that "a" got in this world alone is none that "b" could guess in both
         del world.cursors["a"][known:]
 
     async def alike(self, who: Who, call: Call) -> None:
-        """What happens in both, and may be seen by all."""
+        """Make a call in both worlds whose effect every principal may see."""
         for world in (self.first, self.second):
             await world.ask(who, self._filled(call, world, who))
         await self.step()
 
     async def compare(self, call: Call) -> Answer:
-        """What "b" is told in the first world; fails if it is told anything else in the second, or a secret in either.
+        """Return the answer to "b" in the first world; fail if the second differs, or if either contains a secret.
 
-        The one exception is the protocol's own: an id is unique in the whole federation, so a write with an id that is
-        another's in one world cannot be carried out there, and is in the other. Then only the refusal is looked at: it
-        says no more than that the id is taken. The write is not tried in the other world, so that they stay alike.
+        The one exception is the protocol's own: an id is unique in the whole federation. So a write with an id that
+        another owner has in one world is refused there, and is possible in the other. Then only the refusal is checked:
+        it says no more than that the id is taken. The write is not made in the other world, so that the worlds stay
+        alike.
         """
         ids = written_ids(self._filled(call, self.first, "b"))
         taken = [world for world in (self.first, self.second) if world.takes(ids)]
@@ -248,18 +250,18 @@ class TwoWorlds:
 
 
 def without_moments(raw: bytes) -> bytes:
-    """An answer of a world whose clock goes."""
+    """Return an answer without its moments, for worlds whose clocks run."""
     return _MOMENT.sub(b'"a moment"', raw)
 
 
 def written_ids(call: Call) -> list[str]:
-    """The ids that a write names."""
+    """Return the ids that a write names."""
     records = call.params["records"] if call.method == "remember" else []
     return [record["id"] for record in records if "id" in record]
 
 
 def assert_says_only_that_it_is_taken(answer: Answer, ids: Sequence[str]) -> None:
-    """The refusal of a write with another owner's id names that id, which the caller has given, and nothing else."""
+    """Assert that the refusal of a write with another owner's id names that id, which the caller gave, and no more."""
     sentences = [f"records: the id {id!r} belongs to another owner" for id in ids]
     assert answer.error["message"] in sentences
     assert answer.error == {"code": Code.SCOPE_DENIED, "message": answer.error["message"]}
@@ -273,11 +275,11 @@ def assert_same(call: Call, first: bytes, second: bytes) -> None:
 async def two_worlds(
     settings: Settings, *, weather: Sequence[Weather | None] = (None, None), settle: bool = True
 ) -> AsyncIterator[TwoWorlds]:
-    """Two federations of the same settings.
+    """Run two federations with the same settings.
 
     Args:
-        weather: of the one, and of the other.
-        settle: let the policy finish what it does by itself before the next step; it must then run in the background.
+        weather: of the first, and of the second.
+        settle: let the policy finish its background work before the next step; it must then run in the background.
     """
     clocks = [StillClock(), StillClock()]
     for clock in clocks:
@@ -290,7 +292,7 @@ async def two_worlds(
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What "a" does in private in the one world and in the other, what everybody may see, and what "b" asks then."""
+    """The private calls of "a" in each world, the calls whose effect all may see, and the calls of "b" after them."""
 
     first: list[Call]
     second: list[Call]
@@ -298,21 +300,21 @@ class Step(msgspec.Struct, frozen=True):
     asked: list[Call]
 
 
-# --- the words that all use, so that they meet
+# --- the words that all principals use, so that their calls interfere
 
 _sessions = st.sampled_from(["s", "t"])
 _keys = st.sampled_from(["k", "k/a", "x"])
 _prefixes = st.sampled_from(["k", "k/", "x", ""])
-# the longest can be summarized: there is something to leave out
+# the longest has enough sentences to be summarized
 _words = st.sampled_from(["alpha", "alpha beta", "delta", "The alpha is old. Some beta came late. Nobody saw gamma."])
 _vectors = st.sampled_from([[0.0, 1.0], [1.0, 0.5]])
 _numbers = st.integers(0, 9)
-# what "a" may choose for himself, and "b" may guess
+# ids that "a" may choose for private records, and "b" may guess
 _GUESSABLE: Final = ("a0", "a1", "a2")
 
 
 def secret(words: str) -> str:
-    """A content that "a" keeps to himself: each of its sentences is marked."""
+    """Return a content of a private record of "a": each of its sentences is marked."""
     return f"{words.replace('.', f' {SECRET}.')} {SECRET}"
 
 
@@ -337,7 +339,7 @@ def _drafts(contents: st.SearchStrategy[str], **more: st.SearchStrategy[Any]) ->
     )
 
 
-# --- what "a" does in private: nothing of it touches what is shared, or nobody's
+# --- private calls of "a": none touches a shared record, or one without an owner
 
 _own = st.lists(st.sampled_from([f"<mine:{n}>" for n in range(10)]), min_size=1, max_size=3)
 _his = {"owner": st.just("a"), "tier": st.just(list(PRIVATE))}
@@ -360,7 +362,7 @@ private = st.one_of(
     calls("events", {}),
 )
 
-# --- what everybody may see: nobody's records, and what "a" has published
+# --- calls whose effect all may see: on records without an owner, and on those that "a" has published
 
 _NOBODYS: Final = ("n0", "n1")
 
@@ -387,16 +389,16 @@ seen_by_all = st.one_of(
     _by("local", calls("promote", {"ids": _some_of_nobody, "tier": st.sampled_from(_TIERS)})),
     _by("a", calls("remember", {"records": _published})),
     _by("a", calls("forget", {"ids": _some_of_a})),
-    # together with something of his own: of that nothing may be told
+    # together with private records of "a": of those nothing may be revealed
     _by("a", calls("forget", {"ids": _mixed})),
     _by("a", calls("promote", {"ids": _mixed, "tier": _private_tier})),
-    # out of everybody's sight, and back
+    # out of the scope of the other principals, and back
     _by("a", calls("promote", {"ids": _some_of_a, "tier": st.sampled_from(["semantic", SHARED])})),
     _by("a", calls("recall", {"where": st.just({"tier": SHARED})})),
     _by("a", calls("events", {"cursor": st.just("<their cursor:0>")})),
 )
 
-# --- what "b" asks, in good faith or in bad
+# --- calls of "b", with and without an attempt to learn secrets
 
 _guesses = st.sampled_from([*_GUESSABLE, *_NOBODYS, *OPEN, *(f"<theirs:{n}>" for n in range(10))])
 _ids = st.lists(_guesses | st.sampled_from([f"<mine:{n}>" for n in range(10)]), min_size=1, max_size=4)
@@ -412,7 +414,7 @@ _wheres = st.one_of(
     _ids.map(lambda ids: {"id": ids}),
 )
 _prompts = st.sampled_from([True, {"style": "facts", "cite": True}, {"style": "transcript", "budget": 40}])
-# whose name is not his own: refused, whatever there is
+# with another owner's name the call is refused, whatever records there are
 _asserted = st.sampled_from(["b", "b", "a"])
 _selectors: dict[str, st.SearchStrategy[Any]] = {
     "tier": _tiers,
@@ -429,7 +431,7 @@ _guessed_writes = st.builds(
 _cursors = st.sampled_from(["<cursor:0>", "<cursor:1>", "<their cursor:0>", "<their cursor:1>", "AAAA"])
 _kinds = st.lists(st.sampled_from(["written", "forgotten", "promoted", "consolidated", "session_closed"]), max_size=2)
 
-# by the method that is asked, so that a test can see that none is left out
+# by method, so that a test can check that none is left out
 READS: Final[Mapping[str, st.SearchStrategy[Call]]] = {
     "timeline": calls("timeline", {}, **_reading) | calls("timeline", {}, limit=_limits),
     "recall": calls("recall", {}, query=_words, embedding=_vectors, min_score=st.just(0.01), **_reading)
