@@ -676,9 +676,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 async def a_record_written_anew_under_an_id_that_was_read(asked: str, owner: str, kind: str) -> None:
-    """A read finds a record. The record moves and is forgotten, and a new record with other content gets its id. Then
-    the read ends.
-    """
+    """A read finds a record, which then moves and is forgotten; a new record with other content gets its id."""
     method, params, _ = QUESTIONS[asked]
     steer = Steered()
     servers = {"working": Foreign(), "episodic": Foreign()} if kind == "lesser" else {}

@@ -1,5 +1,4 @@
-"""A lifted server that begins to return other data than it was given: the router never takes such a copy for the
-record.
+"""A lifted server that begins to return altered data: the router never takes such a copy for the record.
 
 The server loses the rider, alters the content, or selects by altered values. No record is lost, the records shown are
 true, and the answer names the tier whose records are missing.

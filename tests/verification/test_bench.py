@@ -1,5 +1,5 @@
-"""The benchmarks of bad conditions start, and evaluate their observations correctly. These tests judge no
-measurement."""
+"""The benchmarks of bad conditions start, and evaluate their observations correctly. Their measurements do not
+matter."""
 
 import pytest
 

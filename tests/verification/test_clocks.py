@@ -1,5 +1,5 @@
-"""The clock that jumps: it detects tasks that wait by yielding, and `Pace` lets a task look often without stopping
-time."""
+"""The clock that jumps: it detects tasks that wait by yielding. With `Pace`, a task may look often and time still
+passes."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial

@@ -1,5 +1,4 @@
-"""The command of the crash points: its result does not depend on the number of processes, and a finding can be
-repeated."""
+"""The command of the crash points: any number of processes gives the same result, and a finding can be repeated."""
 
 import os
 import re

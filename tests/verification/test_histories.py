@@ -37,8 +37,8 @@ class Story:
         self.model.end_forget(self.model.begin_forget(selector), selector, 1)
 
     def recall(self, begin: int, shown: str, limit: int, selector: Selector = _EVERYTHING) -> None:
-        """Give the model an answer in which all records have one score. Raises AssertionError for an answer that cannot
-        be true."""
+        """Let the model judge an answer in which all records have one score. Raises AssertionError if it cannot be
+        true."""
         records = [
             Record(
                 id=name,

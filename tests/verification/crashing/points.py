@@ -107,8 +107,7 @@ def nothing(world: World) -> Iterable[World]:
 
 
 def written(drafts: Sequence[Draft]) -> Change:
-    """Return the change of a write: new records, and replacements of records whose key is taken, which keep their
-    id."""
+    """Return the change of a write: new records, and replacements, which keep the id of the record at their key."""
 
     def change(world: World) -> Iterable[World]:
         for draft in drafts:
@@ -200,8 +199,7 @@ class Ledger:
 
 
 class Client:
-    """A client of a federation that notes its calls in the ledger. It notes a refusal and otherwise ignores the
-    error."""
+    """A client that notes its calls in the ledger. It notes a refusal and otherwise ignores the error."""
 
     def __init__(self, fed: Trial, ledger: Ledger) -> None:
         self.fed = fed
@@ -415,8 +413,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """The death of a tier before or after it carries out the call of this number. It is back at once (`soon`), or
-    later."""
+    """The death of a tier before or after it carries out this call; it is back at once (`soon`), or later."""
 
     call: int
     after: bool
@@ -813,8 +810,7 @@ async def assert_usable(client: Client, kind: Kind) -> None:
 
 
 class Tally(msgspec.Struct):
-    """The numbers of moments, of different scenes, of deaths of a tier, and of runs with a reader in which nothing
-    died."""
+    """The numbers of moments, of different scenes, of deaths of a tier, and of runs with only a reader."""
 
     points: int = 0
     scenes: int = 0
@@ -881,10 +877,10 @@ def crash_points(
     first: int = 0,
     only: str = "",
 ) -> None:
-    """Recover every `every`th scene from the `first` on; with `only`, the scene of this label, or those whose label has
-    it.
+    """Recover every `every`th scene from the `first` on. Raises Broken.
 
-    Raises Broken.
+    Args:
+        only: recover only the scene of this label or, if there is none, those whose label contains it.
     """
     with _named(way, "nothing dies"):
         stage = running(lambda: carried_out(kind, way, _new(folder, "act")))
@@ -904,10 +900,10 @@ def crash_points(
 
 
 def deaths(kind: Kind, way: Way, folder: Path, tally: Tally, *, every: int = 1, first: int = 0, only: str = "") -> None:
-    """Let a tier die before and after each call, or at every `every`th of these deaths; with `only`, where the label
-    has it.
+    """Let a tier die before and after each call, or at every `every`th of these deaths. Raises Broken.
 
-    Raises Broken.
+    Args:
+        only: try only the deaths whose label contains it.
     """
     possible = [
         Death(call, after, soon=(call + after) % 2 == 0) for call in range(1, _MOST_CALLS) for after in (False, True)

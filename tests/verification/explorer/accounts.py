@@ -209,8 +209,11 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book._caught_up(id)
 
     def lose(self, mask: int, *, spares: bool = True) -> "Book":
-        """Remove records that a scan did not find at home and that have no noted copy; `spares` keeps those with a
-        pending write."""
+        """Remove records that a scan did not find at home and that have no noted copy.
+
+        Args:
+            spares: keep those with a pending write.
+        """
         book = self
         for id in members(mask):
             copies = any(self.stray(tier, id) in (PENDING, SUPERSEDED, EQUAL) for tier in TIERS)

@@ -93,8 +93,8 @@ class Faults:
                 yield m.step("the router", f"has taken {TIER_NAMES[tier]} into the account")
 
     def _not_found(self, m: Moment, tier: int) -> int:
-        """Return the records that a scan takes for lost: they live in the tier, are not in it, and have no pending
-        write there."""
+        """Return the records that a scan takes for lost: they live in the tier, and have no copy there and no pending
+        write."""
         missing = m.book.living(tier) & ~ids_in(m.held[tier])
         if self._design.spares_what_was_behind:
             missing &= ~sum(1 << id for id in members(missing) if m.book.is_behind(id))

@@ -98,8 +98,7 @@ def book_of(catalog: Catalog) -> Book:
 
 
 def held_in(fed: Trial) -> tuple[int, int]:
-    """Return what the real stores hold, as in the model. A record's content is its name and the number of the
-    replacement."""
+    """Return what the real stores hold, as in the model. A content is the record's name and the content's number."""
     held = []
     for tier in TIERS:
         copies = 0
@@ -119,8 +118,8 @@ class Followed:
         self.seen: list[str] = []
 
     def happens(self, event: Event, book: Book | None, held: tuple[int, int] | None) -> None:
-        """Follow an event. Raises Left if the model does not have it there, or if the catalog or the stores differ
-        after it."""
+        """Follow an event. Raises Left if the model does not have it, or if the catalog or the stores differ after
+        it."""
         before = self._places
         places = set()
         for state, pending in before:
@@ -193,8 +192,7 @@ def _is_crash(label: Label) -> bool:
 
 
 class Recorder:
-    """Weather that passes everything on to `steer`, and reports it to `followed`. `fed` is the run, once it has
-    begun."""
+    """Weather that passes everything on to `steer`, and reports it to `followed`. `fed` is the run, if it has begun."""
 
     def __init__(self, followed: Followed, steer: Steered) -> None:
         self.followed = followed

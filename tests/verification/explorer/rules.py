@@ -19,8 +19,7 @@ from tests.verification.explorer.steps import Design
 
 
 def wrong_in(state: State, scenario: Scenario, design: Design) -> str | None:
-    """Return the rule that a state breaks for a read that begins now and is answered at once; None if it breaks
-    none."""
+    """Return the rule that a state breaks for a read that begins now and is answered at once, or None."""
     book = state.book
     if book.home(A) is not None and book.content(A) < state.newest:
         return "a was replaced, and is not any more (rule 1)"
@@ -77,8 +76,7 @@ def wrong_at_rest(state: State) -> str | None:
 
 
 def told(state: State) -> str:
-    """Return a state as text for a story: the copies of each tier, the catalog, and the number of commits not
-    durable."""
+    """Return a state as text for a story: the copies of each tier, the catalog, the commits that are not durable."""
     tiers = []
     for tier in (SOURCE, TARGET):
         copies = [

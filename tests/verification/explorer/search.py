@@ -104,8 +104,7 @@ def explore(
 
 
 def explore_in_every_order(scenario: Scenario) -> Found:
-    """Explore a scenario with the move as built; if it has moves and crashes, with every other permitted order of a
-    move, too.
+    """Explore a scenario; if it has moves and crashes, do it with every permitted order of the steps of a move.
 
     The order decides what is durable at a crash. Returns the sum of all explorations, or the first finding.
     """

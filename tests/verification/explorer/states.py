@@ -205,7 +205,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Label(msgspec.Struct, frozen=True):
-    """One step: the actor, its action, and the observable events. `fault`: it is a fault; `syncs`: the commits become
+    """One step: the actor, its action, and the observable events. `fault`: it is a fault; `syncs`: it makes commits
     durable."""
 
     who: str

@@ -142,8 +142,7 @@ class Walks:
         return bool(m.counted >> tier & 1) or m.looking[tier] < LOSING
 
     def call_of(self, m: Moment, work: Work) -> tuple[int, str, int, int]:
-        """Return the call of a worker's present line: the tier, the method, the ids, and the contents that it
-        writes."""
+        """Return the call of a worker's present line: the tier, the method, the ids, and the contents to write."""
         return self._call(m, work, self._programs[work.program][work.at])
 
     # --- the workers

@@ -67,8 +67,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def check_alive(ask: Callable[[bytes], Any], report: Report) -> None:
-    """Check that a record can be written, found and fetched, then forget everything. Raises Wrong, also where `ask`
-    does."""
+    """Check that a record can be written, found and fetched, then forget everything. Raises Wrong."""
 
     def call(method: str, **params: Any) -> Any:
         message = {"jsonrpc": "2.0", "id": "canary", "method": f"memory/{method}", "params": params}
